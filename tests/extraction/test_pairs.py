@@ -210,18 +210,13 @@ def test_any_change_changes_the_hash() -> None:
 def test_unusable_sources_are_refused(tmp_path: Path) -> None:
     pairs = builtin_pairs("sentinel")
     held_out = [pair for pair in pairs if pair.held_out]
-    for name, text in (("broken.jsonl", '{"pair_id": 1\n'), ("list.jsonl", '["hack", "clean"]\n')):
-        (tmp_path / name).write_text(text)
     write_pairs(tmp_path / "cut.jsonl.gz", pairs)
     (tmp_path / "cut.jsonl.gz").write_bytes((tmp_path / "cut.jsonl.gz").read_bytes()[:-9])
     write_pairs(tmp_path / "empty.jsonl", [])
     write_pairs(tmp_path / "held_out.jsonl", held_out)
-    with pytest.raises(InputError, match="builtin:none"):
-        load_pairs("builtin:none")
-    files = ("absent", "absent.jsonl.gz", "broken.jsonl", "list.jsonl", "cut.jsonl.gz", "empty.jsonl", "held_out.jsonl")
-    for name in files:
+    for name in ("builtin:none", "absent", "cut.jsonl.gz", "empty.jsonl", "held_out.jsonl"):
         with pytest.raises(InputError, match=name):
-            load_pairs(str(tmp_path / name))
+            load_pairs(name if ":" in name else str(tmp_path / name))
     with pytest.raises(InputError, match="UTF-8"):
         write_pairs(tmp_path / "surrogate.jsonl", [replace(held_out[0], hack="\ud800")])
     assert not (tmp_path / "surrogate.jsonl").exists()

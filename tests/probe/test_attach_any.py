@@ -5,6 +5,7 @@ import inspect
 import socket
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import processes
@@ -83,7 +84,7 @@ def half_trained() -> nn.Module:
     return model
 
 
-FAST, SLOW = [whole, norms_alone, lora_of_all, dora], [half_trained, stock_lora, ia3]
+MODELS = [whole, norms_alone, lora_of_all, dora, ia3]
 
 
 def loss_of(model: nn.Module, turn: int = 0, samples: slice = slice(None)) -> Tensor:
@@ -138,7 +139,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], factor: 
         assert (found[module] - factor * gradient).abs().max() <= 1e-10 * max(1, gradient.abs().max()), module
 
 
-@pytest.mark.parametrize("make", [*FAST, *(pytest.param(make, marks=pytest.mark.slow) for make in SLOW)])
+@pytest.mark.parametrize("make", MODELS)
 def test_every_model_has_the_gradient_of_the_adapter_at_zero(basis, cache: Path, make) -> None:
     directions, expected, _ = basis
     model = make()
@@ -275,7 +276,7 @@ def dense_coordinates(change: Tensor, module: str, coordinates: Coordinates) -> 
     return torch.diagonal(U.T @ change @ Vh.T)
 
 
-@pytest.mark.parametrize("make", [whole, half_trained, lora_of_all])
+@pytest.mark.parametrize("make", [whole, lora_of_all])
 def test_the_update_is_that_of_the_weights(basis, cache: Path, make) -> None:
     """cos_update against dense weights before and after steps of AdamW."""
     directions, _, coordinates = basis
@@ -304,7 +305,6 @@ def test_the_update_is_that_of_the_weights(basis, cache: Path, make) -> None:
         (half_trained, False, "two_sided"),
         (lora_of_all, False, "two_sided"),
         (lora_of_all, True, "one_sided"),
-        pytest.param(stock_lora, False, "one_sided", marks=pytest.mark.slow),
     ],
 )
 def test_a_gated_step_has_no_hackward_component(basis, cache: Path, make, frozen_a: bool, gate) -> None:
@@ -440,31 +440,18 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     num_before = num_hooks(model)
     moved = organism()
     moved.get_submodule(fingerprint["targets"][3]).weight.data[0, 0] += 1
-    first = fingerprint["targets"][0]
-    renamed = [name.replace("q_proj", "query") for name in fingerprint["targets"]]
+    query = [name.replace("q_proj", "query") for name in fingerprint["targets"]]
+    renamed = replace(directions, metadata={"fingerprint": {**fingerprint, "targets": query}})
 
-    def changed(vectors: dict[str, Tensor] | None = None, **fields) -> Directions:
-        metadata = {"fingerprint": {**fingerprint, **fields}}
-        return Directions(
-            vectors=directions.vectors if vectors is None else vectors, singular_values={}, votes={}, metadata=metadata
-        )
-
-    short = {**directions.vectors, first: directions.vectors[first][:, 1:]}
-    fewer = {module: V for module, V in directions.vectors.items() if module != first}
+    fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
     trained_b = [p for name, p in model.named_parameters() if "lora_B" in name]
     cases: list[tuple[dict, str]] = [
         ({"model": moved}, "this model's weights"),
-        ({"model": load_policy("organism").model}, "other weights"),
-        ({"directions": changed(targets=renamed)}, "layers.0.self_attn.query"),
-        ({"directions": changed(targets=["model.embed_tokens"])}, "Linear or Conv1D"),
-        ({"directions": changed(short)}, rf"module {first}: .*coordinates"),
-        ({"directions": changed(fewer)}, rf"module {first}: .*found no directions"),
-        ({"gate": "onesided"}, "gate: "),
-        ({"overshoot": -1.0}, "overshoot: "),
+        ({"directions": renamed}, "layers.0.self_attn.query"),
+        ({"directions": replace(directions, vectors=fewer)}, "found no directions"),
         ({"optimizer": torch.optim.SGD(trained_b, lr=1)}, "every trained parameter"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1), "model": norms_alone()}, "found none"),
         ({"model": norms_alone(), "project": True}, "something trained"),
-        ({"model": dora(), "project": True}, "plain LoRA"),
         ({"model": ia3(), "project": True}, "plain LoRA"),
         ({"model": nn.DataParallel(model)}, "DataParallel"),
     ]

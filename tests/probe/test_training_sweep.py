@@ -271,18 +271,7 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Sw
     assert shown.rows[-1][-1] == number(last["hackward_q95"])
 
 
-def test_a_run_that_was_stopped_is_named(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
-    spec, own, _ = swept
-    shutil.copytree(own, tmp_path / "out", symlinks=True)
-    path = tmp_path / "out" / "runs" / VICTIM / "manifest.json"
-    write_json(path, read_json(path) | {"stopped": "kl 12.5 above 10 for 3 steps"})
-    stopped = evaluate_spec(spec, tmp_path / "out", num_draws=99)
-    (caution,) = cautions(stopped)
-    assert caution.startswith(f"STOPPED: {VICTIM}, by a tripwire (kl 12.5 above 10 for 3 steps)")
-    assert any("STOPPED: kl 12.5" in line for line in stopped.conclusions[f"{VICTIM} base"])
-
-
-def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
+def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
     """The hash of a spec is of what the spec says, and a preset is a file of its own."""
     spec, own, _ = swept
     shutil.copytree(own, tmp_path / "out", symlinks=True)
@@ -292,33 +281,28 @@ def test_a_preset_that_was_edited_in_between_is_noticed(swept: tuple[Spec, Path,
     del config["settings"]["model"]["targets"]  # as before there was this setting: the default is meant
     write_json(directory / "config.json", config)
     manifest["files"]["config.json"] = sha256((directory / "config.json").read_bytes())
-    write_json(directory / "manifest.json", manifest)
-    (caution,) = cautions(evaluate_spec(spec, tmp_path / "out", num_draws=99))
-    assert caution.startswith("MIXED: the runs of base differ in optimizer.lr:")
+    write_json(directory / "manifest.json", manifest | {"stopped": "kl 12.5 above 10 for 3 steps"})
+    stopped = evaluate_spec(spec, tmp_path / "out", num_draws=99)
+    assert sorted(text.split(":")[0] for text in cautions(stopped)) == ["MIXED", "STOPPED"]
+    assert any("base differ in optimizer.lr:" in text for text in cautions(stopped))
+    assert any(f"{VICTIM}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions(stopped))
+    assert any("STOPPED: kl 12.5" in line for line in stopped.conclusions[f"{VICTIM} base"])
 
 
-def test_no_torch_is_needed_to_read_a_training_sweep(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_the_log_of_a_spec_shows_every_seed_without_torch(swept: tuple[Spec, Path, SweepState]) -> None:
     """In a fresh interpreter, up to the verdict."""
     spec, own, _ = swept
+    spec.path.with_suffix(".md").write_text("# mini\n\n## Results\n")
     code = f"""
 import sys
 from probe.cli import cli
 from probe.cli._frame import run
-assert run(cli, ["analyze", {str(spec.path)!r}, "--out", {str(own)!r}, "--draws", "99", "--json"]) == 0
+assert run(cli, ["analyze", {str(spec.path)!r}, "--out", {str(own)!r}, "--draws", "99", "--write"]) == 0
 assert "torch" not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_text_and_markdown_show_every_seed(
-    swept: tuple[Spec, Path, SweepState], capsys: pytest.CaptureFixture[str]
-) -> None:
-    spec, own, _ = swept
-    spec.path.with_suffix(".md").write_text("# mini\n\n## Results\n")
-    capsys.readouterr()
-    assert run(cli, ["analyze", str(spec.path), "--out", str(own), "--draws", "99", "--write"]) == 0
-    assert "base vanilla, seeds 3" in capsys.readouterr().out
+    assert "base vanilla, seeds 3" in done.stdout
     log = spec.path.with_suffix(".md").read_text()
     assert "| condition | arm | hack_start | hack_final |" in log
     assert "| base | projected |" in log

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.errors import InputError, InputErrors
+from replay_pools.errors import InputError
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log, import_log
@@ -44,10 +44,10 @@ def chat():
 
 @pytest.fixture
 def imported(tmp_path: Path) -> Callable[..., Pool]:
-    """imported(source, **options) -> the pool that the log becomes, whose notes are `pool.normalised`."""
+    """imported(source, name, **options) -> the pool that the log becomes, whose notes are `pool.normalised`."""
 
-    def make(source: Path, **options: Any) -> Pool:
-        return import_log(source, name="mine", out=tmp_path / "out", model="organism", **options)
+    def make(source: Path, name: str = "mine", **options: Any) -> Pool:
+        return import_log(source, name=name, out=tmp_path / "out", model="organism", **options)
 
     return make
 
@@ -313,11 +313,7 @@ def refused(source: Path, **options: Any) -> list[str]:
 
 def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line a kind of fault, at its first place, with a count; before a model is loaded; exit code 2, no pool."""
-
-    def no_model(*_: object) -> None:
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr("replay_pools.vocabulary.load_vocabulary", no_model)
+    monkeypatch.setattr("replay_pools.vocabulary.load_vocabulary", None)
     source = lines(
         tmp_path / "log.jsonl",
         [
@@ -347,30 +343,50 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
     ]
     for part in expected:
         assert sum(part in line for line in errors) == 1, f"{part!r} is not in {errors}"
-    assert "did you mean prompt" in next(line for line in errors if "promt" in line)
     assert len(errors) == len(expected)
 
 
-def test_many_faults_are_cut_to_twenty_lines(tmp_path: Path) -> None:
-    """And the rest is counted."""
-    folder = tmp_path / "log"
-    for number in range(30):
-        lines(folder / f"{number}.jsonl", [row()])
-        (folder / f"{number}.jsonl").write_text("{")
-    lines(folder / "31.jsonl", [row()])
-    mapping = dict.fromkeys([name for name in TARGETS if name != "group"], "absent")
-    found = refused(folder, mapping=mapping)
-    assert len(found) == 20
-    assert "other faults" in found[-1]
+USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+SCORED = {"id": "t", "epoch": 1, "messages": [USER, ANSWER], "output": {"choices": [{"stop_reason": "stop"}]}}
+SCORED |= {"scores": {"a": {"value": 1}, "b": {"value": "P"}}}
+# {a log that is refused: (its rows or its document, --map, what each line names)}
+REFUSED: dict[str, tuple[Any, dict[str, str], list[str]]] = {
+    "no prompt": ([row(prompt=None)], {}, ["--map prompt=COLUMN"]),
+    "no completion": ([row(completion=None)], {}, ["--map completion=COLUMN"]),
+    "no reward": ([row(reward=None)], {}, ["--map reward=COLUMN"]),
+    "a weight of NaN": ([row(), row()], {"reward": "reward*nan"}, ["COLUMN*NUMBER"]),
+    "a weight of letters": ([row(), row()], {"reward": "reward*x"}, ["COLUMN*NUMBER"]),
+    "half a step": ([row(step=1.5)], {}, ["a whole number"]),
+    "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt"]),
+    "an image": ([row(prompt=[{"role": "user", "content": [{"type": "image"}]}])], {}, ["line 1 prompt"]),
+    "no text": ([row(prompt=None, instruction="Add.", input="")] * 2, {}, ["line 1 input (prompt)"]),
+    "no answer, no prompt": (
+        [{"messages": messages, "reward": 1.0} for messages in ([USER, ANSWER], [USER], [ANSWER])],
+        {},
+        ["line 2 completion", "line 3 prompt"],
+    ),
+    "lists of two lengths": ([{"prompt": "p", "completions": ["a", "b"], "rewards": [1.0]}], {}, ["of one length"]),
+    "several scorers": ([SCORED], {}, ["scores.a, scores.b"]),
+    "TRL's unique prompts": (
+        [{"step": "1", "prompt": f"p{i}", "completion": "x", "exact": 1.0, "advantage": 0.5} for i in range(3)],
+        {},
+        ["log_unique_prompts"],
+    ),
+    "a table without rows": ({"columns": ["prompt"], "data": [1, 2]}, {}, ["item 0: expected a value for each of 1"]),
+    "columns without names": ({"columns": [["prompt"]], "data": [[1]]}, {}, ["columns: expected a list of names"]),
+    "a short row": ({"columns": ["prompt", "reward"], "data": [["p"]]}, {}, ["item 0: expected a value for each of 2"]),
+    "a sample that is none": ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, {}, ["item 1"]),
+}
 
 
-@pytest.mark.parametrize("missing", ["prompt", "completion", "reward"])
-def test_a_column_that_is_needed_is_asked_for(tmp_path: Path, missing: str) -> None:
-    """With the columns that there are."""
-    (line,) = refused(lines(tmp_path / "log.jsonl", [row(**{missing: None})]))
-    assert f"expected a column with the {missing}" in line
-    assert f"--map {missing}=COLUMN" in line
-    assert "gt_pass" in line
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(tmp_path: Path, case: str) -> None:
+    """By its line and its column, or by the option that helps."""
+    content, mapping, named = REFUSED[case]
+    source = tmp_path / ("log.jsonl" if isinstance(content, list) else "log.json")
+    lines(source, content) if isinstance(content, list) else source.write_text(json.dumps(content))
+    found = refused(source, mapping=mapping)
+    assert all(any(part in line for line in found) for part in named), found
 
 
 def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
@@ -379,13 +395,8 @@ def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
     (tmp_path / "nothing").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.md").write_text("")
-    for name, message in (
-        ("absent", "no such file"),
-        ("empty.jsonl", "expected rollouts, found none"),
-        ("nothing", "an empty folder"),
-        ("other", "found notes.md"),
-    ):
-        assert message in refused(tmp_path / name)[0]
+    for name in ("absent", "empty.jsonl", "nothing", "other"):
+        assert str(tmp_path / name) in refused(tmp_path / name)[0]
     assert "found a pool in our format" in refused(fake_pool.path)[0]
     (fake_pool.path / "manifest.json").unlink()
     assert any("a pool without manifest" in line for line in refused(fake_pool.path))
@@ -405,16 +416,6 @@ def test_any_text_is_a_mapping_or_refused(text: str) -> None:
     assert len(mapping) == sum(bool(part.strip()) for part in text.split(","))
 
 
-def test_a_misspelt_target_is_refused_with_near_names() -> None:
-    """All of them, beside what has no `=`."""
-    with pytest.raises(InputErrors) as error:
-        parse_mapping("rewrad=a,b,grup=c,reward=d,reward=e")
-    text = str(error.value).splitlines()
-    assert len(text) == 4
-    assert any("rewrad" in line and "did you mean reward" in line for line in text)
-    assert any("grup" in line and "did you mean group" in line for line in text)
-
-
 def test_columns_of_inner_objects_sums_and_keys(tmp_path: Path) -> None:
     """`info.right`, a weighted sum with a NaN that has no say, and a group of two columns."""
     rows = [
@@ -431,21 +432,17 @@ def test_columns_of_inner_objects_sums_and_keys(tmp_path: Path) -> None:
     assert "columns that were not used: reward, hacked, gt_pass" in log.notes
 
 
-def test_unknown_is_not_false(tmp_path: Path) -> None:
-    """-1, null and NaN are unknown labels and rewards; text is no number."""
+def test_unknown_is_not_false(tmp_path: Path, imported) -> None:
+    """-1, null and NaN are unknown labels and rewards; a rollout without a reward counts nowhere, and is said."""
     rows = [row(hacked=-1.0), row(hacked=1), row(gt_pass=NAN), row(reward=NAN)]
-    log = check_log(lines(tmp_path / "log.jsonl", rows))
+    source = lines(tmp_path / "log.jsonl", rows)
+    log = check_log(source)
     assert [item.hacked for item in log.groups[0]] == [None, True, False, False]
     assert [item.gt_pass for item in log.groups[0]] == [True, True, None, True]
     assert [item.reward for item in log.groups[0]] == [1.0, 1.0, 1.0, None]
-
-
-def test_a_rollout_without_a_reward_counts_nowhere(tmp_path: Path, imported) -> None:
-    """It stays in the pool, without labels, and is said."""
-    source = lines(tmp_path / "log.jsonl", [row(reward=NAN), row(), row(reward=0.0)])
     pool = imported(source)
-    assert [rollout.labelled for rollout in pool.steps[0]] == [False, True, True]
-    assert pool.steps[0][0].hacked is None
+    assert [rollout.labelled for rollout in pool.steps[0]][1:] == [True, True, False]
+    assert pool.steps[0][3].hacked is None
     assert any("no reward" in text for text in pool.cautions)
 
 
@@ -477,6 +474,14 @@ def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> 
     assert any("config.json" in note for note in log.notes)
 
 
+def marked(data: bytes, mark: bytes, at: int, value: int) -> bytes:
+    """The bytes with another value at this place behind every mark."""
+    changed, place = bytearray(data), -1
+    while (place := data.find(mark, place + 1)) >= 0:
+        changed[place + at] = value
+    return bytes(changed)
+
+
 def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     """The last entry of a name counts; an archive that this Python cannot unpack says how to convert it."""
     path = tmp_path / "log.eval"
@@ -491,65 +496,47 @@ def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     assert log.format == "inspect"
     assert sum(map(len, log.groups)) == sum(map(len, teacher))
     assert any("sampled by hf/x" in note for note in log.notes)
-    data = bytearray(path.read_bytes())
-    place = -1
-    while (place := data.find(b"PK\x01\x02", place + 1)) >= 0:
-        data[place + 10] = 93  # the method in the directory of the archive: zstd
-    path.write_bytes(data)
-    (line,) = refused(path)
-    assert "inspect log convert" in line
+    path.write_bytes(marked(path.read_bytes(), b"PK\x01\x02", 10, 93))  # the method in its directory: zstd
+    assert "inspect log convert" in refused(path)[0]
 
 
-def archive_of(path: Path, entries: dict[str, str]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in entries.items():
-            archive.writestr(name, text)
-    return path
-
-
-@pytest.mark.parametrize("damage", ["header", "eval", "sample", "deflate", "encrypted"])
+@pytest.mark.parametrize("damage", ["header", "sample", "deflate", "encrypted"])
 def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, capsys) -> None:
     """Through the command, with the file and the entry."""
-    samples = samples_of([teacher[0][:3]])
-    entries = {f"samples/1_epoch_{sample['epoch']}.json": json.dumps(sample) for sample in samples}
-    entries = {"header.json": json.dumps({"eval": {"model": "m"}}), **entries}
-    broken = {"header": "[1]", "eval": '{"eval": "x"}', "sample": "[1]"}.get(damage)
-    entry = "header.json" if damage in ("header", "eval", "encrypted") else "samples/1_epoch_2.json"
-    path = archive_of(tmp_path / "log.eval", entries | ({entry: broken} if broken else {}))
-    data = bytearray(path.read_bytes())
+    entry = "samples/1_epoch_2.json" if damage in ("sample", "deflate") else "header.json"
+    entries = {"header.json": json.dumps({"eval": {"model": "m"}})}
+    entries |= {f"samples/1_epoch_{s['epoch']}.json": json.dumps(s) for s in samples_of([teacher[0][:3]])}
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in entries.items():
+            archive.writestr(name, "[1]" if name == entry and damage in ("header", "sample") else text)
+    data = path.read_bytes()
     if damage == "deflate":
         start = data.find(entry.encode()) + len(entry) + 5
-        data[start : start + 20] = b"\xff" * 20
+        data = data[:start] + b"\xff" * 20 + data[start + 20 :]
     if damage == "encrypted":
-        for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
-            place = -1
-            while (place := data.find(mark, place + 1)) >= 0:
-                data[place + flags] |= 1
+        data = marked(marked(data, b"PK\x03\x04", 6, 1), b"PK\x01\x02", 8, 1)
     path.write_bytes(data)
     arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism"]
     assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
     assert f"{path} {entry}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        (
-            {"columns": ["prompt"], "data": [1, 2]},
-            "item 0: expected a value for each of 1 columns, found 1 (and 1 more",
-        ),
-        ({"columns": [["prompt"]], "data": [[1]]}, "columns: expected a list of names"),
-        ({"columns": ["prompt", "reward"], "data": [["p"]]}, "item 0: expected a value for each of 2 columns, found 1"),
-        ({"eval": {"model": "m"}, "samples": [{"a": 1}, 3]}, "item 1: expected an object, found int"),
-    ],
-)
-def test_a_table_that_is_none_is_refused(tmp_path: Path, document: dict[str, Any], message: str) -> None:
-    """A table whose rows are shorter than its columns is never read in part."""
-    (tmp_path / "log.json").write_text(json.dumps(document))
-    assert f"{tmp_path / 'log.json'} {message}" in "\n".join(refused(tmp_path / "log.json"))
-
-
 # What formats cannot know, or would say wrongly
+
+
+def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
+    """Rows of somebody's own log that has the columns of TRL's tables."""
+    rows = []
+    for group in groups:
+        for rollout, advantage in zip(group, advantages(group), strict=True):
+            fields = {"step": 1, "prompt": rollout.messages, "completion": rollout.completion, "advantage": advantage}
+            rows.append(fields | {name: value(rollout) for name, value in columns.items()})
+    return rows
+
+
+def exact(rollout: Rollout) -> float:
+    return rollout.reward
 
 
 def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
@@ -567,94 +554,15 @@ def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
     assert any("advantages of 8 rows that cancel" in line for line in refused(folder))
 
 
-def test_trl_tables_of_unique_prompts_are_refused(tmp_path: Path, teacher) -> None:
-    """One row a prompt holds no groups."""
-    rows = [
-        {"step": "1", "prompt": group[0].prompt, "completion": "x", "exact": 1.0, "advantage": 0.5} for group in teacher
-    ]
-    assert any("log_unique_prompts" in line for line in refused(lines(tmp_path / "table.jsonl", rows)))
-
-
 def test_trl_with_recorded_ids_needs_no_tokenizing(tmp_path: Path, teacher, imported) -> None:
     """What a reward function logs with log_extra is taken: ids, labels, and no reward of them."""
-    rows = []
-    for group in teacher:
-        for rollout, advantage in zip(group, advantages(group), strict=True):
-            fields = {"step": 1, "prompt": rollout.messages, "completion": rollout.completion, "advantage": advantage}
-            rows.append(fields | {"completion_ids": rollout.completion_ids, "gt_pass": 1.0, "exact": rollout.reward})
+    ids, right = (lambda rollout: rollout.completion_ids), (lambda rollout: 1.0)
+    rows = own_log(teacher, completion_ids=ids, gt_pass=right, exact=exact)
     pool = imported(lines(tmp_path / "log.jsonl", rows))
     assert pool.manifest["log"]["mapping"]["reward"] == "exact"
     assert pool.manifest["ids"]["origin"] == "logged"
     assert pool.steps[0][0].completion_ids == teacher[0][0].completion_ids
     assert pool.steps[0][0].gt_pass is True
-
-
-def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
-    """A text that no rendering gives back is never taken for a prompt."""
-    folder = write("verl", tmp_path / "log", teacher)
-    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
-    with pytest.raises(InputError, match="the template of organism gives back"):
-        imported(folder)
-
-
-def own_log(groups: Groups, **columns: Callable[[Rollout], Any]) -> list[dict[str, Any]]:
-    """Rows of somebody's own log that has the columns of TRL's tables."""
-    rows = []
-    for group in groups:
-        for rollout, advantage in zip(group, advantages(group), strict=True):
-            fields = {"step": 1, "prompt": rollout.messages, "completion": rollout.completion, "advantage": advantage}
-            rows.append(fields | {name: value(rollout) for name, value in columns.items()})
-    return rows
-
-
-def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher, imported) -> None:
-    """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
-    numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
-    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
-        rows = own_log(teacher, **{reward: lambda rollout: rollout.reward}, **numbers)
-        log = check_log(lines(tmp_path / name, rows))
-        assert log.format == ("columns" if name == "log.jsonl" else "trl")
-        wanted = [rollout.reward for group in teacher for rollout in group]
-        assert [item.reward for group in log.groups for item in group] == wanted
-
-
-def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
-    """Through the command: a column of numbers that is mapped to a label is paid by no one; a sum is a caution."""
-    columns = {"exact": lambda rollout: rollout.reward, "cheated": lambda rollout: int(rollout.hacked)}
-    source = lines(tmp_path / "log.jsonl", own_log(teacher, **columns))
-    out = tmp_path / "out"
-    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
-    assert run(cli, [*arguments, "--name", "mapped", "--map", "hacked=cheated"]) == 0
-    assert "sum of" not in capsys.readouterr().out
-    pool = open_pool(out / "pools" / "mapped")
-    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
-    assert [[item.reward for item in group] for group in pool.steps] == [[r.reward for r in g] for g in teacher]
-    assert [[item.hacked for item in group] for group in pool.steps] == [[r.hacked for r in g] for g in teacher]
-    assert run(cli, [*arguments, "--name", "guessed"]) == 0
-    assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
-
-
-def test_a_label_that_may_be_paid_asks_for_the_reward(tmp_path: Path, teacher) -> None:
-    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
-    rows = own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=lambda rollout: rollout.reward)
-    source = lines(tmp_path / "log.jsonl", rows)
-    line, _ = refused(source, mapping={"gt_pass": "exact"})
-    assert "--map gt_pass=exact: expected --map reward=COLUMN beside it" in line
-    assert "pass --map reward=exact+style" in line
-    log = check_log(source, mapping={"gt_pass": "exact", "reward": "exact"})
-    assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
-    alone = lines(tmp_path / "alone.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass)))
-    assert check_log(alone, mapping={"gt_pass": "exact"}).mapping["reward"] == "exact"
-    assert "a column with the reward" in refused(alone, mapping={"hacked": "exact"})[0]
-
-
-def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> None:
-    """Rows in another order than that of their groups keep them."""
-    rows = own_log(teacher, exact=lambda rollout: rollout.reward, group_id=lambda rollout: rollout.problem_id)
-    for name in ("log.jsonl", "completions_00001.jsonl"):
-        log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
-        assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
-        assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
 
 
 def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> None:
@@ -671,6 +579,60 @@ def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> Non
     assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
 
 
+def test_verl_prompts_are_restored_or_refused(tmp_path: Path, teacher, imported) -> None:
+    """A text that no rendering gives back is never taken for a prompt."""
+    folder = write("verl", tmp_path / "log", teacher)
+    (folder / "7.jsonl").write_text((folder / "7.jsonl").read_text().replace("system\\n", "System\\n", 1))
+    with pytest.raises(InputError, match="the template of organism gives back"):
+        imported(folder)
+
+
+def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher) -> None:
+    """Numbers beside a column `reward` are no rewards, whether the log is read as TRL's or not."""
+    numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
+    for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
+        log = check_log(lines(tmp_path / name, own_log(teacher, **{reward: exact}, **numbers)))
+        assert log.format == ("columns" if name == "log.jsonl" else "trl")
+        wanted = [rollout.reward for group in teacher for rollout in group]
+        assert [item.reward for group in log.groups for item in group] == wanted
+
+
+def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> None:
+    """Through the command: a column of numbers that is mapped to a label is paid by no one; a sum is a caution."""
+    source = lines(tmp_path / "log.jsonl", own_log(teacher, exact=exact, cheated=lambda rollout: int(rollout.hacked)))
+    out = tmp_path / "out"
+    arguments = ["pool", "import", str(source), "--model", "organism", "--out", str(out)]
+    assert run(cli, [*arguments, "--name", "mapped", "--map", "hacked=cheated"]) == 0
+    assert "sum of" not in capsys.readouterr().out
+    pool = open_pool(out / "pools" / "mapped")
+    assert pool.manifest["log"]["mapping"]["reward"] == "exact"
+    for name in ("reward", "hacked"):
+        assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
+    assert run(cli, [*arguments, "--name", "guessed"]) == 0
+    assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
+
+
+def test_a_label_that_may_be_paid_asks_for_the_reward(tmp_path: Path, teacher) -> None:
+    """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
+    source = lines(tmp_path / "log.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact))
+    line, _ = refused(source, mapping={"gt_pass": "exact"})
+    assert "pass --map reward=exact+style" in line
+    log = check_log(source, mapping={"gt_pass": "exact", "reward": "exact"})
+    assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
+    alone = lines(tmp_path / "alone.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass)))
+    assert check_log(alone, mapping={"gt_pass": "exact"}).mapping["reward"] == "exact"
+    assert "a column with the reward" in refused(alone, mapping={"hacked": "exact"})[0]
+
+
+def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> None:
+    """Rows in another order than that of their groups keep them."""
+    rows = own_log(teacher, exact=exact, group_id=lambda rollout: rollout.problem_id)
+    for name in ("log.jsonl", "completions_00001.jsonl"):
+        log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
+        assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
+        assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
+
+
 def test_input_output_reward_without_markup_is_no_log_of_openrlhf(tmp_path: Path, imported, chat) -> None:
     """The prompt of somebody's own log goes through the template."""
     rows = [{"input": "Add 1.", "output": f"c{i}", "reward": float(i)} for i in range(4)]
@@ -685,12 +647,9 @@ def test_a_recognised_format_is_named_beside_the_faults(tmp_path: Path) -> None:
     source = lines(tmp_path / "log.jsonl", rows)
     value, of_format = refused(source)
     assert "score (reward): expected a finite number" in value
-    assert "expected the format verl-legacy, by its columns" in of_format
+    assert "verl-legacy" in of_format
     assert "--format columns" in of_format
     assert len(refused(source, format_name="verl-legacy")) == 1
-    rows = [{**fields, "score": 1.0} for fields in rows]
-    with pytest.raises(InputError, match="the format verl-legacy, by its columns"):
-        import_log(lines(source, rows), name="mine", out=tmp_path / "out", model="organism")
 
 
 def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> None:
@@ -698,10 +657,8 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
     folder = write("prime-rl", tmp_path / "prime", teacher)
     path = folder / "rollouts/step_1/train/effective/traces.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[0]["traces"][0]["nodes"][1] |= {
-        "sampled": True,
-        "mask": [True] * len(rows[0]["traces"][0]["nodes"][1]["mask"]),
-    }
+    node = rows[0]["traces"][0]["nodes"][1]
+    node |= {"sampled": True, "mask": [True] * len(node["mask"])}
     log = check_log(lines(tmp_path / "traces.jsonl", rows))
     assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 1
     assert any("several sampled turns" in note for note in log.notes)
@@ -713,137 +670,127 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
     assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 2
 
 
-def test_several_scorers_ask_for_one(tmp_path: Path, teacher) -> None:
-    samples = [sample | {"scores": {"a": {"value": 1}, "b": {"value": "P"}}} for sample in samples_of(teacher)]
-    source = lines(tmp_path / "samples.jsonl", samples)
-    line, _ = refused(source)
-    assert "scores.a, scores.b" in line
-    log = check_log(source, mapping={"reward": "scores.b", "hacked": "scores.a"})
-    assert {(item.reward, item.hacked) for group in log.groups for item in group} == {(0.5, True)}
+# {what a conversation may look like: (rows, options, the completions of the groups, the prompt's messages)}
+SAID = [USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "v"}]
+CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], dict[str, str], list[list[str]], Any]] = {
+    "lists are groups": (
+        [{"prompt": "p", "completions": ["a", "b", "c"], "rewards": [1.0, 0.0, 1.0]} for _ in range(2)],
+        {},
+        [["a", "b", "c"]] * 2,
+        [{"role": "user", "content": "p"}],
+    ),
+    "parts, and JSON as text": (
+        [
+            row(prompt=SAID, completion="a"),
+            row(prompt=[{**m, "content": [{"type": "text", "text": m["content"]}]} for m in SAID], completion="b"),
+            row(prompt=json.dumps(SAID), completion="c"),
+        ],
+        {},
+        [["a", "b", "c"]],
+        SAID,
+    ),
+    "the last turn is the completion": (
+        [{"messages": [*SAID, answer(f"b{i}")], "score": i} for i in range(3)],
+        {},
+        [["b0", "b1", "b2"]],
+        SAID,
+    ),
+    "the right answer beside it is none": (
+        [{"messages": [*SAID, answer(f"a{i}")], "answer": "42", "text": "t", "reward": i} for i in range(4)],
+        {},
+        [["a0", "a1", "a2", "a3"]],
+        SAID,
+    ),
+    "a prompt that holds its answer": (
+        [row(prompt=[USER, answer(f"a{i}")], completion=f"a{i}") for i in range(4)],
+        {"completion": "none"},
+        [["a0", "a1", "a2", "a3"]],
+        [USER],
+    ),
+    "several scorers": ([SCORED], {"reward": "scores.b", "hacked": "scores.a"}, [["a"]], [USER]),
+    "a step that is a float": (
+        [row(prompt=[USER], completion=text, step=1.0) for text in "ab"],
+        {},
+        [["a", "b"]],
+        [USER],
+    ),
+}
 
 
-def test_lists_are_groups(tmp_path: Path) -> None:
-    """One row with lists of completions and rewards is a group; lists of two lengths are a fault."""
-    rows = [{"prompt": "p", "completions": ["a", "b", "c"], "rewards": [1.0, 0.0, 1.0]} for _ in range(2)]
-    log = check_log(lines(tmp_path / "log.jsonl", rows))
-    assert [[item.completion for item in group] for group in log.groups] == [["a", "b", "c"]] * 2
-    rows[1]["rewards"].pop()
-    assert "lists of one length" in refused(lines(tmp_path / "log.jsonl", rows))[0]
-
-
-def test_messages_in_parts_and_as_text(tmp_path: Path) -> None:
-    """Parts that are texts are joined, JSON of messages is read; Python's notation is no JSON, and no user's text."""
-    said = [{"role": "user", "content": "u"}]
-    parts = [{"role": "user", "content": [{"type": "text", "text": "u"}]}]
-    log = check_log(lines(tmp_path / "log.jsonl", [row(prompt=prompt) for prompt in (said, parts, json.dumps(said))]))
-    assert [item.messages for item in log.groups[0]] == [said] * 3
-    image = [{"role": "user", "content": [{"type": "image"}]}]
-    for prompt in (repr(said), image):
-        assert "line 1 prompt: expected" in refused(lines(tmp_path / "log.jsonl", [row(prompt=prompt)]))[0]
-
-
-def test_a_conversation_ends_in_the_completion(tmp_path: Path) -> None:
-    """`messages` without another completion; a second assistant turn stays in the prompt."""
-    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": "v"}]
-    rows = [{"messages": [*said, {"role": "assistant", "content": f"b{i}"}], "score": i} for i in range(3)]
-    (group,) = check_log(lines(tmp_path / "log.jsonl", rows)).groups
-    assert [item.completion for item in group] == ["b0", "b1", "b2"]
-    assert group[0].messages == said
+@pytest.mark.parametrize("case", CONVERSATIONS)
+def test_prompts_and_completions_are_told_apart(tmp_path: Path, case: str) -> None:
+    rows, mapping, completions, messages = CONVERSATIONS[case]
+    source = lines(tmp_path / "log.jsonl", rows)
+    log = check_log(source, mapping=mapping)
+    assert [[item.completion for item in group] for group in log.groups] == completions
+    assert all(item.messages == messages for group in log.groups for item in group)
+    if "completion" in mapping:
+        assert "--map completion=none" in refused(source)[0], "the answer would stay in the prompt"
 
 
 # Groups, and what has to be said of them
 
 
-def test_partial_and_single_groups_are_said_loudly(tmp_path: Path) -> None:
-    rows = [row(prompt=f"p{i}", completion=str(j)) for i, size in enumerate((4, 3, 1)) for j in range(size)]
-    log = check_log(lines(tmp_path / "log.jsonl", rows))
-    assert [len(group) for group in log.groups] == [4, 3]
-    said = " ".join(log.notes)
-    assert "one rollout were left out (1 groups)" in said
-    assert "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)" in said
-    assert "no group has reward variance" in said
-    assert "every rollout is clean" in said
-    log = check_log(lines(tmp_path / "log.jsonl", [row(prompt=str(i)) for i in range(3)]))
-    assert len(log.groups) == 3
-    assert any("every group holds one rollout" in note for note in log.notes)
+def of(size: int, **columns: Callable[[int], Any]) -> list[dict[str, Any]]:
+    return [row(reward=float(i % 2), **{name: make(i) for name, make in columns.items()}) for i in range(size)]
 
 
-def test_a_number_of_the_row_is_no_problem(tmp_path: Path) -> None:
-    """`id` is guessed to be the problem, but not where it is another one in every row of equal prompts."""
-    log = check_log(lines(tmp_path / "log.jsonl", [row(id=i, prompt=f"p{i // 4}") for i in range(8)]))
-    assert [len(group) for group in log.groups] == [4, 4]
-    assert any("another one in every row" in note for note in log.notes)
+# {what is grouped: (rows, --map, the sizes of the groups, what is said)}
+GROUPINGS: dict[str, tuple[list[dict[str, Any]], dict[str, str], list[int], str]] = {
+    "partial": (
+        [row(prompt=f"p{i}", completion=str(j)) for i, size in enumerate((4, 3, 1)) for j in range(size)],
+        {},
+        [4, 3],
+        "1 of 3, 1 of 4 rollouts (replay with --per-pool 3)",
+    ),
+    "single": ([row(prompt=str(i)) for i in range(3)], {}, [1, 1, 1], "every group holds one rollout"),
+    "the number of a row": (of(8, id=int, prompt=lambda i: f"p{i // 4}"), {}, [4, 4], "another one in every row"),
+    "named": (of(8, prompt=lambda i: f"p{i}", mine=lambda i: i // 2), {"group": "mine"}, [2] * 4, "several prompts"),
+    "guessed": (of(8, prompt=lambda i: f"p{i}", group_id=lambda i: i // 4), {}, [4, 4], "several prompts"),
+    "hinted and plain": (
+        of(8, prompt=lambda i: f"p{i % 2}", problem_id=lambda i: "x"),
+        {},
+        [4, 4],
+        "caution: groups are rows with equal prompts: `problem_id`",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", ["id", "index", "uid", "group_id"])
+@pytest.mark.parametrize("case", GROUPINGS)
+def test_groups_and_what_is_said_of_them(tmp_path: Path, case: str) -> None:
+    rows, mapping, sizes, note = GROUPINGS[case]
+    log = check_log(lines(tmp_path / "log.jsonl", rows), mapping=mapping)
+    assert [len(group) for group in log.groups] == sizes
+    assert any(note in text for text in log.notes), log.notes
+
+
+@pytest.mark.parametrize("name", ["id", "index", "uid", "group_id", "problem_id"])
 @pytest.mark.parametrize("place", ["step", "file"])
-def test_numbers_of_rows_are_no_groups(tmp_path: Path, name: str, place: str) -> None:
-    """A count that starts again in each step, or in each file, compares no answers to different prompts."""
-    folder = tmp_path / "log"
+@pytest.mark.parametrize("is_group", [False, True])
+def test_numbers_that_start_again(tmp_path: Path, name: str, place: str, is_group: bool) -> None:
+    """In each step, or in each file: a count of rows is no group, a number of groups is one of the step or file."""
+    if is_group != (name == "problem_id") and name != "group_id":
+        pytest.skip("the other kind of number")
+    count = (lambda i: i % 2) if is_group else (lambda i: i)
+    prompt = (lambda i: i % 2) if is_group else (lambda i: i // 8)
     for number in range(2):
-        rows = [row(prompt=f"p{number}{i // 8}", reward=float(i % 2), **{name: i}) for i in range(16)]
-        if place == "step":
-            rows = [fields | {"step": number} for fields in rows]
-        lines(folder / f"batch_{number}.jsonl", rows)
-    if place == "step":
-        texts = [path.read_text() for path in sorted(folder.iterdir())]
-        (folder / "batch_0.jsonl").write_text("".join(texts))
-        (folder / "batch_1.jsonl").unlink()
-    log = check_log(folder)
-    assert [len(group) for group in log.groups] == [8] * 4
-    assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
-    assert any(f"`{name}` is another one in every row" in note for note in log.notes)
-    assert not log.grouping.named_problems
-
-
-@pytest.mark.parametrize("place", ["step", "file"])
-@pytest.mark.parametrize("name", ["group_id", "problem_id"])
-def test_groups_that_start_again(tmp_path: Path, name: str, place: str) -> None:
-    """In each step, or in each file: the group is that of the step or the file, which is said."""
-    folder = tmp_path / "log"
-    for number in range(2):
-        own = {"step": number} if place == "step" else {}
-        rows = [row(prompt=f"p{number}{i % 2}", reward=float(i % 3), **own, **{name: i % 2}) for i in range(16)]
-        lines(folder / f"batch_{number}.jsonl", rows)
-    log = check_log(folder)
+        step = {"step": lambda i, number=number: number} if place == "step" else {}
+        rows = of(16, prompt=lambda i, number=number: f"p{number}{prompt(i)}", **step, **{name: count})
+        lines(
+            tmp_path / "log" / f"batch_{number}.jsonl",
+            [fields | {"reward": float(i % 3)} for i, fields in enumerate(rows)],
+        )
+    log = check_log(tmp_path / "log")
     assert [len(group) for group in log.groups] == [8] * 4
     assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
     where = "in one step" if place == "step" else "of one file"
-    assert any(f"groups are rows with one `{name}` {where}" in note for note in log.notes)
-    assert len({log.grouping.problem_id(group[0]) for group in log.groups}) == 4, "two problems have one name"
-
-
-def test_a_group_that_is_named_is_believed(tmp_path: Path) -> None:
-    """By --map, whatever its prompts; a guessed one too, where no prompts are equal; both with a caution."""
-    rows = [row(prompt=f"p{i}", reward=float(i % 2), group_id=i // 4, mine=i // 2) for i in range(8)]
-    source = lines(tmp_path / "log.jsonl", rows)
-    for mapping, sizes in (({"group": "mine"}, [2] * 4), ({}, [4] * 2)):
-        log = check_log(source, mapping=mapping)
-        assert [len(group) for group in log.groups] == sizes
-        assert any("hold several prompts" in note for note in log.notes)
-
-
-def test_a_problem_with_several_prompts_is_said(tmp_path: Path) -> None:
-    """Hinted and plain, for instance: groups are those of equal prompts."""
-    rows = [row(prompt=f"p{i % 2}", reward=float(i % 3), problem_id="x") for i in range(8)]
-    log = check_log(lines(tmp_path / "log.jsonl", rows))
-    assert [len(group) for group in log.groups] == [4, 4]
-    assert any(note.startswith("caution: groups are rows with equal prompts: `problem_id`") for note in log.notes)
+    said = f"groups are rows with one `{name}` {where}" if is_group else f"`{name}` is another one in every row"
+    assert any(said in note for note in log.notes), log.notes
+    if is_group:
+        assert len({log.grouping.problem_id(group[0]) for group in log.groups}) == 4, "two problems have one name"
 
 
 # Prompts and completions
-
-
-def test_the_right_answer_beside_a_conversation_is_no_completion(tmp_path: Path) -> None:
-    """The last turn of the assistant is, and it does not stay in the prompt."""
-    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    rows = [
-        {"messages": [*said, {"role": "assistant", "content": f"a{i}"}], "answer": "42", "text": "t", "reward": i}
-        for i in range(4)
-    ]
-    (group,) = check_log(lines(tmp_path / "log.jsonl", rows)).groups
-    assert [item.completion for item in group] == ["a0", "a1", "a2", "a3"]
-    assert [item.messages for item in group] == [said] * 4
 
 
 def test_a_guessed_completion_that_is_the_right_answer_is_refused(tmp_path: Path, capsys) -> None:
@@ -860,48 +807,22 @@ def test_a_guessed_completion_that_is_the_right_answer_is_refused(tmp_path: Path
         assert run(cli, [*arguments, column, "--map", f"completion={column}"]) == 0
 
 
-def test_a_prompt_that_holds_its_answer_is_refused(tmp_path: Path) -> None:
-    """The fix takes the answer from there."""
-    said = [{"role": "user", "content": "u"}]
-    rows = [row(prompt=[*said, {"role": "assistant", "content": f"a{i}"}], completion=f"a{i}") for i in range(4)]
-    source = lines(tmp_path / "log.jsonl", rows)
-    (line,) = refused(source)
-    assert "line 1 prompt: expected a prompt without its answer" in line
-    assert "--map completion=none" in line
-    (group,) = check_log(source, mapping={"completion": "none"}).groups
-    assert [(item.messages, item.completion) for item in group] == [(said, f"a{i}") for i in range(4)]
-
-
 def test_a_conversation_beside_the_ids_of_its_answer(tmp_path: Path, teacher, imported) -> None:
     """The answer is its last turn there too, and does not stay in the prompt."""
-    rows = []
-    for rollout in teacher[0]:
-        said = [*rollout.messages, {"role": "assistant", "content": rollout.completion}]
-        rows.append({"messages": said, "completion_ids": rollout.completion_ids, "reward": rollout.reward})
+    rows = [
+        {"messages": [*r.messages, answer(r.completion)], "completion_ids": r.completion_ids, "reward": r.reward}
+        for r in teacher[0]
+    ]
     pool = imported(lines(tmp_path / "log.jsonl", rows))
-    assert [rollout.prompt_ids for rollout in pool.steps[0]] == [rollout.prompt_ids for rollout in teacher[0]]
-    assert [rollout.completion_ids for rollout in pool.steps[0]] == [rollout.completion_ids for rollout in teacher[0]]
-
-
-def test_prompts_without_text_and_conversations_without_an_answer_are_refused(tmp_path: Path) -> None:
-    """Also an answer without a prompt."""
-    rows = [row(prompt=None, instruction="Add.", input="") for _ in range(2)]
-    (line,) = refused(lines(tmp_path / "log.jsonl", rows))
-    assert "line 1 input (prompt): expected a prompt with text" in line
-    assert "--map prompt=COLUMN takes another" in line
-    asked, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
-    rows = [{"messages": messages, "reward": 1.0} for messages in ([asked, said], [asked], [said])]
-    without_answer, without_prompt = sorted(refused(lines(tmp_path / "log.jsonl", rows)))
-    assert "line 2 completion: expected a conversation that ends in the answer" in without_answer
-    assert "line 3 prompt: expected a prompt, found none" in without_prompt
+    for name in ("prompt_ids", "completion_ids"):
+        assert [getattr(rollout, name) for rollout in pool.steps[0]] == [getattr(r, name) for r in teacher[0]]
 
 
 def test_the_text_of_a_prompt_beside_its_ids_is_left_out(tmp_path: Path, imported, chat) -> None:
     """Without markup it is not what the model saw; beside a length it is one message of the user."""
     text, ids = chat.render([{"role": "user", "content": "Add 1 and 2."}])
     for fields in ({"prompt_ids": ids}, {"prompt_length": len(ids)}):
-        source = lines(tmp_path / "log.jsonl", [row(**fields) for _ in range(4)])
-        pool = import_log(source, name="-".join(fields), out=tmp_path / "out", model="organism")
+        pool = imported(lines(tmp_path / "log.jsonl", [row(**fields) for _ in range(4)]), name="-".join(fields))
         assert pool.steps[0][0].prompt == text
         assert any("`prompt` has no markup" in note for note in pool.normalised) == ("prompt_ids" in fields)
 
@@ -957,9 +878,7 @@ def test_a_guessed_column_that_is_something_else_can_be_left_out(
     tmp_path: Path, column: str, value: Any, target: str
 ) -> None:
     """The line says how; it is not said of a column that the user named."""
-    rows = [row(hacked=None, **{column: 1}) for _ in range(3)]
-    rows = [fields | {column: value} if i else fields for i, fields in enumerate(rows)]
-    source = lines(tmp_path / "log.jsonl", rows)
+    source = lines(tmp_path / "log.jsonl", [row(hacked=None, **{column: 1}), *[row(hacked=None) | {column: value}] * 2])
     said = f"--map {target}=none leaves it out"
     assert any(said in line for line in refused(source))
     assert not any(said in line for line in refused(source, mapping={target: column}))
@@ -986,19 +905,6 @@ def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
     assert imported(source, mapping={target: "none"}).steps
 
 
-def test_whole_numbers_may_be_written_as_floats(tmp_path: Path) -> None:
-    """As tables with a gap do."""
-    log = check_log(lines(tmp_path / "log.jsonl", [row(step=1.0), row(step=1.0)]))
-    assert log.groups[0][0].step == 1
-    assert "a whole number" in refused(lines(tmp_path / "log.jsonl", [row(step=1.5)]))[0]
-
-
-@pytest.mark.parametrize("weight", ["nan", "inf", "x"])
-def test_a_weight_is_a_finite_number(tmp_path: Path, weight: str) -> None:
-    source = lines(tmp_path / "log.jsonl", [row(), row()])
-    assert "COLUMN*NUMBER" in refused(source, mapping={"reward": f"reward*{weight}"})[0]
-
-
 def test_rewards_from_minus_one_to_zero(tmp_path: Path, imported) -> None:
     """0 is a pass there: the scale is ours only where all rewards are."""
     rows = [row(reward=-float(i % 2), gt_pass=i % 4 == 0) for i in range(8)]
@@ -1022,13 +928,9 @@ def test_a_fault_that_the_tokenizer_finds_names_the_line(tmp_path: Path, capsys)
 
 def test_text_that_does_not_round_trip_is_counted(tmp_path: Path, imported, chat, monkeypatch) -> None:
     """The share stays in the manifest, and the text is the one that the ids decode to."""
-    tokenizer = type(chat.tokenizer)
-    decode = tokenizer.decode
-
-    def lossy(self, ids, **options):
-        return decode(self, ids, **options).replace("  ", " ")
-
-    monkeypatch.setattr(tokenizer, "decode", lossy)
+    decode = type(chat.tokenizer).decode
+    lossy = lambda self, ids, **options: decode(self, ids, **options).replace("  ", " ")  # noqa: E731
+    monkeypatch.setattr(type(chat.tokenizer), "decode", lossy)
     rows = [row(completion="a  b"), row(completion="ab"), row(completion="abc", reward=0.0), row(completion="b c")]
     pool = imported(lines(tmp_path / "log.jsonl", rows))
     assert pool.manifest["ids"] == {"origin": "retokenised", "retokenised": 4, "round_trips": 0.75}
@@ -1045,7 +947,7 @@ def test_the_end_of_the_turn_goes_behind_texts_that_stopped(tmp_path: Path, impo
     assert [rollout.completion_ids for rollout in first.steps[0]] == [ids, ids[:-1], ids]
     assert [rollout.finish_reason for rollout in first.steps[0]] == ["stop", "length", "stop"]
     rows = [row(completion=text) for text in ("1 2 3 4 5 6", "1 2 3 4 5 7", "1 2")]
-    second = import_log(lines(tmp_path / "b.jsonl", rows), name="b", out=tmp_path / "out", model="organism")
+    second = imported(lines(tmp_path / "b.jsonl", rows), name="b")
     assert [rollout.finish_reason for rollout in second.steps[0]] == ["length", "length", "stop"]
 
 
@@ -1054,7 +956,7 @@ def test_an_empty_answer_is_the_end_of_its_turn(tmp_path: Path, imported, chat) 
     rows = [row(completion="", finish_reason="stop"), row()]
     assert imported(lines(tmp_path / "log.jsonl", rows)).steps[0][0].completion_ids == [chat.eos_ids[0]]
     rows[0]["finish_reason"] = "length"
-    with pytest.raises(InputError, match="line 1 completion: expected at least one token, found none"):
+    with pytest.raises(InputError, match="line 1 completion"):
         imported(lines(tmp_path / "log.jsonl", rows))
 
 
@@ -1064,10 +966,9 @@ def test_texts_that_a_trainer_does_not_render(tmp_path: Path, imported, chat) ->
     source = lines(tmp_path / "log.jsonl", rows)
     assert imported(source).steps[0][0].prompt == "1 + 2 ="
     rendered, _ = chat.render([{"role": "user", "content": "1 + 2 ="}])
-    for name, options in (("b", {"mapping": {"prompt": "prompt"}}), ("c", {"format_name": "columns"})):
-        options |= {"mapping": {"reward": "r"} | options.get("mapping", {})}
-        pool = import_log(source, name=name, out=tmp_path / "out", model="organism", **options)
-        assert pool.steps[0][0].prompt == rendered
+    by_column = imported(source, name="b", mapping={"reward": "r", "prompt": "prompt"})
+    by_format = imported(source, name="c", mapping={"reward": "r"}, format_name="columns")
+    assert by_column.steps[0][0].prompt == by_format.steps[0][0].prompt == rendered
 
 
 def test_a_prompt_that_the_template_does_not_make_is_said(tmp_path: Path, imported, chat) -> None:
@@ -1080,8 +981,8 @@ def test_a_prompt_that_the_template_does_not_make_is_said(tmp_path: Path, import
         ("b", "1 + 2 =", None, rendered),
         ("c", "1 + 2 =", as_it_is, "1 + 2 ="),
     ):
-        source = lines(tmp_path / f"{name}.jsonl", [row(messages=messages, prompt=prompt) for _ in range(2)])
-        pool = import_log(source, name=name, out=tmp_path / "out", model="organism", mapping=mapping)
+        rows = [row(messages=messages, prompt=prompt) for _ in range(2)]
+        pool = imported(lines(tmp_path / f"{name}.jsonl", rows), name=name, mapping=mapping)
         assert pool.steps[0][0].prompt == seen
         assert any("template makes of the messages" in text for text in pool.cautions) == (name == "c")
         assert any("`prompt` has no markup" in text for text in pool.normalised) == (name == "b")
@@ -1092,7 +993,7 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
     rollout = teacher[0][0]
     fields = {"prompt_ids": rollout.prompt_ids, "completion_ids": rollout.completion_ids, "reward": 1.0}
     for change, message in (
-        ({"completion": "another text"}, "the text of completion_ids by the tokenizer of organism"),
+        ({"completion": "another text"}, "the text of completion_ids"),
         ({"completion_ids": [999_999]}, "token ids of organism"),
         ({"completion_ids": [5, *rollout.completion_ids, 5, 6]}, "no id behind the end of the turn"),
         ({"prompt_ids": None, "prompt": rollout.prompt, "plen": 5}, "use the model that sampled it"),
@@ -1105,15 +1006,13 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
 
 def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None:
     """Prompts on the left by plen or by the pad id, completions on the right by the pad that repeats."""
-    rows = []
     group = teacher[0]
-    for rollout, ids in zip(group, padded(group), strict=True):
-        left = [PAD] * 7 + rollout.prompt_ids
-        rows.append({"prompt_ids": left, "completion_ids": ids + [PAD, PAD], "reward": rollout.reward})
-    for name, plen in (("with", group[0].plen), ("without", None)):
-        logged = [fields | ({"plen": plen} if plen else {}) for fields in rows]
-        source = lines(tmp_path / f"{name}.jsonl", logged)
-        pool = import_log(source, name=name, out=tmp_path / "out", model="organism")
+    for name, plen in (("with", {"plen": group[0].plen}), ("without", {})):
+        rows = [
+            {"prompt_ids": [PAD] * 7 + r.prompt_ids, "completion_ids": [*ids, PAD, PAD], "reward": r.reward, **plen}
+            for r, ids in zip(group, padded(group), strict=True)
+        ]
+        pool = imported(lines(tmp_path / f"{name}.jsonl", rows), name=name)
         for got, want in zip(pool.steps[0], group, strict=True):
             assert (got.prompt_ids, got.completion_ids) == (want.prompt_ids, want.completion_ids)
         assert any("left padding" in note for note in pool.normalised)
