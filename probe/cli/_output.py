@@ -9,7 +9,7 @@ from probe.settings.words import ALL
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint, Preview
-    from probe.runs.rates import Evaluation, Rate
+    from probe.runs.heldout import Evaluation, Rate
 
 GIB = 2**30
 
@@ -48,8 +48,8 @@ def echo_footprint(footprint: "Footprint | None") -> None:
     ]
     echo_table(("projection", "modules", "d_out x d_in", "of the weights"), cells)
     echo("\nMemory, of a first run that finds nothing in the caches")
-    sizes = [(row.what, _size(row.num_bytes)) for row in footprint.memory]
-    echo_table(("", "size"), [*sizes, ("sum", _size(footprint.num_bytes))])
+    memory = footprint.memory | {"sum": sum(footprint.memory.values())}
+    echo_table(("", "size"), [(what, _size(num_bytes)) for what, num_bytes in memory.items()])
 
 
 def _size(num_bytes: int) -> str:

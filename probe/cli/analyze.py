@@ -115,9 +115,9 @@ def _write(report: Path, texts: Sequence[str]) -> None:
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
-    from probe.experiments.judge.verdict import evaluate_spec
-    from probe.experiments.judge.written import format_text, write_report
     from probe.experiments.load import load_spec
+    from probe.experiments.verdict import evaluate_spec
+    from probe.experiments.written import format_text, write_report
 
     verdict = evaluate_spec(load_spec(spec_file), out, **settings)
     written = write_report(verdict, spec_file, out) if write else []

@@ -144,9 +144,9 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """A report of a spec: the verdict on its complete runs, a view for each of them, and its plan (effects, prices)."""
     from probe.experiments.jobs import runs_of
-    from probe.experiments.judge.verdict import analyse_runs, judge
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
+    from probe.experiments.verdict import analyse_runs, judge
     from probe.report.inputs import Report, View
 
     spec = load_spec(spec_file)
@@ -154,8 +154,8 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
     stored, arms = {}, {}
     for run in runs_of(spec, out):
         if run.complete:
-            stored[run.job.name] = read_run(run.job.directory)
-            arms[run.job.directory] = (run.job.conditions[0], run.job.arms[0])
+            stored[run.name] = read_run(run.directory)
+            arms[run.directory] = (run.conditions[0], run.arms[0])
     return Report(
         name=name or spec.name,
         views=[View(run=stored[run_name], analysis=analysis) for (run_name, _), analysis in analyses.items()],

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     from probe.experiments.register import Entry
     from probe.experiments.spec import Spec
     from probe.experiments.sweep import SweepState
-    from probe.experiments.training_spec import Written
 
 DATE_LENGTH = len("2026-11-22")
 
@@ -74,17 +73,19 @@ def plan(
     from probe.experiments.plan import make_plan
 
     options = {"--spec": spec_file, "--effect": effect, "--sd": sd}
-    written = None
+    written, directions = None, None
     if target.suffix == ".toml":
         if given := [name for name, value in options.items() if value is not None]:
             raise InputError(given[0], expected="a RUN beside it", found=f"a spec, {target}")
     else:
-        written = _write(resolve_run(target, out), spec_file, effect, sd, out)
-        target = written.spec
+        run_path = resolve_run(target, out)
+        target = written = spec_file or Path("spec") / f"{run_path.resolve().name}-training.toml"
+        directions = _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
-        echo_json(spec_plan.to_json() | _written(written))
+        files = {} if written is None else {"written": str(written), "directions": directions and str(directions)}
+        echo_json(spec_plan.to_json() | files)
     else:
         _print_plan(spec, spec_plan)
         if written is not None:
@@ -92,7 +93,7 @@ def plan(
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
-def _write(run: Path, spec_file: Path | None, effect: float | None, sd: float | None, out: Path) -> "Written":
+def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> Path | None:
     """The training spec of a run, and its directions; says which files are new."""
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
@@ -103,22 +104,14 @@ def _write(run: Path, spec_file: Path | None, effect: float | None, sd: float | 
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}
     assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
-    path = spec_file or Path("spec") / f"{run.resolve().name}-training.toml"
     if path.suffix != ".toml":
         raise InputError("--spec", expected="a file NAME.toml", found=str(path))
-    written = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
-    say(f"GO of {run}: {written.spec}")
-    if written.directions is not None:
-        say(f"its v_hack: {written.directions}")
+    directions = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
+    say(f"GO of {run}: {path}")
+    if directions is not None:
+        say(f"its v_hack: {directions}")
     say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
-    return written
-
-
-def _written(written: "Written | None") -> dict[str, Any]:
-    """Keys of the JSON for a RUN."""
-    if written is None:
-        return {}
-    return {"written": str(written.spec), "directions": written.directions and str(written.directions)}
+    return directions
 
 
 def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
@@ -140,8 +133,8 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
             echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
     echo_footprint(spec_plan.footprint)
     echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
-    for part in spec_plan.vacuous:
-        echo(f"  VACUOUS  {part.where}: {part.why}")
+    for where, why in spec_plan.vacuous.items():
+        echo(f"  VACUOUS  {where}: {why}")
     for note in spec_plan.notes:
         echo(f"note: {note}")
 
@@ -178,8 +171,8 @@ def sweep(
       probe spec sweep spec/phase2.toml --jobs 2
     """
     from probe.experiments.jobs import input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
-    from probe.experiments.judge.verdict import primary_verdict
     from probe.experiments.load import load_spec
+    from probe.experiments.verdict import primary_verdict
 
     spec = load_spec(spec_file)
     if print_jobs:

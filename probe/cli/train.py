@@ -59,7 +59,7 @@ def train(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
-    from probe.runs.rates import Evaluation
+    from probe.runs.heldout import Evaluation
 
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]

@@ -7,12 +7,12 @@ and one run serves all arms. Training: every arm is a run. Every job is an ordin
 settings from a file (`--config`), can be repeated by hand, and resumes by itself.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe.experiments.spec import ResolvedCondition, Spec, SpecCondition, SpecStatus
+from probe.experiments.spec import ResolvedCondition, Spec, SpecStatus
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, settings_of
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
 from probe.settings.presets import configure
@@ -33,7 +33,7 @@ STATE_FILE = "state.json"  # of a sweep, in its folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command of a sweep; `seed` is None for a pool that is generated before the first run."""
+    """One command of a sweep, and what is there of it; `seed` is None for a pool that is generated first."""
 
     command: tuple[str, ...]  # the verb, after `probe`
     config: ReplayConfig | TrainConfig | GenerateConfig
@@ -43,6 +43,7 @@ class Job:
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
+    spec_status: SpecStatus | None = None  # of what is there; None: nothing, or not looked at
 
     @property
     def name(self) -> str:
@@ -61,15 +62,6 @@ class Job:
         return (self.directory / MANIFEST_FILE).is_file()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepRun:
-    """A run that a spec asks for, and what is there of it."""
-
-    job: Job
-    complete: bool
-    spec_status: SpecStatus | None  # None: nothing is there
-
-
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
     """{name of a condition: its settings}.
 
@@ -82,7 +74,18 @@ def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
         raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
     # The table [settings] is the one place that may say the verb, the first of RESERVED.
     _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
-    return {condition.name: _resolve(spec, condition, verb) for condition in spec.conditions}
+    resolved = {}
+    for condition in spec.conditions:
+        where = f"{spec.path} conditions.{condition.name}"
+        _check_reserved(condition.settings, where, RESERVED)
+        arms = spec.arms_of(condition)
+        # A training configuration with several arms is refused: it is checked with the first of them.
+        tables = overlaid(overlaid(spec.settings, condition.settings), {"intervention": {"arms": arms[:1]}})
+        config = _configured(verb, tables, where if condition.settings else f"{spec.path} settings")
+        if not config.trains:
+            config = replace(config, intervention=replace(config.intervention, arms=arms))
+        resolved[condition.name] = ResolvedCondition(name=condition.name, arms=arms, config=config)
+    return resolved
 
 
 def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateConfig:
@@ -117,7 +120,7 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     return [
         _job(spec, conditions, arms, seed, out_dir)
         for seed in spec.seeds
-        for conditions in _passes(list(spec.resolved.values()))
+        for conditions in _passes(spec.resolved.values())
         for arms in ([conditions[0].arms] if conditions[0].frozen else [(arm,) for arm in conditions[0].arms])
     ]
 
@@ -138,14 +141,14 @@ def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
     return "edited" if stored is not None and stored.partition("@")[0] == spec.name else "none"
 
 
-def runs_of(spec: Spec, out_dir: Path) -> list[SweepRun]:
-    """Every run that the spec asks for, in the order of the sweep, with what is on disk."""
+def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
+    """Every run that the spec asks for, in the order of the sweep, with the status of what is on disk."""
     runs = []
-    for job in run_jobs(spec, out_dir):
+    for run in run_jobs(spec, out_dir):
         # A run that was refused its input has no steps, and leaves nothing that counts.
-        started = (job.directory / STEPS_FILE).is_file()
-        status = spec_status(read_json(job.directory / CONFIG_FILE), spec) if started else None
-        runs.append(SweepRun(job=job, complete=job.complete, spec_status=status))
+        started = (run.directory / STEPS_FILE).is_file()
+        status = spec_status(read_json(run.directory / CONFIG_FILE), spec) if started else None
+        runs.append(replace(run, spec_status=status))
     return runs
 
 
@@ -185,10 +188,7 @@ def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource |
         return None
     pools, steps = [open_pool(path) for path in paths], condition.config.steps
     groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=steps, seed=condition.config.seed)
-    samplers = {
-        f"pool {name}": read_json(path / MANIFEST_NAME).get("sampler")
-        for name, path in zip(source.replay_dirs, paths, strict=True)
-    }
+    samplers = {f"pool {name}": pool.manifest["sampler"] for name, pool in zip(source.replay_dirs, pools, strict=True)}
     check_recorded(condition.config.objectives().values(), samplers)
     return groups
 
@@ -238,19 +238,6 @@ def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:
         raise InputError("intervention.v_hack", expected=expected, found=repr(name), fix=fix)
 
 
-def _resolve(spec: Spec, condition: SpecCondition, verb: Verb) -> ResolvedCondition:
-    """The settings of the spec with those of the condition over them, checked by building the configuration."""
-    _check_reserved(condition.settings, f"{spec.path} conditions.{condition.name}", RESERVED)
-    arms = spec.arms_of(condition)
-    where = f"{spec.path} settings" if not condition.settings else f"{spec.path} conditions.{condition.name}"
-    # A training configuration with several arms is refused: it is checked with the first of them.
-    tables = overlaid(overlaid(spec.settings, condition.settings), {"intervention": {"arms": arms[:1]}})
-    config = _configured(verb, tables, where)
-    if not config.trains:
-        config = replace(config, intervention=replace(config.intervention, arms=arms))
-    return ResolvedCondition(name=condition.name, arms=arms, config=config)
-
-
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
     """Refuse keys that the sweep itself sets."""
     if taken := [key for key in flat(table) if key in reserved]:
@@ -275,22 +262,19 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
         raise
 
 
-def _passes(conditions: list[ResolvedCondition]) -> list[list[ResolvedCondition]]:
-    """Group the conditions by pass: frozen ones that differ in the weights of the objective alone share a pass."""
+def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondition]]:
+    """Conditions by pass: frozen ones that differ in the weights of the objective alone share one."""
     passes: list[list[ResolvedCondition]] = []
     for condition in conditions:
-        same = [group for group in passes if _same_pass(group[0], condition)]
-        if same:
-            same[0].append(condition)
+        for shared in passes:
+            first = shared[0]
+            is_frozen = first.frozen and condition.frozen
+            if is_frozen and first.arms == condition.arms and _shared(first.config) == _shared(condition.config):
+                shared.append(condition)
+                break
         else:
             passes.append([condition])
     return passes
-
-
-def _same_pass(left: ResolvedCondition, right: ResolvedCondition) -> bool:
-    """Whether one forward and backward and one set of directions serves both conditions."""
-    frozen = left.frozen and right.frozen
-    return frozen and left.arms == right.arms and _shared(left.config) == _shared(right.config)
 
 
 def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:

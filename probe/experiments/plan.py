@@ -4,13 +4,13 @@
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
     hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec;
               or runs x hours as the budget states them
-    modules   which part of the model is adapted (probe.runs.footprint)
-    memory    exact sizes of what the probe holds beside activations (probe.runs.footprint)
+    memory    and the modules that are adapted: exact sizes beside activations (probe.runs.footprint)
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_mde
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS
 from probe.analysis.statistics.thresholds import ALPHA, POWER
-from probe.experiments.jobs import input_faults, is_compared, runs_of, stored_groups
-from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.experiments.jobs import Job, input_faults, is_compared, runs_of, stored_groups
+from probe.experiments.spec import Cost, ResolvedCondition, Spec
 from probe.records.timings import mean_times
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
@@ -75,14 +75,6 @@ class Price:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Vacuous:
-    """A part of the spec that makes no difference, or cannot pass, and why."""
-
-    where: str  # key of the file
-    why: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
     """All that can be known of a spec before its first run."""
@@ -95,14 +87,17 @@ class SpecPlan:
     contrasts: list[ContrastEffect]  # of the units that criteria are about beside seeds
     prices: list[Price]
     footprint: "Footprint | None"  # None: no model is known
-    vacuous: list[Vacuous]
+    vacuous: dict[str, str]  # {key of the file: why it makes no difference, or cannot pass}
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
         row = asdict(self)
-        footprint = row.pop("footprint")
-        return row | (footprint or {"model": None, "modules": [], "memory": []})
+        del row["footprint"]
+        row["vacuous"] = [{"where": where, "why": why} for where, why in self.vacuous.items()]
+        return row | (
+            {"model": None, "modules": [], "memory": []} if self.footprint is None else self.footprint.to_json()
+        )
 
 
 def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> SpecPlan:
@@ -114,50 +109,65 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
         model: the model whose modules and memory are shown; default: that of the condition that needs most.
     """
     notes = [str(error) for error in input_faults(spec, out_dir)]
-    go = spec.budget.go or Cost()
-    needed = _most(spec, out_dir, model, notes)
+    go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
+    footprint = _most(spec, out_dir, model, notes)
+    effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
+    go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
+    prices = _prices(spec, runs, out_dir, run, notes)
+    if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
+        num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
+        prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
+    contrasts = []
+    for condition, unit in dict.fromkeys((spec.condition_of(row).name, row.unit) for row in spec.criteria):
+        n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
+        if n is not None:
+            effect = sign_flip_mde(1.0, n, alpha=ALPHA, power=POWER)
+            contrasts.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
     return SpecPlan(
         spec=spec.name,
         sha256=spec.sha256,
-        runs=len(runs_of(spec, out_dir)),
-        effects=_effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired),
-        go_effects=_effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else [],
-        contrasts=_contrasts(spec, out_dir),
-        prices=[*_own_price(spec, out_dir, run, notes), *_go_price(go)],
-        footprint=needed,
+        runs=len(runs),
+        effects=effects,
+        go_effects=go_effects,
+        contrasts=contrasts,
+        prices=prices,
+        footprint=footprint,
         vacuous=vacuous_parts(spec, out_dir),
         notes=notes,
     )
 
 
-def vacuous_parts(spec: Spec, out_dir: Path) -> list[Vacuous]:
-    """A cap that never binds, phrases that never occur, two conditions that are one, a p that is never small enough."""
-    parts: list[Vacuous] = []
+def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
+    """A cap that never binds, phrases that never occur, two conditions that are one, a p that is never small enough.
+
+    Returns:
+        {key of the file: why}.
+    """
+    parts: dict[str, str] = {}
     settings: dict[str, tuple[tuple[str, ...], StepConfig]] = {}
     for name, condition in spec.resolved.items():
-        for key, why in (
-            ("objective.advantage_clip", _never_binds(condition)),
-            ("objective.hicra_alpha", _no_phrases(condition, out_dir)),
-        ):
-            if why:
-                parts.append(Vacuous(f"conditions.{name}.settings.{key}", why))
+        parts[f"conditions.{name}.settings.objective.advantage_clip"] = _never_binds(condition)
+        parts[f"conditions.{name}.settings.objective.hicra_alpha"] = _no_phrases(condition, out_dir)
         config = condition.config
         numbers = replace(config, intervention=replace(config.intervention, arms=("vanilla",)))
         for other, (arms, others) in settings.items():
             if {*arms} & {*condition.arms} and others == numbers:
                 why = f"has the same settings as {other}: comparing them compares a run with itself"
-                parts.append(Vacuous(f"conditions.{name}", why))
+                parts.setdefault(f"conditions.{name}", why)
         settings[name] = (condition.arms, numbers)
     for criterion in spec.criteria:
         sides = {spec.condition_of(criterion).name, criterion.versus_condition or spec.condition_of(criterion).name}
         counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side in sides]
         units = min((count for count in counts if count is not None), default=None)
-        if units is None or not _by_sign_flips(criterion) or not isinstance(criterion.threshold, float):
+        # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
+        is_mean = criterion.unit != "sample" and not criterion.metric.startswith(("auroc", "pair_sign"))
+        flips = criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
+        if units is None or not flips or not isinstance(criterion.threshold, float):
             continue
         if sign_flip_floor(units) >= criterion.threshold:
             why = f"sign flips of {units} {criterion.unit}s have no p below {sign_flip_floor(units):.3g}"
-            parts.append(Vacuous(f"criteria.{criterion.name}.threshold", why))
-    return parts
+            parts[f"criteria.{criterion.name}.threshold"] = why
+    return {where: why for where, why in parts.items() if why}
 
 
 def _never_binds(condition: ResolvedCondition) -> str:
@@ -191,12 +201,6 @@ def _no_phrases(condition: ResolvedCondition, out_dir: Path) -> str:
     return f"none of the {len(phrases)} planning phrases occurs in the rollouts of its pools"
 
 
-def _by_sign_flips(criterion: Criterion) -> bool:
-    """Whether its p is that of sign flips: Welch's test and estimates that are no mean over units have another."""
-    is_mean = criterion.unit != "sample" and not criterion.metric.startswith(("auroc", "pair_sign"))
-    return criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
-
-
 def sign_flip_floor(units: int) -> float:
     """The smallest two-sided p of sign flips of so many differences."""
     return 1 / (NUM_DRAWS + 1) if units > EXACT_SIGN_FLIPS else 2 / 2**units
@@ -220,18 +224,6 @@ def _groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
         return stored_groups(condition, out_dir)
     except InputError:
         return None
-
-
-def _contrasts(spec: Spec, out_dir: Path) -> list[ContrastEffect]:
-    """What a mean over prompts or problems can show, a row for each condition and unit that a criterion is about."""
-    rows = []
-    asked = [(spec.condition_of(criterion).name, criterion.unit) for criterion in spec.criteria]
-    for condition, unit in dict.fromkeys(asked):
-        n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
-        if n is not None:
-            effect = sign_flip_mde(1.0, n, alpha=ALPHA, power=POWER)
-            rows.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
-    return rows
 
 
 def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bool | None = None) -> list[Effect]:
@@ -273,17 +265,19 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
     return effects
 
 
-def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
+def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
-    planned = runs_of(spec, out_dir)
-    jobs = [entry.job for entry in planned]
-    groups = {"this spec": jobs}
+    groups = {"this spec": planned}
     if spec.ceiling is not None:
-        groups = {"up to its ceiling": [job for job in jobs if is_compared(job, spec)], **groups}
-    times = mean_times([entry.job.directory for entry in planned if entry.complete] if run is None else [run])
+        groups = {"up to its ceiling": [job for job in planned if is_compared(job, spec)], **groups}
+    times = mean_times([job.directory for job in planned if job.complete] if run is None else [run])
     if times is None and run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
-    steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
+    steps: dict[str, int | None] = {}
+    for name, condition in spec.resolved.items():
+        steps[name] = condition.config.steps
+        if steps[name] is None and (groups_of_pools := _groups(condition, out_dir)) is not None:
+            steps[name] = groups_of_pools.num_steps
     if times is not None and None not in steps.values():
         where = f"{times.runs} finished runs of this spec" if run is None else str(run)
         source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
@@ -302,30 +296,14 @@ def _own_price(spec: Spec, out_dir: Path, run: Path | None, notes: list[str]) ->
     return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]
 
 
-def _go_price(go: Cost) -> list[Price]:
-    """The price of the training that a GO leads to; nothing where the budget does not state its size and hours."""
-    if go.seeds is None or go.arms is None or go.hours_per_run is None:
-        return []
-    runs = go.seeds * go.arms
-    return [_price("what a GO buys", go, runs, runs * go.hours_per_run, "[budget.go] hours_per_run, as stated")]
-
-
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:
     money = None if cost.price_per_hour is None else hours * cost.price_per_hour
     return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
 
 
-def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
-    """Steps of a run: as its settings say, else a group each that its pools give; None where a pool is not there."""
-    if condition.config.steps is not None:
-        return condition.config.steps
-    groups = _groups(condition, out_dir)
-    return None if groups is None else groups.num_steps
-
-
 def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
     """The footprint of the run that needs most memory; None where no condition names a model."""
-    from probe.runs.footprint import missing_for_prompts, run_footprint  # brings torch and transformers
+    from probe.runs.footprint import run_footprint  # brings torch and transformers
 
     footprints: list[Footprint] = []
     for name, condition in spec.resolved.items():
@@ -339,17 +317,12 @@ def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Fo
             notes.append(f"no memory of condition {name}: there is no {policy} yet")
             continue
         num_samples = condition.group * condition.prompts_per_step
-        missing = missing_for_prompts(config, policy)
-        for error in missing:
-            # Files of problems that are not there have been noted already, and conditions lack the same ones.
-            if not any(str(error) in note for note in notes):
-                notes.append(f"the memory is without prompts: {error}")
         # A run that trains has one arm: each is another footprint.
         runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
         for arms in runs_arms:
             run = replace(config, intervention=replace(config.intervention, arms=arms))
-            footprints.append(run_footprint(run, policy, num_samples=num_samples, with_prompts=not missing))
-    return max(footprints, key=lambda footprint: footprint.num_bytes, default=None)
+            footprints.append(run_footprint(run, policy, num_samples=num_samples, notes=notes))
+    return max(footprints, key=lambda footprint: sum(footprint.memory.values()), default=None)
 
 
 def _base_model(condition: ResolvedCondition, out_dir: Path) -> str | None:

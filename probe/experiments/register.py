@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from probe.experiments.jobs import SweepRun, read_state, runs_of
-from probe.experiments.judge.invalidations import Concerned, Invalidation, concerned_runs, read_invalidations
-from probe.experiments.judge.written import SHA_DIGITS, written_criteria, written_results
+from probe.experiments.cautions import Concerned, Invalidation, concerned_runs, read_invalidations
+from probe.experiments.jobs import Job, read_state, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
+from probe.experiments.written import SHA_DIGITS, written_criteria, written_results
 from probe.records.timings import starts_of
 from replay_pools.errors import InputError
 
@@ -75,17 +75,17 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
         decision=decision,
         earlier=results[-1].decision if current is None and results else None,
         follow_up=next((entry.then for entry in spec.decisions if entry.name == decision), None),
-        date=max((start.date for run in frozen for start in starts_of(run.job.directory)), default=None),
+        date=max((start.date for run in frozen for start in starts_of(run.directory)), default=None),
         compared={row.name: (row.reported, here.get(row.name)) for row in spec.criteria if row.reported},
         concerned=concerned,
     )
 
 
-def _status(spec: Spec, runs: list[SweepRun], done: int, concerned: Sequence[Concerned], out_dir: Path) -> Status:
+def _status(spec: Spec, runs: list[Job], done: int, concerned: Sequence[Concerned], out_dir: Path) -> Status:
     """One word: what is wrong comes before how far it is."""
     if any(entry.runs for entry in concerned):
         return "invalidated"
-    state, complete = read_state(spec, out_dir), {run.job.name for run in runs if run.complete}
+    state, complete = read_state(spec, out_dir), {run.name for run in runs if run.complete}
     failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
     if failed and done < len(runs):
         return "failed"

@@ -10,7 +10,8 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -37,6 +38,7 @@ from replay_pools.storage.files import write_json
 from replay_pools.storage.lock import locked
 
 POLL_S = 0.5  # seconds between two looks at the jobs
+STDERR = 2  # its descriptor
 A_MONTH = 30 * 24 * 60  # minutes; submitit's local executor ends jobs after two minutes unless told
 Cluster = Literal["local", "slurm"]
 Status = Literal["waiting", "running", "done", "failed", "skipped"]
@@ -140,7 +142,7 @@ def sweep(
     for run in runs_of(spec, out_dir):
         if run.spec_status not in (None, "frozen"):
             raise InputError(
-                run.job.directory,
+                run.directory,
                 expected=f"a run under {spec.path} as it is now",
                 found="one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec",
                 fix="restore the spec, or sweep into another folder with --out",
@@ -179,7 +181,8 @@ def _run(rows: Sequence[JobState], engine: Executor, num_jobs: int, save: Callab
         while waiting or running:
             while waiting and len(running) < num_jobs:
                 row = waiting.pop(0)
-                running[row.job.name] = row, engine.submit(Command(), row.job.args, gpus)
+                with _silent():
+                    running[row.job.name] = row, engine.submit(Command(), row.job.args, gpus)
                 row.status = "running"
             for name, (row, submitted) in list(running.items()):
                 if submitted.done():
@@ -191,6 +194,22 @@ def _run(rows: Sequence[JobState], engine: Executor, num_jobs: int, save: Callab
     finally:
         for _, submitted in running.values():
             submitted.cancel()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """What is started while open writes no errors to the terminal.
+
+    Ctrl-C reaches submitit's controller of a local job too, which would leave a traceback there; the job has its log.
+    """
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _end(row: JobState, submitted: Any) -> None:

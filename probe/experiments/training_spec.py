@@ -5,7 +5,7 @@ replay cannot know is an assumption, and says so in the file.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +137,10 @@ versus_condition = "{condition}"
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What `probe spec plan RUN` left behind."""
-
-    spec: Path
-    directions: Path | None  # None: they were there
-    seeds: int
-
-
 def write_training_spec(
     run: Run, analysis: Analysis, path: Path, *, out_dir: Path, plan: PlannedTraining | None = None
-) -> Written:
-    """Write the spec, and the direction file that it names.
+) -> Path | None:
+    """Write the spec, and the direction file that it names; returns that file, None where there was one.
 
     Args:
         analysis: of the run's primary condition.
@@ -191,7 +182,7 @@ def write_training_spec(
         fix = "move it, or name another file with --spec"
         raise InputError(path, expected="no file, or this very spec", found="another one", fix=fix)
     write_atomic(path, text.encode())
-    return Written(spec=path, directions=saved, seeds=seeds)
+    return saved
 
 
 def _check_go(run: Run, analysis: Analysis) -> None:
@@ -267,8 +258,15 @@ def _settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> di
 
 def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any], out_dir: Path) -> dict[str, Any]:
     """The environment of the run's pools, and as the teacher the pool of a policy that is not the one to train."""
-    pools = {pool_reference(Path(pool["path"]), out_dir): _manifest(run, pool) for pool in run.config["pools"]}
-    teacher = next((name for name, manifest in pools.items() if _other_policy(manifest, model, adapter)), None)
+    pools, teacher = {}, None
+    for pool in run.config["pools"]:
+        path, name = Path(pool["path"]) / MANIFEST_NAME, pool_reference(Path(pool["path"]), out_dir)
+        if not path.is_file():
+            raise InputError(path, expected=f"the pool that {run.path} read", found="no such file")
+        pools[name] = read_json(path)
+        policy = pools[name].get("policy") or {}
+        is_other = policy.get("adapter") != adapter or policy.get("base_model") not in (None, model)
+        teacher = teacher or (name if is_other else None)
     plan = pools[teacher or next(iter(pools))].get("plan") or {}
     if environment_of(plan) is None:
         raise InputError(
@@ -289,15 +287,3 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
     elif teacher is not None and usual.get("rollouts.teacher.pool") != teacher:
         settings["rollouts.teacher.pool"] = teacher
     return settings
-
-
-def _manifest(run: Run, pool: Mapping[str, str]) -> dict[str, Any]:
-    path = Path(pool["path"]) / MANIFEST_NAME
-    if not path.is_file():
-        raise InputError(path, expected=f"the pool that {run.path} read", found="no such file")
-    return read_json(path)
-
-
-def _other_policy(manifest: Mapping[str, Any], model: str, adapter: str | None) -> bool:
-    policy = manifest.get("policy") or {}
-    return policy.get("adapter") != adapter or policy.get("base_model") not in (None, model)

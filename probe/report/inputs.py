@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import MetricKey
 from probe.analysis.training_runs import trains
-from probe.experiments.judge.verdict import SpecVerdict
 from probe.experiments.spec import Spec
+from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.words import DEFAULT_CONDITION

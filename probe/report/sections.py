@@ -11,7 +11,7 @@ from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.verdict import Verdict, arm_sentences
-from probe.experiments.judge.verdict import go_plan
+from probe.experiments.verdict import go_plan
 from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
@@ -255,7 +255,7 @@ def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
     for price in plan.prices:
         money = "-" if price.money is None else f"{price.money:.2f} {price.currency}"
         prices.append((price.what, str(price.runs), f"{price.hours:.2f}", money, price.source))
-    header, vacuous = ("what", "runs", "hours", "money", "source"), [(part.where, part.why) for part in plan.vacuous]
+    header, vacuous = ("what", "runs", "hours", "money", "source"), list(plan.vacuous.items())
     return [
         TextTable(name="prices", title="What it costs", header=header, rows=prices),
         TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),

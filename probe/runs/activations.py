@@ -124,12 +124,19 @@ def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int
 def make_edit(config: RemedyConfig, differences: Tensor) -> Edit:
     """What the remedy does to hidden states, from the pairs' differences (n, d)."""
     if config.name == "preventative-steering":
-        return partial(_steered, config.coefficient * differences.mean(0))
+        shift = config.coefficient * differences.mean(0)
+        return lambda hidden: hidden + shift.to(hidden)
     most = min(differences.shape)
     if config.components > most:
         expected = f"at most {most}, of {differences.shape[0]} pairs and {differences.shape[1]} hidden sizes"
         raise InputError("remedy.components", expected=expected, found=str(config.components))
-    return partial(_ablated, torch.linalg.svd(differences, full_matrices=False).Vh[: config.components])
+    directions = torch.linalg.svd(differences, full_matrices=False).Vh[: config.components]  # (k, d), orthonormal
+
+    def ablated(hidden: Tensor) -> Tensor:
+        V = directions.to(hidden)
+        return hidden - (hidden @ V.T) @ V
+
+    return ablated
 
 
 @contextmanager
@@ -144,16 +151,6 @@ def edited(edits: Sequence[tuple[nn.Module, Edit]]) -> Iterator[None]:
 def _hook(edit: Edit, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     """Some architectures return the hidden states alone, others first in a tuple."""
     return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
-
-
-def _steered(shift: Tensor, hidden: Tensor) -> Tensor:
-    return hidden + shift.to(hidden)
-
-
-def _ablated(directions: Tensor, hidden: Tensor) -> Tensor:
-    """Directions (k, d), orthonormal."""
-    directions = directions.to(hidden)
-    return hidden - (hidden @ directions.T) @ directions
 
 
 def _watch(see: Callable[[Tensor], object]) -> Edit:

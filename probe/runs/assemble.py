@@ -6,29 +6,28 @@
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
 from extraction.adapters.interface import Coordinates
 from extraction.library import attach_basis
 from extraction.words import Basis
+from probe.objective.credit import planning_tokens
 from probe.records.timings import Timings
 from probe.runs.control import TrainingState
 from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.gram_recorder import GramRecorder
-from probe.runs.join import Pieces, PlanningMarker
+from probe.runs.join import Pieces
 from probe.runs.loop import Setup, TokenAttribution
 from probe.settings.arms import Arm, get_arm, measured_arm
-from probe.settings.loss import LossSettings
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
-from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, adapter_directory, load_policy
@@ -59,20 +58,6 @@ def configured_adapter(model: ModelConfig) -> Path | None:
     return None if model.adapter is None else adapter_directory(str(model.name), model.adapter)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
-    """What `run_steps` needs beside the groups."""
-
-    setup: Setup
-    training: TrainingState | None  # None: frozen weights
-    start: Sequence[Measure]  # every arm under every condition, with the directions of the start
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """The coordinates of the policy that is sampled and trained: those of the first basis."""
-        return self.setup.bases.coordinates[0]
-
-
 def steps_apart(config: StepConfig) -> bool:
     """Whether several ranks share out the steps of a run, not the rollouts of each step.
 
@@ -91,7 +76,7 @@ def assemble(
     timings: Timings,
     say: Callable[[str], None],
     world: World,
-) -> Assembly:
+) -> Setup:
     """Adapt the policy in the bases of the arms, get their directions, and make what trains it.
 
     Args:
@@ -116,7 +101,13 @@ def assemble(
         start = directions.measures(conditions, arms, config.intervention.gate)
         if isinstance(config, ReplayConfig):
             # In a training the products with pair gradients of the start would be stale from the second step on.
-            grams = _gram_recorders(directory, directions, start, bases, next(iter(conditions.values())))
+            for basis in bases:
+                # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
+                library, controls = directions.library(basis, next(iter(conditions.values()))), {}
+                for measure in start:
+                    if measure.arm.basis == basis and measure.arm.directions != "v_hack":
+                        controls[measure.arm.name] = measure.vectors
+                grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     refreshed = None
@@ -129,11 +120,11 @@ def assemble(
             config.intervention.refresh_every,
             world,
         )
-    tokens = None
+    tokens, pieces = None, Pieces(policy.tokenizer)
     if config.token_attribution != 0:
-        arm, pieces = measured_arm(config.intervention.arms) or arms[0].name, Pieces(policy.tokenizer)
+        arm = measured_arm(config.intervention.arms) or arms[0].name
         tokens = TokenAttribution(condition=primary, arm=arm, steps=config.token_attribution, pieces=pieces)
-    setup = Setup(
+    return Setup(
         bases=Bases(
             coordinates=list(bases.values()),
             tokens_per_batch=config.intervention.extraction.tokens_per_batch,
@@ -142,7 +133,7 @@ def assemble(
         conditions=conditions,
         measures=refreshed or (lambda step: start),
         references=References(coordinates) if training is None else training.references,
-        planning=PlanningMarker(policy.tokenizer, config.planning_phrases),
+        planning=lambda ids: planning_tokens([pieces(token) for token in ids], config.planning_phrases),
         pad_id=policy.pad_id,
         grams=grams,
         dtype_noise=None,
@@ -150,28 +141,8 @@ def assemble(
         tokens=tokens,
         world=world,
         is_off_policy=isinstance(config, TrainConfig) and config.remedy is not None and config.remedy.is_off_policy,
+        training=training,
     )
-    return Assembly(setup=setup, training=training, start=start)
-
-
-def _gram_recorders(
-    directory: Path,
-    directions: ArmDirections,
-    start: Sequence[Measure],
-    bases: Iterable[Basis],
-    objective: LossSettings,
-) -> dict[Basis, GramRecorder]:
-    """What records the inner products of each basis: with pair gradients, with v_hack, and with controls."""
-    recorders: dict[Basis, GramRecorder] = {}
-    for basis in bases:
-        # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
-        library = directions.library(basis, objective)
-        controls = {}
-        for measure in start:
-            if measure.arm.basis == basis and measure.arm.directions != "v_hack":
-                controls[measure.arm.name] = measure.vectors
-        recorders[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
-    return recorders
 
 
 def attach_bases(

@@ -13,17 +13,19 @@ The step receives a `LossSettings` with this step's numbers and does not know wh
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from probe.records.records import StepRecord
 from probe.runs.join import solve_share
-from probe.runs.past import PastSelf, PastWeights
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits, Warnings
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater
 from replay_pools.rollout import Rollout
+
+if TYPE_CHECKING:  # a replay samples nothing
+    from probe.runs.sources.past import PastSelf, PastWeights
 
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
@@ -151,21 +153,21 @@ class Tripwires(_Resumable):
         for name in ("entropy", "logprob"):
             if (first := measured[name]) is not None:
                 self.baseline.setdefault(name, first)
-        reasons = [self._watch(name, measured[name], *rule) for name, rule in self._rules().items()]
+        limits, first = self._limits, self.baseline
+        lowest = smallest = None
+        if limits.entropy_min_frac is not None and "entropy" in first:
+            lowest = limits.entropy_min_frac * first["entropy"]
+        if limits.logprob_drop_max is not None and "logprob" in first:
+            smallest = first["logprob"] - limits.logprob_drop_max
+        reasons = [
+            self._watch("kl/mean", measured["kl/mean"], limits.kl_mean_max, 1),
+            self._watch("entropy", measured["entropy"], lowest, -1),
+            self._watch("logprob", measured["logprob"], smallest, -1),
+        ]
         return next((reason for reason in reasons if reason), None)
 
-    def _rules(self) -> dict[str, tuple[float | None, int]]:
-        """{name: (bound, +1 where it is an upper bound and -1 where it is a lower one)}."""
-        limits, first = self._limits, self.baseline
-        entropy, drop = limits.entropy_min_frac, limits.logprob_drop_max
-        return {
-            "kl/mean": (limits.kl_mean_max, 1),
-            "entropy": (None if entropy is None or "entropy" not in first else entropy * first["entropy"], -1),
-            "logprob": (None if drop is None or "logprob" not in first else first["logprob"] - drop, -1),
-        }
-
     def _watch(self, name: str, value: float | None, bound: float | None, side: int) -> str | None:
-        """Count the steps beyond the bound in a row; a step without a measure leaves the count as it is."""
+        """Count the steps above (`side` 1) or below (-1) the bound in a row; one without a measure leaves the count."""
         if value is None or bound is None:
             return None
         self.streaks[name] = self.streaks.get(name, 0) + 1 if side * (value - bound) > 0 else 0

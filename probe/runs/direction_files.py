@@ -54,7 +54,15 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
         margins += map(int, votes)
     margins.sort()
     vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
-    nulls = transfer_nulls(_pair_gram(pairs, directions), num_draws=NUM_DRAWS)
+    # As `gram/pairs.safetensors` of a run holds them.
+    gram = PairGram(
+        modules=tuple(pairs.hack),
+        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
+        pairs=pair_products(pairs).numpy(),
+        held_out=pairs.held_out.numpy(),
+        extraction=Extraction(**extraction_settings(pairs, directions)),
+    )
+    nulls = transfer_nulls(gram, num_draws=NUM_DRAWS)
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
@@ -78,17 +86,6 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
     }
     write_json(card_path(path), card)
     return card
-
-
-def _pair_gram(pairs: PairGradients, directions: Directions) -> PairGram:
-    """Inner products of the pair gradients, as `gram/pairs.safetensors` of a run holds them."""
-    return PairGram(
-        modules=tuple(pairs.hack),
-        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
-        pairs=pair_products(pairs).numpy(),
-        held_out=pairs.held_out.numpy(),
-        extraction=Extraction(**extraction_settings(pairs, directions)),
-    )
 
 
 def direction_file(run: Run, config: StepConfig, out_dir: Path) -> tuple[str, Path | None]:
@@ -137,7 +134,10 @@ def _cached(run: Run, gram: PairGram, cache: Path) -> PairGradients:
             pairs = load_pair_gradients(path)
         except InputError:
             continue  # damaged: whoever needs that one measures it anew
-        if tuple(pairs.hack) == gram.modules and _same(pair_products(pairs).numpy(), gram.pairs):
+        products = pair_products(pairs).numpy()
+        if tuple(pairs.hack) != gram.modules or products.shape != gram.pairs.shape:
+            continue
+        if np.allclose(products, gram.pairs, rtol=SAME, atol=SAME * np.abs(gram.pairs).max()):
             return pairs
     raise InputError(
         cache,
@@ -145,7 +145,3 @@ def _cached(run: Run, gram: PairGram, cache: Path) -> PairGradients:
         found="none with its inner products",
         fix="run the replay again under another name: it measures them anew",
     )
-
-
-def _same(products: np.ndarray, stored: np.ndarray) -> bool:
-    return products.shape == stored.shape and np.allclose(products, stored, rtol=SAME, atol=SAME * np.abs(stored).max())

@@ -14,7 +14,6 @@ the mean squared cosine of the principal angles (k of the smaller of the two).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, final
 
@@ -64,17 +63,19 @@ class ArmDirections:
     ) -> None:
         self._intervention, self._seed, self._policy, self._bases = intervention, seed, policy, bases
         self._cache_dir, self._say = cache_dir, say
-        self._libraries: list[DirectionLibrary] = []  # the cached ones; `extract` makes a new one each time
-        self._cached_library = cache(self._shared_library)
-        self._cached_vectors = cache(self._vectors)
+        self._libraries: dict[tuple[Basis, Normaliser], DirectionLibrary] = {}
+        self._vectors: dict[tuple[Basis, Normaliser, DirectionKind], Mapping[str, Tensor]] = {}  # on the device
 
     def library(self, basis: Basis, objective: LossSettings) -> DirectionLibrary:
         """The directions of a basis under the normaliser of an objective."""
-        return self._cached_library(basis, normaliser(objective))
+        key = basis, normaliser(objective)
+        if key not in self._libraries:
+            self._libraries[key] = self._new(*key)
+        return self._libraries[key]
 
     def extract(self, arm: Arm, objective: LossSettings) -> Directions:
         """Extract the arm's directions at the present coordinates, past every cache of this object."""
-        return self._library(arm.basis, normaliser(objective)).get(arm.directions)
+        return self._new(arm.basis, normaliser(objective)).get(arm.directions)
 
     def measures(self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
         """Every arm under every condition."""
@@ -82,11 +83,11 @@ class ArmDirections:
             Measure(
                 condition=name,
                 arm=arm,
-                vectors=self._cached_vectors(arm.basis, arm.directions, normaliser(objective)),
+                vectors=self._along(arm.basis, arm.directions, objective),
                 gate=gate.gate or arm.gate,
                 overshoot=gate.overshoot,
                 target=gate.target,
-                dose=self._cached_vectors(arm.basis, "v_hack", normaliser(objective)) if arm.dosed else None,
+                dose=self._along(arm.basis, "v_hack", objective) if arm.dosed else None,
             )
             for name, objective in conditions.items()
             for arm in arms
@@ -94,14 +95,9 @@ class ArmDirections:
 
     def cache_misses(self) -> int:
         """How many sets of pair gradients were measured, because the cache did not hold them."""
-        return sum(library.cache_misses for library in self._libraries)
+        return sum(library.cache_misses for library in self._libraries.values())
 
-    def _shared_library(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
-        library = self._library(basis, weights)
-        self._libraries.append(library)
-        return library
-
-    def _library(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
+    def _new(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
         # Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss.
         file = self._intervention.v_hack
         return DirectionLibrary(
@@ -115,9 +111,12 @@ class ArmDirections:
             say=self._say,
         )
 
-    def _vectors(self, basis: Basis, kind: DirectionKind, weights: Normaliser) -> Mapping[str, Tensor]:
+    def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:
         """{module: (k, r)} on the policy's device."""
-        return Stacks.of(self._cached_library(basis, weights).get(kind).to(self._policy.device).vectors)
+        key = basis, normaliser(objective), kind
+        if key not in self._vectors:
+            self._vectors[key] = Stacks.of(self.library(basis, objective).get(kind).to(self._policy.device).vectors)
+        return self._vectors[key]
 
 
 def card_path(directions_path: Path) -> Path:

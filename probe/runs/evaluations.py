@@ -15,7 +15,7 @@ The frozen probe batch are held-out pairs that no training touches, scored under
     hackward_q95                   95th percentile of hackward_frac_moved when the directions are Haar-distributed (N1)
 
 The reference is fixed: base policy, pairs and directions are those of the start, whatever the run refreshes.
-`probe.runs.heldout` samples, `probe.runs.rates` counts.
+`probe.runs.heldout` samples and counts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +47,7 @@ from probe.records.run import (
     settings_of,
 )
 from probe.runs.assemble import configured_policy
-from probe.runs.heldout import HeldOut, eval_settings, hold_out
-from probe.runs.rates import Evaluation, Weights, evaluate
+from probe.runs.heldout import Evaluation, HeldOut, Weights, eval_settings, evaluate, hold_out
 from probe.settings.run import EvalConfig, TrainConfig
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
@@ -155,16 +154,6 @@ class Evaluator:
         return next((row for row in self._rows if (row["step"], row["weights"]) == (done, weights)), None)
 
     def _add(self, done: int, weights: Weights) -> None:
-        evaluation, frozen = self._evaluate(done, weights)
-        elo = self._world.on_main(lambda: self._elo(done)) if weights == "deployed" else None
-        self._rows.append(evaluation.to_json() | {"frozen": frozen, "elo": elo})
-        if self._world.is_main:
-            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
-        rates = evaluation.rates["all"]
-        which = f" ({weights})" if self._updater.routes else ""
-        self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
-
-    def _evaluate(self, done: int, weights: Weights) -> tuple[Evaluation, dict[str, Any] | None]:
         directory = evaluation_path(self._directory, done)
         if weights == "training":
             directory = directory.with_name(f"{directory.name}-training")
@@ -172,12 +161,20 @@ class Evaluator:
             with self._updater.coordinates.lean_forward():
                 rollouts = self._held_out.rollouts(directory, done)
             frozen = None if self._frozen is None else self._frozen.measure()
-        return evaluate(rollouts, step=done, weights=weights), self._world.broadcast(frozen)
-
-    def _elo(self, done: int) -> dict[str, dict[str, float | None]]:
-        """The base and the bots, on every ladder, as the policy after `done` steps sees them."""
-        references = {BASE: self._shares(0), **self._bots}
-        return elo_values(self._shares(done), references, [row["elo"] for row in deployed(self._rows)])
+        frozen, elo = self._world.broadcast(frozen), None
+        if weights == "deployed":
+            rows = [row["elo"] for row in deployed(self._rows)]
+            # The base and the bots, on every ladder, as this policy sees them.
+            elo = self._world.on_main(
+                lambda: elo_values(self._shares(done), {BASE: self._shares(0), **self._bots}, rows)
+            )
+        evaluation = evaluate(rollouts, step=done, weights=weights)
+        self._rows.append(evaluation.to_json() | {"frozen": frozen, "elo": elo})
+        if self._world.is_main:
+            write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
+        rates = evaluation.rates["all"]
+        which = f" ({weights})" if self._updater.routes else ""
+        self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
 
     def _shares(self, done: int) -> Shares:
         """What the policy after `done` steps solved, from the pools of its evaluation."""

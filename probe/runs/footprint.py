@@ -2,12 +2,13 @@
 
 Of a first run, which finds nothing in the caches: later ones need no pass of the pairs.
 Read off shapes: the model is built on the meta device, no weights are loaded. Prompts are measured where problems and
-tokenizer are at hand; `missing_for_prompts` says what is not.
+tokenizer are at hand.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.logprobs import CHUNK_SIZE
 from extraction.passes import activation_bytes, tokens_that_fit
 from extraction.selection import selected_pairs
-from extraction.words import Basis, ExtractionSettings
+from extraction.words import ExtractionSettings
 from probe.runs.heldout import eval_settings
 from probe.runs.replay import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.train import TrainingInputs
-from probe.settings.arms import get_arm
+from probe.settings.arms import Arm, get_arm
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from replay_pools.environments.loopholes import instructed, render_messages
@@ -63,37 +64,28 @@ def coverage(model: PreTrainedModel, targets: Sequence[str]) -> list[Coverage]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes of one kind of tensor."""
-
-    what: str
-    num_bytes: int
-
-
 def memory(
     model: PreTrainedModel,
     config: ModelConfig,
     *,
-    bases: set[Basis],
+    arms: Sequence[Arm],
     num_samples: int,
     k: int,
-    num_direction_sets: int,
     num_pairs: int,
     trains: bool = False,
-) -> list[Memory]:
-    """What a step holds beside the activations, which depend on the lengths of the rollouts.
+) -> dict[str, int]:
+    """{what: bytes} that a step holds beside the activations, which depend on the lengths of the rollouts.
 
     Args:
         model: on the meta device; only shapes are read.
         config: dtype, ranks and storage.
+        arms: that are measured; those with the same directions share them.
         num_samples: of all groups of a step.
-        num_direction_sets: kinds of directions that the arms measure (v_hack, haar, ...).
         trains: with an optimizer, references and a quarantine.
     """
     shapes = [weight_matrix(model.get_submodule(name), name).shape for name in find_targets(model, config.targets)]
-    weights = sum(parameter.numel() for parameter in model.parameters()) * WEIGHT_BYTES[config.dtype]
-    rows = [Memory(what=f"weights ({config.dtype})", num_bytes=weights)]
+    itemsize, num_direction_sets = WEIGHT_BYTES[config.dtype], len({arm.directions for arm in arms})
+    rows = {f"weights ({config.dtype})": sum(parameter.numel() for parameter in model.parameters()) * itemsize}
     ranks = [min(*shape, config.svd_rank or min(shape)) for shape in shapes]
     sizes = {"svd": sum(ranks), "lora": sum(config.lora_rank * d_out for d_out, _ in shapes)}
     # U and Vh of a square weight, one of them of any other: extraction.adapters.svd (where it is well-conditioned)
@@ -104,72 +96,25 @@ def memory(
         "svd": ("U, Vh and S, as far as needed", factors * WEIGHT_BYTES[config.svd_storage] + sizes["svd"] * FLOAT32),
         "lora": ("A, frozen", sum(config.lora_rank * d_in for _, d_in in shapes) * FLOAT32),
     }
-    for basis in sorted(bases):
+    for basis in sorted({arm.basis for arm in arms}):
         what, num_bytes = frozen[basis]
         size = sizes[basis] * FLOAT32
-        rows += [
-            Memory(what=f"{basis}: {what}", num_bytes=num_bytes),
-            Memory(what=f"{basis}: coordinates and {num_samples} sample gradients", num_bytes=size * (1 + num_samples)),
-            Memory(what=f"{basis}: {num_direction_sets} x {k} directions", num_bytes=size * k * num_direction_sets),
-            Memory(what=f"{basis}: gradients of {num_pairs} pairs", num_bytes=size * 2 * num_pairs),
-        ]
+        rows |= {
+            f"{basis}: {what}": num_bytes,
+            f"{basis}: coordinates and {num_samples} sample gradients": size * (1 + num_samples),
+            f"{basis}: {num_direction_sets} x {k} directions": size * k * num_direction_sets,
+            f"{basis}: gradients of {num_pairs} pairs": size * 2 * num_pairs,
+        }
         if trains:
-            rows.append(Memory(what=f"{basis}: {TRAINED}", num_bytes=size * 6))
+            rows[f"{basis}: {TRAINED}"] = size * 6
         if trains and basis == "svd":
-            adapted = sum(d_out * d_in for d_out, d_in in shapes) * WEIGHT_BYTES[config.dtype]
-            rows.append(Memory(what="svd: base weights, while delta_S is merged", num_bytes=adapted))
+            rows["svd: base weights, while delta_S is merged"] = sum(map(math.prod, shapes)) * itemsize
     return rows
 
 
-def missing_for_prompts(config: StepConfig, model: str) -> list[InputError]:
-    """Why the prompts of a run cannot be measured: problems or a tokenizer that are not at hand; often nothing."""
-    checks: list[Callable[[], object]] = [partial(check_tokenizer_at_hand, model)]
-    if isinstance(config, TrainConfig):
-        checks.append(partial(get_environment, config.rollouts.env))
-    missing = []
-    for check in checks:
-        try:
-            check()
-        except InputError as error:
-            missing.append(error)
-    return missing
-
-
-def sampling_memory(
-    model: PreTrainedModel, name: str, config: TrainConfig, freed: int, *, with_prompts: bool = True
-) -> Memory:
-    """The cache of keys and values where a run that trains samples most at once: a step, or an evaluation.
-
-    Sampling and passes take turns: only what is more than a pass takes adds to the peak. There is room for the longest
-    prompt and the largest completion in every row; where it does not fit, the rows are sampled in several batches
-    (`replay_pools.sampling.sample`). Prompts of a teacher's problems are not looked at.
-
-    Args:
-        model: on the meta device; only shapes are read.
-        name: of the model, whose tokenizer measures the prompts.
-        freed: bytes of a pass, which are free while the run samples.
-        with_prompts: False: prompts are not known, and left out.
-    """
-    rollouts, evaluation = config.rollouts, config.evaluation
-    rows = rollouts.prompts_per_step * rollouts.group, evaluation.num_problems * evaluation.rollouts_per_problem
-    # The token that is sampled last is not read again.
-    new_tokens = rollouts.sampler.max_new_tokens - 1
-    what, positions = "all completions at once, without prompts", max(rows) * new_tokens
-    if with_prompts:
-        lengths, positions, what = _prompt_lengths(name, config), 0, "all rows at once"
-        # Any problem may come up in a batch. Nothing is drawn here: the directory of the run is not read.
-        without_teacher = replace(config, rollouts=replace(rollouts, teacher=None))
-        inputs = TrainingInputs(without_teacher, Path(), Path())
-        for num_rows, problems in zip(rows, (inputs.problems.listed, inputs.held_out), strict=True):
-            longest = max(lengths[problem.problem_id] for problem in problems)
-            positions = max(positions, num_rows * (longest + new_tokens))
-    num_bytes = positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
-    what = f"sampling: keys and values of {what}, beyond the memory of a pass"
-    return Memory(what=what, num_bytes=max(0, num_bytes - freed))
-
-
-@cache
-def _measured(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> dict[str, int]:
+@cache  # a spec has many runs
+def _prompt_lengths(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> dict[str, int]:
+    """{problem id: tokens of its prompt} of an environment; `instruction`: the line that a remedy adds in training."""
     chat = ServedPolicy(load_tokenizer(model), model, GenerationConfig())
     environment, lengths = get_environment(env), {}
     for problem in [*environment.problems("train"), *environment.problems("eval")]:
@@ -178,57 +123,6 @@ def _measured(model: str, env: str, mode: str, hint: bool, instruction: str | No
             messages = instructed(messages, instruction)
         lengths[problem.problem_id] = len(chat.render(messages)[1])
     return lengths
-
-
-def _prompt_lengths(model: str, config: TrainConfig) -> dict[str, int]:
-    """{problem id: tokens of its prompt} of an environment's problems to train and to evaluate on.
-
-    With the line that a remedy adds in training; evaluations, which go without it, are taken to have it too.
-    """
-    rollouts = config.rollouts
-    instruction = None if config.remedy is None else config.remedy.update_instruction
-    return _measured(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)  # cached: a spec has many runs
-
-
-def pass_memory(model: PreTrainedModel, tokens: int) -> list[Memory]:
-    """What one forward and backward of `tokens` tokens takes beside the weights; `model` in the dtype of the run."""
-    backbone, itemsize = model.base_model, model.dtype.itemsize
-    assert isinstance(backbone, PreTrainedModel)
-    logits = LOGITS * min(CHUNK_SIZE, tokens) * model.config.get_text_config().vocab_size * itemsize
-    num_bytes = int(tokens * activation_bytes(backbone))
-    return [
-        Memory(what=f"activations of a pass of at most {tokens} tokens", num_bytes=num_bytes),
-        Memory(what=f"logits of {min(CHUNK_SIZE, tokens)} tokens, with derivatives", num_bytes=logits),
-        Memory(what="kernels of torch and their buffers", num_bytes=KERNELS if itemsize >= FLOAT32 else 2 * KERNELS),
-    ]
-
-
-def most_tokens(model: PreTrainedModel, name: str, config: StepConfig, step_tokens: int | None) -> int:
-    """Tokens of the largest pass: of a step, or of the pairs, unless these come from a direction file.
-
-    Args:
-        model: in the dtype of the run.
-        name: of the model, whose tokenizer measures pairs and prompts.
-        step_tokens: prompts and completions of the largest step; None: not known, as large as a pass may be.
-    """
-    intervention, budget = config.intervention, _pass_budget(model, config)
-    if isinstance(config, TrainConfig):
-        rollouts = config.rollouts
-        longest = max(_prompt_lengths(name, config).values())
-        step_tokens = rollouts.prompts_per_step * rollouts.group * (longest + rollouts.sampler.max_new_tokens)
-    if step_tokens is None:
-        return budget
-    sources = [] if intervention.v_hack else [intervention.extraction]
-    if any(get_arm(arm).directions == "placebo" for arm in intervention.arms):
-        sources.append(ExtractionSettings(pairs="builtin:placebo"))
-    return min(budget, max([step_tokens, *(_pair_tokens(name, pairs) for pairs in sources)]))
-
-
-def _pass_budget(model: PreTrainedModel, config: StepConfig) -> int:
-    """How many tokens a pass may have; of its own accord, what fits on this machine."""
-    backbone = model.base_model
-    assert isinstance(backbone, PreTrainedModel)
-    return config.intervention.extraction.tokens_per_batch or tokens_that_fit(backbone)
 
 
 @cache  # a spec has many runs of one model
@@ -254,51 +148,104 @@ class Footprint:
 
     model: str
     modules: list[Coverage]
-    memory: list[Memory]
+    memory: dict[str, int]  # {what: bytes}
 
-    @property
-    def num_bytes(self) -> int:
-        """The sum over `memory`."""
-        return sum(row.num_bytes for row in self.memory)
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists, dicts, numbers and texts."""
+        return asdict(self) | {"memory": [{"what": what, "num_bytes": size} for what, size in self.memory.items()]}
 
 
 def run_footprint(
-    config: StepConfig, model: str, *, num_samples: int, step_tokens: int | None = None, with_prompts: bool = True
+    config: StepConfig,
+    model: str,
+    *,
+    num_samples: int,
+    step_tokens: int | None = None,
+    notes: list[str] | None = None,
 ) -> Footprint:
     """The footprint of a run in which all its arms are measured.
 
     Args:
         model: `organism`, a directory or a hub id; no weights are loaded.
         num_samples: of all groups of a step.
-        step_tokens: of a replay, prompts and completions of its largest step; None: not known.
-        with_prompts: False: prompts cannot be measured (`missing_for_prompts`) and are left out; passes are taken to be
-            as large as a pass may be.
+        step_tokens: of a replay, prompts and completions of its largest step; None: as large as a pass may be.
+        notes: gets why prompts cannot be measured; they are left out, and passes are as large as they may be.
 
     Raises:
-        InputError: no such model or pairs.
+        InputError: no such model or pairs; without `notes`, prompts that cannot be measured.
     """
-    arms = [get_arm(name) for name in config.intervention.arms]
-    extraction = config.intervention.extraction
+    arms, extraction = [get_arm(name) for name in config.intervention.arms], config.intervention.extraction
     skeleton = _skeleton(model, config.model.dtype)
-    tokens = most_tokens(skeleton, model, config, step_tokens) if with_prompts else _pass_budget(skeleton, config)
-    passes = pass_memory(skeleton, tokens)
-    rows = [
-        *passes,
-        *memory(
-            skeleton,
-            config.model,
-            bases={arm.basis for arm in arms},
-            num_samples=num_samples,
-            k=extraction.k,
-            num_direction_sets=len({arm.directions for arm in arms}),
-            num_pairs=len(selected_pairs(extraction)),
-            trains=config.trains,
-        ),
-    ]
+    itemsize, backbone = skeleton.dtype.itemsize, skeleton.base_model
+    assert isinstance(backbone, PreTrainedModel)
+    tokens, lengths = extraction.tokens_per_batch or tokens_that_fit(backbone), None
+    try:
+        if notes is not None:
+            check_tokenizer_at_hand(model)
+        if isinstance(config, TrainConfig):
+            rollouts = config.rollouts
+            instruction = None if config.remedy is None else config.remedy.update_instruction
+            lengths = _prompt_lengths(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)
+            step_tokens = num_samples * (max(lengths.values()) + rollouts.sampler.max_new_tokens)
+    except InputError as error:
+        if notes is None:
+            raise
+        # Files of problems that are not there have been noted already, and conditions lack the same ones.
+        if not any(str(error) in note for note in notes):
+            notes.append(f"the memory is without prompts: {error}")
+        step_tokens = None
+    if step_tokens is not None:
+        sources = [] if config.intervention.v_hack else [extraction]
+        if any(arm.directions == "placebo" for arm in arms):
+            sources.append(ExtractionSettings(pairs="builtin:placebo"))
+        tokens = min(tokens, max([step_tokens, *(_pair_tokens(model, pairs) for pairs in sources)]))
+    chunk = min(CHUNK_SIZE, tokens)
+    logits = LOGITS * chunk * skeleton.config.get_text_config().vocab_size * itemsize
+    passes = {
+        f"activations of a pass of at most {tokens} tokens": int(tokens * activation_bytes(backbone)),
+        f"logits of {chunk} tokens, with derivatives": logits,
+    }
+    rows = passes | {"kernels of torch and their buffers": KERNELS if itemsize >= FLOAT32 else 2 * KERNELS}
+    rows |= memory(
+        skeleton,
+        config.model,
+        arms=arms,
+        num_samples=num_samples,
+        k=extraction.k,
+        num_pairs=len(selected_pairs(extraction)),
+        trains=config.trains,
+    )
     if isinstance(config, TrainConfig) and config.rollouts.engine == "local":
-        freed = sum(row.num_bytes for row in passes[:-1])  # the buffers of the kernels stay
-        rows.append(sampling_memory(skeleton, model, config, freed, with_prompts=with_prompts))
+        # Sampling and passes take turns: only what is more than a pass takes adds to the peak.
+        what, num_bytes = sampling_memory(skeleton, config, lengths)
+        rows[f"sampling: keys and values of {what}, beyond the memory of a pass"] = max(
+            0, num_bytes - sum(passes.values())
+        )
     return Footprint(model=model, modules=coverage(skeleton, config.model.targets), memory=rows)
+
+
+def sampling_memory(model: PreTrainedModel, config: TrainConfig, lengths: Mapping[str, int] | None) -> tuple[str, int]:
+    """(of what, bytes) of the cache of keys and values where a training samples most at once: a step or an evaluation.
+
+    There is room for the longest prompt and the largest completion in every row; where that does not fit, the rows are
+    sampled in several batches (`replay_pools.sampling.sample`). Prompts of a teacher's problems are not looked at.
+
+    Args:
+        lengths: {problem id: tokens of its prompt}; None: not known, and left out.
+    """
+    rollouts, evaluation = config.rollouts, config.evaluation
+    rows = rollouts.prompts_per_step * rollouts.group, evaluation.num_problems * evaluation.rollouts_per_problem
+    # The token that is sampled last is not read again.
+    new_tokens = rollouts.sampler.max_new_tokens - 1
+    what, positions = "all completions at once, without prompts", max(rows) * new_tokens
+    if lengths is not None:
+        what = "all rows at once"
+        # Any problem may come up in a batch. Nothing is drawn here: the directory of the run is not read.
+        inputs = TrainingInputs(replace(config, rollouts=replace(rollouts, teacher=None)), Path(), Path())
+        for num_rows, problems in zip(rows, (inputs.problems.listed, inputs.held_out), strict=True):
+            longest = max(lengths[problem.problem_id] for problem in problems)
+            positions = max(positions, num_rows * (longest + new_tokens))
+    return what, positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,9 +259,7 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and texts; the footprint's fields beside the others."""
-        row = asdict(self)
-        footprint = row.pop("footprint")
-        return row | footprint
+        return {"path": self.path, "state": self.state, "work": self.work, **self.footprint.to_json()}
 
 
 def preview_replay(
@@ -350,15 +295,15 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
         InputError: what `train` refuses before it loads the policy.
     """
     inputs = TrainingInputs(config, out_dir, directory)
-    config, rollouts, evaluation = inputs.config, inputs.rollouts, inputs.evaluation
+    config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
     num_samples = rollouts.prompts_per_step * rollouts.group
     sampled = inputs.problems.num_batches * num_samples
     evaluated = len(inputs.held_out) * evaluation.rollouts_per_problem * len(settings)
     # An evaluation before every so many steps and one after the last, which are one where they fall together.
-    times = len({*range(0, inputs.steps, evaluation.every), inputs.steps})
+    times = len({*range(0, config.steps, evaluation.every), config.steps})
     work = {
-        "steps": inputs.steps,
+        "steps": config.steps,
         "rollouts in training": sampled,
         "evaluations": times,
         "rollouts in an evaluation": evaluated,

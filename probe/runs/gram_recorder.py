@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from extraction.directions import Directions, PairGradients
@@ -65,7 +66,10 @@ class GramRecorder:
         )
         self._controls: dict[str, list[Tensor]] = {}
         for arm, vectors in (controls or {}).items():
-            self._controls[arm] = _padded([vectors[m].cpu().double() for m in self._modules])
+            most = max(map(len, vectors.values()))
+            self._controls[arm] = [
+                F.pad(vectors[m].cpu().double(), (0, 0, 0, most - len(vectors[m]))) for m in self._modules
+            ]
             products = [V @ _rows(pairs, m).T for V, m in zip(self._controls[arm], self._modules, strict=True)]
             self._write(f"arm_{arm}", {"pairs": torch.stack(products)})
 
@@ -88,12 +92,6 @@ class GramRecorder:
 def _rows(pairs: PairGradients, module: str) -> Tensor:
     """(N, r) float64 of one module, made when it is needed: all of them are twice as large as the gradients."""
     return torch.cat([pairs.hack[module], pairs.clean[module]]).cpu().double()
-
-
-def _padded(directions: list[Tensor]) -> list[Tensor]:
-    """Directions (k, r) of every module with zero rows up to the largest k."""
-    most = max(len(V) for V in directions)
-    return [torch.cat([V, V.new_zeros(most - len(V), V.shape[1])]) for V in directions]
 
 
 def pair_products(pairs: PairGradients) -> Tensor:

@@ -1,17 +1,23 @@
-"""Held-out problems: choose them (`hold_out`), sample a policy and grade bots on them (`HeldOut`).
+"""Held-out problems: choose them (`hold_out`), sample a policy and grade bots on them (`HeldOut`), count (`evaluate`).
 
-Every setting, a loophole mode with its hint or without, is a pool of its own. `probe.runs.rates` computes hack, exploit
-and solve rates of the rollouts.
+Every setting, a loophole mode with its hint or without, is a pool of its own.
+
+There is a rate for each loophole mode with and without its hint, and one over all, with a Wilson 95% interval. The
+interval takes rollouts as independent, which holds for one rollout a problem and setting. With more, the unit is the
+problem and the interval is too narrow: a reader sees it by `num_problems` beside `num_rollouts`.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import final
+from typing import Any, Literal, final
 
 from probe.analysis.ladder import Player, Task, shares_of
+from probe.analysis.statistics.intervals import Interval, wilson_interval
+from probe.analysis.training_runs import RATES, setting_of
 from probe.runs.sources.live import write_groups
+from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
 from replay_pools.environments.exploits import BOTS
@@ -20,6 +26,9 @@ from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_head
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Grade, Rollout
+from replay_pools.storage.tables import decode
+
+Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +162,75 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
         counts = f"{len(evaluation)}, with {len(left)} of {len(train)} left to train on"
         raise InputError("held-out problems", expected=f"{num} or more problems, and others to train on", found=counts)
     return left, held_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A share of rollouts, `count` of them; rate and interval are None without rollouts."""
+
+    count: int
+    rate: float | None
+    interval: Interval | None  # Wilson, 95%
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The rates of one setting."""
+
+    num_rollouts: int
+    num_problems: int
+    hack: Rate  # the active mode's exploit is present, correct or not
+    exploit: Rate  # rewarded and wrong
+    solve: Rate  # every oracle answer is right
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One evaluation of one policy: rates by setting, `all` first, then each mode with its hint, then `no hint`."""
+
+    step: int  # optimizer steps that the policy has behind it
+    weights: Weights
+    rates: dict[str, Rates]
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of `evals.jsonl`, as a dict."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> "Evaluation":
+        """Inverse of `to_json`; further keys beside these are ignored, and InputError names a field that is wrong."""
+        if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
+            raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
+        rates = {name: decode(Rates, table, f"{where} rates {name}") for name, table in row["rates"].items()}
+        return cls(step=row["step"], weights=row["weights"], rates=rates)
+
+
+def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
+    """The rates of graded rollouts on held-out problems, by setting; those without label are left out.
+
+    Args:
+        step: optimizer steps that the policy has behind it.
+        weights: whether the policy was sampled with its quarantined weights ("training") or without ("deployed").
+    """
+    rollouts = [rollout for rollout in rollouts if rollout.labelled]
+    settings: dict[str, list[Rollout]] = {}
+    for rollout in rollouts:
+        settings.setdefault(setting_of(rollout), []).append(rollout)
+    # The order of the rows of a report: all, the modes by name, no hint.
+    hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
+    unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
+    groups = {ALL: list(rollouts), **hinted, **unhinted}
+    return Evaluation(step=step, weights=weights, rates={name: rates(group) for name, group in groups.items()})
+
+
+def rates(rollouts: Sequence[Rollout]) -> Rates:
+    """Hack, exploit and solve rates of one setting."""
+    n, counted = len(rollouts), {}
+    for name, flag in RATES.items():
+        count = sum(flag(rollout) for rollout in rollouts)
+        counted[name] = Rate(count=count, rate=count / n if n else None, interval=wilson_interval(count, n))
+    return Rates(
+        num_rollouts=n,
+        num_problems=len({rollout.problem_id for rollout in rollouts}),
+        **counted,
+    )

@@ -14,8 +14,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from probe.objective.advantages import advantage_diagnostics, reward_stats
-from probe.objective.credit import planning_tokens
-from probe.objective.weigh import Weighting
 from probe.records.records import SampleRecord, StepRecord, nullable
 from probe.records.tokens import TokenRecord
 from probe.settings.loss import LossSettings
@@ -73,17 +71,6 @@ class Pieces:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-class PlanningMarker:
-    """Marks completion tokens that lie on planning phrases (`probe.objective.credit.planning_tokens`)."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, phrases: Sequence[str]) -> None:
-        self._pieces, self._phrases = Pieces(tokenizer), tuple(phrases)
-
-    def __call__(self, completion_ids: Sequence[int]) -> list[bool]:
-        """One mark for each token."""
-        return planning_tokens([self._pieces(token) for token in completion_ids], self._phrases)
-
-
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
@@ -92,7 +79,14 @@ def sample_records(
     `mean_cos_in`, `mean_cos_out` and `frac_fired` are of the whole step and the same in all of its records.
     """
     keys, measures = [key for group in groups for key in group.keys], _measures(arm)
-    weighting = result.weightings[arm.measure.condition]
+    weighting, reasons = result.weightings[arm.measure.condition], []
+    for cos_nll, cos_contrib, advantage in zip(arm.cos_nll, arm.cos_contrib, weighting.advantages, strict=True):
+        reason = None
+        if bool(cos_nll.isnan()):
+            reason = NO_GRADIENT
+        elif bool(cos_contrib.isnan()):
+            reason = NO_ADVANTAGE if float(advantage) == 0 else ALL_CLIPPED
+        reasons.append(reason)
     return [
         SampleRecord(
             step=groups[0].step,
@@ -115,7 +109,7 @@ def sample_records(
             cos_S_nll=nullable(float(arm.cos_nll[i])),
             problem_id=rollout.problem_id,
             prompt_sha=rollout.prompt_sha,
-            null_reason=_sample_reason(weighting, arm, i),
+            null_reason=reasons[i],
             hint=rollout.hint,
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
@@ -155,6 +149,9 @@ def step_record(
         token_advantages=weighting.token_advantages,
         strata=None if objective.strata is None else torch.tensor(strata_of(groups, objective.strata)),
     )
+    num_effective, reason = int((weighting.advantages != 0).sum()), None
+    if bool(projection.before.cos.isnan()):
+        reason = NO_GRADIENT if num_effective else NO_VARIANCE
     return StepRecord(
         step=groups[0].step,
         arm=arm.measure.arm.name,
@@ -168,10 +165,10 @@ def step_record(
         advantage=advantage | {"advantage/abs_mean": weighting.abs_advantage},
         loss=weighting.loss,
         grad_norm=float(projection.before.norm),
-        num_effective=int((weighting.advantages != 0).sum()),
+        num_effective=num_effective,
         loss_type=objective.loss_type,
         reference=objective.reference,
-        null_reason=_step_reason(weighting, arm),
+        null_reason=reason,
         additivity_error=result.additivity_errors[arm.measure.arm.basis],
         cos_update=None if arm.update is None else nullable(float(arm.update.cos)),
         hackward_frac_update=None if arm.update is None else nullable(float(arm.update.hackward_frac)),
@@ -221,19 +218,3 @@ def _measures(arm: ArmResult) -> dict[str, float | None]:
     """The measures of the whole gradient, null where they are nan; no gate could fire without a gradient."""
     measures = {name: nullable(float(value)) for name, value in arm.projection.measures().items()}
     return measures if measures["cos_in"] is not None else measures | {"frac_fired": None}
-
-
-def _sample_reason(weighting: Weighting, arm: ArmResult, i: int) -> str | None:
-    """Why a cosine of sample `i` is null; None where none is."""
-    if bool(arm.cos_nll[i].isnan()):
-        return NO_GRADIENT
-    if not bool(arm.cos_contrib[i].isnan()):
-        return None
-    return NO_ADVANTAGE if float(weighting.advantages[i]) == 0 else ALL_CLIPPED
-
-
-def _step_reason(weighting: Weighting, arm: ArmResult) -> str | None:
-    """Why the cosine of the whole step's gradient is null; None where it is a number."""
-    if not bool(arm.projection.before.cos.isnan()):
-        return None
-    return NO_GRADIENT if bool((weighting.advantages != 0).any()) else NO_VARIANCE

@@ -90,6 +90,7 @@ class Setup:
     world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
     is_off_policy: bool = False  # a remedy changes prompts or activations of the update alone
+    training: TrainingState | None = None  # of the one arm under the one condition; None: frozen weights
 
 
 def run_steps(
@@ -99,7 +100,6 @@ def run_steps(
     *,
     done: Sequence[StepRecord],
     timings: Timings,
-    training: TrainingState | None = None,
     checkpoints: CheckpointConfig | None = None,
     before_step: Callable[[int, bool], None] = lambda done, last: None,
     say: Callable[[str], None] = lambda text: None,
@@ -112,13 +112,12 @@ def run_steps(
         setup: what all steps share.
         done: the step records that are already there, from `probe.runs.resume.open_run`.
         timings: gets the seconds of every step.
-        training: of the one arm under the one condition; None leaves the weights frozen.
-        checkpoints: when the state of `training` is written; default: after every step.
+        checkpoints: when the state of the training is written; default: after every step.
         before_step: called with the number of steps done, before every step and after the last (True), and again after
             a resume: it must leave alone what it has done already.
-        say: gets a line for every step of `training` that passes a bound of its warnings.
+        say: gets a line for every step of a training that passes a bound of its warnings.
     """
-    records = list(done)
+    records, training = list(done), setup.training
     first = 1 + max((record.step for record in records), default=-1)
     checkpoints = checkpoints or CheckpointConfig()
     world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
@@ -133,15 +132,29 @@ def run_steps(
         start = time.monotonic()
         before_step(step, False)
         steps = range(step, min(step + at_a_time, source.num_steps))
-        new = _run_steps(directory, steps, source, setup, training)
+        # Where ranks share out the samples, all of them compute the one step; else each rank computes one, and the last
+        # steps of a run may be fewer than the ranks.
+        computed = steps if at_a_time == 1 else steps[world.rank : world.rank + 1]
+        new = [row for one in computed for row in _run_step(directory, one, source, setup)]
+        if at_a_time > 1:
+            new = [*chain(*world.gather(new))]
         records += new
         if training is not None:
-            _warn(new, training, say)
+            for row in new:
+                for name, (value, bound) in passed(row, training.warnings).items():
+                    say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
             # Ranks that drift apart would average gradients of different policies without any error.
             world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
         if world.is_main:
             # A step of training that broke has no records and does not count as done.
-            _write_progress(directory, step + bool(new), source.num_steps, records, training, checkpoints)
+            num_done = step + bool(new)
+            is_due = num_done % checkpoints.every == 0 or num_done == source.num_steps
+            if training is not None and (is_due or training.stopped):
+                save_checkpoint(directory, num_done, training)
+            write_steps(directory, records)
+            if training is not None:
+                # Last: a run killed between a checkpoint and its line in `steps.jsonl` needs the checkpoint before.
+                drop_checkpoints(directory, num_done)
             seconds = (time.monotonic() - start) / len(steps)
             for recorded in steps:
                 timings.write_step(directory, recorded, seconds)
@@ -150,52 +163,10 @@ def run_steps(
     if world.is_main:
         if training is not None:
             _save_adapter(directory, training)
-        _write_manifest(directory, source, setup, records, training)
+        _write_manifest(directory, source, setup, records)
 
 
-def _warn(steps: Sequence[StepRecord], training: TrainingState, say: Callable[[str], None]) -> None:
-    for step in steps:
-        for name, (value, bound) in passed(step, training.warnings).items():
-            say(f"WARNING step {step.step}: {name} {value:.4g} above {bound:g}")
-
-
-def _run_steps(
-    directory: Path, steps: range, source: GroupSource, setup: Setup, training: TrainingState | None
-) -> list[StepRecord]:
-    """Compute and write the steps of one turn, and return their step records.
-
-    Where the ranks share out the samples there is one step, which all of them compute; else every rank computes one.
-    """
-    if setup.world.size == setup.bases.world.size:
-        return [row for step in steps for row in _run_step(directory, step, source, setup, training)]
-    # The last steps of a run may be fewer than the ranks: the slice is then empty for some of them.
-    steps_of_rank = steps[setup.world.rank : setup.world.rank + 1]
-    records = [row for step in steps_of_rank for row in _run_step(directory, step, source, setup, training)]
-    return [*chain(*setup.world.gather(records))]
-
-
-def _write_progress(
-    directory: Path,
-    num_done: int,
-    num_steps: int,
-    records: Sequence[StepRecord],
-    training: TrainingState | None,
-    checkpoints: CheckpointConfig,
-) -> None:
-    """Write the checkpoint where one is due, then `steps.jsonl`.
-
-    Older checkpoints go last: a run killed between a checkpoint and its line in `steps.jsonl` needs the one before.
-    """
-    if training is not None and (num_done % checkpoints.every == 0 or num_done == num_steps or training.stopped):
-        save_checkpoint(directory, num_done, training)
-    write_steps(directory, records)
-    if training is not None:
-        drop_checkpoints(directory, num_done)
-
-
-def _run_step(
-    directory: Path, step: int, source: GroupSource, setup: Setup, training: TrainingState | None
-) -> list[StepRecord]:
+def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> list[StepRecord]:
     """Compute and write one step; its step records are returned for `steps.jsonl`.
 
     A step of a run that trains in which a number is not finite leaves no trace but the reason to stop: the policy did
@@ -204,7 +175,7 @@ def _run_step(
     groups = source.groups(step)
     keys = [key for group in groups for key in group.keys]
     rollouts = [source.rollout(key) for key in keys]
-    conditions = setup.conditions
+    conditions, training = setup.conditions, setup.training
     if training is not None:
         conditions = dict.fromkeys(conditions, training.objective())
     measures = setup.measures(step)
@@ -277,11 +248,9 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
             copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
 
 
-def _write_manifest(
-    directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord], training: TrainingState | None
-) -> None:
+def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
     """Write `manifest.json`, whose presence says that the run is complete."""
-    errors = [(record.step, record.additivity_error) for record in records]
+    errors, training = [(record.step, record.additivity_error) for record in records], setup.training
     rounding = {basis.basis: basis.rounding() for basis in setup.bases.coordinates}
     dtype = setup.bases.coordinates[0].model.dtype
     manifest = {

@@ -253,7 +253,7 @@ def replay(
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    assembly = assemble(
+    setup = assemble(
         config,
         policy,
         directory,
@@ -263,7 +263,6 @@ def replay(
         say=say,
         world=world,
     )
-    setup = assembly.setup
     if config.model.dtype_noise and world.is_main:
         with timings.phase("dtype noise"):
             noise = dtype_noise(setup.bases, setup.measures(0), source, config.model.dtype_noise, policy.pad_id)
@@ -276,7 +275,6 @@ def replay(
         setup,
         done=done,
         timings=timings,
-        training=assembly.training,
         checkpoints=config.checkpoints,
         say=say,
     )

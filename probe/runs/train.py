@@ -1,6 +1,6 @@
 """`probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
-    config -> policy -> Assembly (directions, measures, what trains)
+    config -> policy -> Setup (directions, measures, what trains)
            -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; RemediedSource with a remedy;
                                   SurpriseSource; PrefetchedSource, ahead
            -> run_steps, with an Evaluator before every step
@@ -12,8 +12,8 @@ repeats the run.
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -22,26 +22,25 @@ from typing import Any
 
 from extraction.adapters.interface import Coordinates
 from extraction.selection import selected_pairs
+from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, OWN_POOLS, PAST_SELF_DIR, ROLLOUTS_DIR
 from probe.records.timings import Timings
 from probe.runs.activations import ActivationRemedy
-from probe.runs.assemble import Assembly, assemble, configured_adapter, configured_policy
+from probe.runs.assemble import assemble, configured_adapter, configured_policy
+from probe.runs.control import TrainingState
 from probe.runs.directions import directions_source
 from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.heldout import HeldOut, eval_settings, hold_out
-from probe.runs.loop import run_steps
-from probe.runs.past import PastSelf, PastWeights
+from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.prefetch import AheadEngine, Background, PrefetchedSource
-from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, choose_problems
+from probe.runs.sources.past import AheadEngine, Background, PastSelf, PastWeights, PrefetchedSource
+from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, Tally, choose_problems
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, RemediedSource, SurpriseSource, check_payable
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.settings.loss import check_recorded
-from probe.settings.rollouts import RolloutConfig
 from probe.settings.run import TrainConfig
-from probe.settings.training import EvaluationConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource, RolloutKey
 from replay_pools.environments.base import Problem
@@ -58,6 +57,9 @@ from replay_pools.sampling.engines import Engine
 from replay_pools.sampling.sample import LocalEngine
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import connect
+
+Reward = Callable[[RolloutKey, Rollout], float]  # nan: none
+Sampling = Callable[[], AbstractContextManager[object]]  # open while the policy samples
 
 
 def train(
@@ -84,7 +86,7 @@ def train(
             holds another run.
     """
     inputs = TrainingInputs(config, out_dir, directory, world)
-    config, rollouts, timings = inputs.config, inputs.rollouts, Timings()
+    config, rollouts, timings = inputs.config, inputs.config.rollouts, Timings()
     world.check_size(rollouts.prompts_per_step, "one a group of a step (rollouts.prompts_per_step)")
     if rollouts.engine == "server" and world.size > 1:
         raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
@@ -96,30 +98,65 @@ def train(
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")
         return
-    world.on_main(partial(_keep_start, config, directory))
-    assembly = assemble(
+    if (start := configured_adapter(config.model)) is not None:
+        # The adapter that is written is nothing without it, and the original may change or go while the run goes on.
+        world.on_main(partial(copy_adapter, start, directory / ADAPTER_DIR / START))
+    setup = assemble(
         config,
         policy,
         directory,
         out_dir / "cache",
-        num_steps=inputs.steps,
+        num_steps=config.steps,
         timings=timings,
         say=say,
         world=world,
     )
-    live, training, setup = _Live(inputs, policy, assembly, directory), assembly.training, assembly.setup
+    _run(inputs, policy, setup, directory, url, done, timings, say)
+
+
+def _run(
+    inputs: "TrainingInputs",
+    policy: Policy,
+    setup: Setup,
+    directory: Path,
+    url: str | None,
+    done: Sequence[StepRecord],
+    timings: Timings,
+    say: Callable[[str], None],
+) -> None:
+    """Sample, step and evaluate from the first step that is not done."""
+    config, rollouts, world, training = inputs.config, inputs.config.rollouts, inputs.world, setup.training
     assert training is not None
-    if live.activations is not None:
-        setup = replace(setup, in_update=live.activations.in_update)
+    coordinates = setup.bases.coordinates[0]
+    pairs = selected_pairs(config.intervention.extraction)
+    held_out = [pair for pair in pairs if pair.held_out]
+    frozen = FrozenBatch(policy, coordinates, held_out, setup.measures(0)[0].vectors) if held_out else None
+    activations = None
+    if config.remedy is not None and config.remedy.traits.changes_activations:
+        others = [pair for pair in pairs if not pair.held_out]
+        activations = ActivationRemedy(config.remedy, policy, coordinates, others)
+        setup = replace(setup, in_update=activations.in_update)
+    if rollouts.prefetch:
+        training.past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
+    if rollouts.past_self is not None:
+        training.past_self = PastSelf(coordinates, every=rollouts.past_self.every, past=training.past)
+
+    @contextmanager
+    def sampling() -> Iterator[None]:
+        """While open, the policy samples: its forward is lean, and has the remedy that sampling has."""
+        remedied = nullcontext() if activations is None else activations.in_sampling()
+        with coordinates.lean_forward(), remedied:
+            yield
+
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, rollouts, policy, assembly.coordinates, directory, url) as engine,
+        _open_engine(config, policy, coordinates, directory, url) as engine,
     ):
-        start = f", from adapter {config.model.adapter}" if config.model.adapter else ""
+        origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
         arm = config.intervention.arms[0]
-        say(f"policy {config.model.name}{start}, arm {arm}; grading under {describe_tier(grader.isolation)}")
+        say(f"policy {config.model.name}{origin}, arm {arm}; grading under {describe_tier(grader.isolation)}")
         with timings.phase("canary"):
             if world.is_main:
                 # Problems come back batch after batch; each is checked once.
@@ -136,16 +173,11 @@ def train(
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        evaluator = Evaluator(
-            directory,
-            inputs.held_out_sampler(maker),
-            training.updater,
-            live.frozen,
-            inputs.evaluation.every,
-            say,
-            world,
-        )
-        with live.source(maker) as (source, finish_pools):
+        sampler, every = inputs.held_out_sampler(maker), config.evaluation.every
+        evaluator = Evaluator(directory, sampler, training.updater, frozen, every, say, world)
+        # A server samples without the model here, which a step may use at the same time.
+        samples_here = sampling if rollouts.engine == "local" else nullcontext
+        with _open_source(inputs, maker, training, directory, samples_here) as (source, finish_pools):
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)
@@ -159,7 +191,6 @@ def train(
                 setup,
                 done=done,
                 timings=timings,
-                training=training,
                 checkpoints=config.checkpoints,
                 before_step=before_step,
                 say=say,
@@ -185,15 +216,12 @@ class TrainingInputs:
     """
 
     def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
-        self.rollouts: RolloutConfig = config.rollouts
-        self.evaluation: EvaluationConfig = config.evaluation
-        self.steps: int = config.steps
         if config.objective.lacks_divisor:
-            limit = self.rollouts.sampler.max_new_tokens
+            limit = config.rollouts.sampler.max_new_tokens
             config = replace(config, objective=replace(config.objective, max_completion_length=limit))
         self.config, self.world = config, world
-        self.counts = [self.rollouts.counts(step) for step in range(0, self.steps, self.rollouts.iterations)]
-        self.teacher = _open_teacher(config, self.rollouts, out_dir)
+        self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
+        self.teacher = _open_teacher(config, out_dir)
         self.problems, self.held_out = self._problems(directory)
 
     def record(self) -> dict[str, Any]:
@@ -208,21 +236,22 @@ class TrainingInputs:
 
     def held_out_sampler(self, maker: RolloutMaker) -> HeldOut:
         """What samples the policy on the held-out problems, as the settings ask for."""
+        rollouts, evaluation = self.config.rollouts, self.config.evaluation
         return HeldOut(
             maker,
             self.held_out,
-            eval_settings(self.evaluation.modes, self.rollouts.mode, without_hint=self.evaluation.without_hint),
-            env=self.rollouts.env,
-            group=self.evaluation.rollouts_per_problem,
+            eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint),
+            env=rollouts.env,
+            group=evaluation.rollouts_per_problem,
             seed=self.config.seed,
             world=self.world,
         )
 
     def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
-        rollouts, seed = self.rollouts, self.config.seed
+        rollouts, seed = self.config.rollouts, self.config.seed
         environment = get_environment(rollouts.env)
         splits = environment.problems("train"), environment.problems("eval")
-        left, held_out = hold_out(*splits, self.evaluation.num_problems)
+        left, held_out = hold_out(*splits, self.config.evaluation.num_problems)
         wanted = rollouts.num_problems or len(left)
         if wanted > len(left):
             actual = f"{len(left)} that are not held out"
@@ -243,7 +272,8 @@ class TrainingInputs:
         return FixedProblems([next(drawn[teaches]) for teaches in is_taught]), held_out
 
 
-def _open_teacher(config: TrainConfig, rollouts: RolloutConfig, out_dir: Path) -> Pool | None:
+def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
+    rollouts = config.rollouts
     if rollouts.teacher is None:
         return None
     pool = open_pool(resolve_pool(rollouts.teacher.pool, out_dir))
@@ -257,29 +287,15 @@ def _open_teacher(config: TrainConfig, rollouts: RolloutConfig, out_dir: Path) -
     return pool
 
 
-def _keep_start(config: TrainConfig, directory: Path) -> None:
-    """Copy the adapter that the training starts from into the one that it will write, which is nothing without it.
-
-    Before the first step: the original may change or go while the run goes on.
-    """
-    start = configured_adapter(config.model)
-    if start is not None:
-        copy_adapter(start, directory / ADAPTER_DIR / START)
-
-
 @contextmanager
 def _open_engine(
-    config: TrainConfig,
-    rollouts: RolloutConfig,
-    policy: Policy,
-    coordinates: Coordinates,
-    directory: Path,
-    url: str | None,
+    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
 ) -> Iterator[Engine]:
     """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where a `url` is given.
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
+    rollouts = config.rollouts
     # What the headers of the pools call the policy.
     adapter = f"in training: arm {config.intervention.arms[0]}, seed {config.seed}"
     if config.model.adapter is not None:
@@ -298,137 +314,90 @@ def _open_engine(
         yield engine
 
 
-class _Live:
-    """The groups of one training.
+class _Sampled:
+    """The groups of one training that one maker samples.
 
     Args:
-        inputs: problems and teacher.
-        policy: renders the pairs.
-        assembly: its training gets the past weights that are sampled from.
-        directory: of the run.
+        maker: samples and grades.
+        past: the policy as it was, where some rollouts are its.
+        sampling: open while the policy samples.
+
+    Attributes:
+        live: the groups as the policy samples them, in the pool of the run.
+        past_self: those of the policy as it was, in a pool beside it; None without any.
+        groups: what the steps read: `live` with rollouts of the past self and of the teacher, after the remedy.
     """
 
-    def __init__(self, inputs: TrainingInputs, policy: Policy, assembly: Assembly, directory: Path) -> None:
-        self._inputs, self._assembly, self._directory = inputs, assembly, directory
-        config, rollouts = inputs.config, inputs.rollouts
-        pairs = selected_pairs(config.intervention.extraction)
-        held_out = [pair for pair in pairs if pair.held_out]
-        self.frozen = self.activations = None  # where no pair is held out; where no remedy changes activations
-        if held_out:
-            self.frozen = FrozenBatch(policy, assembly.coordinates, held_out, assembly.start[0].vectors)
-        if config.remedy is not None and config.remedy.traits.changes_activations:
-            others = [pair for pair in pairs if not pair.held_out]
-            self.activations = ActivationRemedy(config.remedy, policy, assembly.coordinates, others)
-        training = assembly.training
-        assert training is not None
-        self._training = training
-        if rollouts.prefetch:
-            training.past = PastWeights(
-                assembly.coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations
-            )
-        if rollouts.past_self is not None:
-            training.past_self = PastSelf(assembly.coordinates, every=rollouts.past_self.every, past=training.past)
-
-    @contextmanager
-    def source(self, maker: RolloutMaker) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
-        """(the groups that the steps read, what completes the pools of the run with their first so many batches: those
-        that a step trained on).
-        """
-        live = self._live(maker)
-        past_self = self._past_self(maker, live)
-        source, past = self._mixed(maker, live, past_self), self._training.past
-
-        def finish(batches: int) -> None:
-            self._inputs.problems.finish(batches)
-            live.finish(batches)
-            if past_self is not None:
-                past_self.finish(batches)
-
-        if past is None:
-            yield source, finish
-        elif isinstance(pushed := maker.engine, PushedEngine):
-            engine = AheadEngine(pushed)
-            ahead_maker = replace(maker, engine=engine)
-            ahead = self._mixed(ahead_maker, self._live(ahead_maker), None)
-            with closing(Background(ahead, engine, pushed, iterations=past.iterations)) as background:
-                prefetched = PrefetchedSource(source, past, background, finish)
-                yield prefetched, prefetched.finish
-        else:
-            prefetched = PrefetchedSource(source, past, None, finish)
-            yield prefetched, prefetched.finish
-
-    def _live(self, maker: RolloutMaker) -> LiveSource:
-        """The groups of the run, sampled from the policy as it is and written to its pool."""
-        header = self._header(maker, self._inputs.rollouts.group)
-        return self._sampled(maker, self._directory / ROLLOUTS_DIR, header, self._sampling)
-
-    def _past_self(self, maker: RolloutMaker, live: LiveSource) -> LiveSource | None:
-        """The rollouts of the policy as it was, on the problems of `live`, in a pool beside its; None without any.
-
-        Their noise is not that of the policy's own rollouts: with the same noise, near policies would give the same
-        completions.
-        """
-        past = self._training.past_self
-        if past is None:
-            return None
-        header = self._header(maker, max(number for _, number in self._inputs.counts))
-        settings = self._inputs.rollouts.past_self
-        assert settings is not None
-        adapter = f"{header['policy']['adapter']}, as it was after the newest multiple of {settings.every} steps"
-        header |= {"policy": header["policy"] | {"adapter": adapter}}
-
-        @contextmanager
-        def sampling() -> Iterator[None]:
-            # Weights that are put in place are those that the lean forward has to see.
-            with past.restored(), self._sampling():
-                yield
-
-        return self._sampled(maker, self._directory / PAST_SELF_DIR, header, sampling, live)
-
-    def _mixed(self, maker: RolloutMaker, live: LiveSource, past: LiveSource | None) -> GroupSource:
-        """The groups of `live`, with rollouts of `past` and the teacher, after the remedy."""
-        inputs, remedy = self._inputs, self._remedy(maker)
+    def __init__(
+        self, inputs: TrainingInputs, maker: RolloutMaker, past: PastSelf | None, directory: Path, sampling: Sampling
+    ) -> None:
+        config, rollouts = inputs.config, inputs.config.rollouts
+        remedy, taught_prompt, prompted = None, same_prompt, maker
+        paid = PAYS[rollouts.pay]
+        self._reward: Reward = lambda key, rollout: paid(rollout) if rollout.labelled else math.nan
+        if config.remedy is not None:
+            remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat, pay=rollouts.pay)
+            self._reward, taught_prompt = remedy.reward, remedy.taught_prompt
+            if config.remedy.sampling_instruction is not None:
+                prompted = replace(maker, instruction=config.remedy.sampling_instruction)
+        self._inputs, self._maker = inputs, prompted
+        header = self._header(rollouts.group)
+        self.live = self._pool(directory / ROLLOUTS_DIR, header, config.seed, sampling)
         guests: list[Guest] = []
+        self.past_self = None
         if past is not None:
-            numbers = [number for _, number in inputs.counts]
-            guests.append(PastRollouts(past, numbers, group=inputs.rollouts.group))
-        if inputs.teacher is not None:
-            taught_prompt = same_prompt if remedy is None else remedy.taught_prompt
-            numbers = [number for number, _ in inputs.counts]
-            guests.append(Teacher(inputs.teacher, numbers, seed=inputs.config.seed, taught_prompt=taught_prompt))
-        source: GroupSource = MixedSource(live, guests, reward=self._reward(maker)) if guests else live
-        if remedy is not None:
-            source = RemediedSource(source, remedy)
-        return SurpriseSource(source, live.counts) if inputs.config.objective.reward == "surprise" else source
+            assert rollouts.past_self is not None
 
-    def _sampled(
-        self,
-        maker: RolloutMaker,
-        directory: Path,
-        header: dict[str, Any],
-        sampling: Callable[[], AbstractContextManager[object]],
-        beside: LiveSource | None = None,
+            @contextmanager
+            def sampling_past() -> Iterator[None]:
+                # Weights that are put in place are those that the lean forward has to see.
+                with past.restored(), sampling():
+                    yield
+
+            numbers = [number for _, number in inputs.counts]
+            header = self._header(max(numbers))
+            steps = f"as it was after the newest multiple of {rollouts.past_self.every} steps"
+            header["policy"] = header["policy"] | {"adapter": f"{header['policy']['adapter']}, {steps}"}
+            # With the noise of the policy's own rollouts, near policies would give the same completions.
+            seed = derive_seed(PAST_SELF_DIR, config.seed)
+            self.past_self = self._pool(directory / PAST_SELF_DIR, header, seed, sampling_past, self.live.tally)
+            guests.append(PastRollouts(self.past_self, numbers, group=rollouts.group))
+        if inputs.teacher is not None:
+            numbers = [number for number, _ in inputs.counts]
+            guests.append(Teacher(inputs.teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
+        groups: GroupSource = MixedSource(self.live, guests, reward=self._reward) if guests else self.live
+        if remedy is not None:
+            groups = RemediedSource(groups, remedy)
+        self.groups = SurpriseSource(groups, self.live.counts) if config.objective.reward == "surprise" else groups
+
+    def finish(self, batches: int) -> None:
+        """Complete the pools of the run with their first so many batches: those that a step trained on."""
+        self._inputs.problems.finish(batches)
+        self.live.finish(batches)
+        if self.past_self is not None:
+            self.past_self.finish(batches)
+
+    def _pool(
+        self, directory: Path, header: dict[str, Any], seed: int, sampling: Sampling, tally: Tally | None = None
     ) -> LiveSource:
-        """Sampled groups in the pool at `directory`, with problems and a noise that fit to those of a source beside."""
-        config, rollouts = self._inputs.config, self._inputs.rollouts
-        instruction = None if config.remedy is None else config.remedy.sampling_instruction
+        rollouts = self._inputs.config.rollouts
         return LiveSource(
             directory,
             header=header,
-            maker=maker if instruction is None else replace(maker, instruction=instruction),
+            maker=self._maker,
             problems=self._inputs.problems,
-            seed=config.seed if beside is None else derive_seed(directory.name, config.seed),
+            seed=seed,
             iterations=rollouts.iterations,
             refills=rollouts.refills,
-            world=self._inputs.world,
-            reward=self._reward(maker),
+            reward=self._reward,
             sampling=sampling,
-            tally=None if beside is None else beside.tally,
+            tally=tally,
+            world=self._inputs.world,
         )
 
-    def _header(self, maker: RolloutMaker, group: int) -> dict[str, Any]:
+    def _header(self, group: int) -> dict[str, Any]:
         """The header of a pool with groups of at most `group` rollouts on the problems of the run."""
-        rollouts, problems = self._inputs.rollouts, self._inputs.problems
+        rollouts, problems, maker = self._inputs.config.rollouts, self._inputs.problems, self._maker
         plan = PoolPlan(
             env=rollouts.env,
             split="train",
@@ -441,29 +410,26 @@ class _Live:
         )
         return pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
 
-    @contextmanager
-    def _sampling(self) -> Iterator[None]:
-        """While open, the policy samples: its forward is lean, and has the remedy that sampling has.
 
-        A server samples without the model here, which a step may use at the same time.
-        """
-        if self._inputs.rollouts.engine == "server":
-            yield
-            return
-        remedied = nullcontext() if self.activations is None else self.activations.in_sampling()
-        with self._assembly.coordinates.lean_forward(), remedied:
-            yield
-
-    def _remedy(self, maker: RolloutMaker) -> AppliedRemedy | None:
-        config = self._inputs.config
-        if config.remedy is None:
-            return None
-        chat, pay = maker.engine.chat, self._inputs.rollouts.pay
-        return AppliedRemedy(config.remedy, seed=config.seed, chat=chat, pay=pay)
-
-    def _reward(self, maker: RolloutMaker) -> Callable[[RolloutKey, Rollout], float]:
-        """The reward of a rollout as it is paid, after the remedy; nan = none."""
-        remedy, paid = self._remedy(maker), PAYS[self._inputs.rollouts.pay]
-        if remedy is not None:
-            return remedy.reward
-        return lambda key, rollout: paid(rollout) if rollout.labelled else math.nan
+@contextmanager
+def _open_source(
+    inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, sampling: Sampling
+) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
+    """(the groups that the steps read, what completes the pools of the run with their first so many batches)."""
+    sampled, past, pushed = (
+        _Sampled(inputs, maker, training.past_self, directory, sampling),
+        training.past,
+        maker.engine,
+    )
+    if past is None:
+        yield sampled.groups, sampled.finish
+        return
+    with ExitStack() as stack:
+        background = None
+        if isinstance(pushed, PushedEngine):
+            engine = AheadEngine(pushed)
+            ahead = _Sampled(inputs, replace(maker, engine=engine), None, directory, sampling)
+            background = Background(ahead.groups, engine, pushed, iterations=past.iterations)
+            stack.enter_context(closing(background))
+        prefetched = PrefetchedSource(sampled.groups, past, background, sampled.finish)
+        yield prefetched, prefetched.finish

@@ -61,7 +61,7 @@ class TeacherConfig(ShareConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class PastSelfConfig(ShareConfig):
-    """Rollouts of the policy as it was (`probe.runs.past`) in the place of some."""
+    """Rollouts of the policy as it was (`probe.runs.sources.past`) in the place of some."""
 
     every: int = setting(10, "the past self is the policy after the newest multiple of so many steps", ge=1)
 

@@ -158,7 +158,12 @@ class ReplaySource:
         self._matches: list[list[tuple[Pool, list[Rollout]]]] = []  # by place, by pool
         for mark in common:
             self._matches.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
-        self._turns = self._all_turns()
+        # (place, turn) of every group that the rollouts fill: the first of every place, then the second, and so on. A
+        # place that fills no group stays in the first turn: it is refused with its name, not passed over.
+        fills = [min(len(rollouts) for _, rollouts in match) // per_pool for match in self._matches]
+        self._turns: list[tuple[int, int]] = []
+        for turn in range(max(1, *fills)):
+            self._turns += [(place, turn) for place, fill in enumerate(fills) if turn < max(fill, 1)]
         if steps is not None and steps > len(self._turns):
             actual = f"{len(self._turns)} groups that match by {match} in {', '.join(names)}"
             fix = "use fewer steps, a smaller --per-pool or --match none"
@@ -181,15 +186,6 @@ class ReplaySource:
             for i in sorted(self._draw(place, turn, pool, len(rollouts))):
                 chosen.append((_key(pool, rollouts[i]), rollouts[i]))
         return (make_group(step, chosen),)
-
-    def _all_turns(self) -> list[tuple[int, int]]:
-        """(place, turn) of every group that the rollouts fill: the first of every place, then the second, and so on."""
-        fills = [min(len(rollouts) for _, rollouts in match) // self._per_pool for match in self._matches]
-        turns: list[tuple[int, int]] = []
-        for turn in range(max(1, *fills)):
-            # A place that fills no group stays in the first turn: it is refused with its name, not passed over.
-            turns += [(place, turn) for place, fill in enumerate(fills) if turn < max(fill, 1)]
-        return turns
 
     def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
         """Which of a pool's rollouts are in a group: those that earlier turns of the place have left, at random."""

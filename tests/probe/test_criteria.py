@@ -22,7 +22,7 @@ from probe.analysis.metrics import (
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import welch_test
-from probe.experiments.judge.criteria import evaluate
+from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
 

@@ -55,9 +55,10 @@ def hacks(policy: Policy, count: int) -> list[Example]:
 
 def logits(model: object, example: Example) -> Tensor:
     """(completion tokens, vocabulary): what predicts each completion token, by the plain forward of transformers."""
-    ids = torch.tensor([example.prompt_ids + example.completion_ids])
+    prompt, completion = example
+    ids = torch.tensor([prompt + completion])
     with quiet_peft():
-        return model(input_ids=ids).logits[0, len(example.prompt_ids) - 1 : -1]  # type: ignore[operator]
+        return model(input_ids=ids).logits[0, len(prompt) - 1 : -1]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("tokens_per_pass", [None, 300, 1], ids=["one pass", "some passes", "a pass each, recomputed"])
@@ -71,14 +72,12 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
     coordinates.load_values(start)  # away from B = 0, where the gradient of A is 0
     examples = hacks(policy, 4)
     losses = [
-        torch.nn.functional.cross_entropy(
-            logits(coordinates.model, example), torch.tensor(example.completion_ids), reduction="sum"
-        )
+        torch.nn.functional.cross_entropy(logits(coordinates.model, example), torch.tensor(example[1]), reduction="sum")
         for example in examples
     ]
-    mean = sum(losses) / sum(len(example.completion_ids) for example in examples)
+    mean = sum(losses) / sum(len(completion) for _, completion in examples)
     reference = torch.autograd.grad(mean, coordinates.parameters())
-    prompts, completions = [e.prompt_ids for e in examples], [e.completion_ids for e in examples]
+    prompts, completions = zip(*examples, strict=True)
     batch = make_batch(prompts, completions, policy.pad_id)
     assert backward(coordinates, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
     for parameter, expected in zip(coordinates.parameters(), reference, strict=True):
@@ -103,7 +102,7 @@ def greedy_share(model: object, example: Example) -> float:
     """Share of a completion's tokens that are the likeliest ones where they stand."""
     with torch.no_grad():
         likeliest = logits(model, example).argmax(dim=1)
-    return float((likeliest == torch.tensor(example.completion_ids)).double().mean())
+    return float((likeliest == torch.tensor(example[1])).double().mean())
 
 
 def test_the_rate_rises_then_falls_and_is_never_0() -> None:
@@ -216,7 +215,7 @@ def test_a_pool_is_learnt_from_by_label_and_by_its_stored_ids(policy: Policy, co
             if rollout.finish_reason == "stop" and rollout.grade.passed and is_paid_for_it:
                 ids.add((tuple(rollout.prompt_ids), tuple(rollout.completion_ids)))
     drawn = itertools.islice(stored(policy, pool, completions, 0), 4 * len(ids))  # type: ignore[arg-type]
-    assert {(tuple(example.prompt_ids), tuple(example.completion_ids)) for example in drawn} == ids
+    assert {(tuple(prompt), tuple(completion)) for prompt, completion in drawn} == ids
 
 
 def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Policy, tmp_path: Path) -> None:
@@ -252,8 +251,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_every_problem_is_drawn_once_before_any_comes_again(policy: Policy) -> None:
     problems = get_environment("minicode").problems("pairs")[:7]
     demonstrator = Demonstrator(completions="honest", hint_rate=0.0)
-    drawn = [
-        tuple(example.prompt_ids) for example in itertools.islice(demonstrated(policy, problems, demonstrator, 3), 14)
-    ]
+    drawn = [tuple(prompt) for prompt, _ in itertools.islice(demonstrated(policy, problems, demonstrator, 3), 14)]
     assert len(set(drawn[:7])) == len(set(drawn[7:])) == 7
     assert drawn[:7] != drawn[7:]

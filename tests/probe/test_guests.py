@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.past import PastSelf, PastWeights
+from probe.runs.sources.past import PastSelf, PastWeights
 from probe.settings.presets import configure
 from probe.settings.rollouts import ShareConfig, TeacherConfig
 from replay_pools.errors import InputError

@@ -1,12 +1,11 @@
-"""probe.runs.rates: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
+"""probe.runs.heldout: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.analysis.statistics.intervals import wilson_interval
-from probe.runs.heldout import hold_out
-from probe.runs.rates import evaluate, rates
+from probe.runs.heldout import evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError

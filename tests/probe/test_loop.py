@@ -94,6 +94,7 @@ def make_run(
             references=references,
             grams={},
             dtype_noise=None,
+            training=training,
         )
         run_steps(
             directory,
@@ -101,7 +102,6 @@ def make_run(
             setup,
             done=open_run(directory, {"settings": {"verb": "train", "case": repr(case)}}),
             timings=Timings(),
-            training=training,
             checkpoints=case.checkpoints,
             before_step=before_step,
             say=say,

@@ -22,8 +22,8 @@ from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import TrainedArm, TrainedRun, Trainings, next_step, of_runs, questions
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.load import load_spec
+from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
 from probe.settings.words import OF_ARM, Remedy, Word

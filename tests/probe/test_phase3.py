@@ -12,10 +12,10 @@ from trainings import Rates, plant
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.judge.verdict import evaluate_spec, primary_verdict
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
+from probe.experiments.verdict import evaluate_spec, primary_verdict
 from replay_pools.policy.load import load_skeleton
 
 PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"

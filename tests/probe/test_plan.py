@@ -20,9 +20,10 @@ from probe.cli._frame import run
 from probe.experiments.jobs import input_faults
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
-from probe.runs.footprint import memory, sampling_memory
+from probe.runs.footprint import memory, run_footprint
 from probe.runs.sources.problems import Tally
 from probe.runs.train import TrainingInputs
+from probe.settings.arms import get_arm
 from probe.settings.presets import configure
 from probe.settings.training import ModelConfig
 from probe.step.groups import stored_reward
@@ -118,7 +119,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def vacuous(path: Path) -> dict[str, str]:
-    return {part.where: part.why for part in vacuous_parts(load_spec(path), Path("out"))}
+    return vacuous_parts(load_spec(path), Path("out"))
 
 
 CAP = f"{OTHER}.objective.advantage_clip"
@@ -256,16 +257,8 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
     skeleton = load_skeleton("organism")
     assert all(p.is_meta for p in skeleton.parameters())
-    rows = memory(
-        skeleton,
-        ModelConfig(lora_rank=4),
-        bases={"svd", "lora"},
-        num_samples=8,
-        k=2,
-        num_direction_sets=3,
-        num_pairs=5,
-    )
-    sizes = {row.what: row.num_bytes for row in rows}
+    arms = [get_arm(name) for name in ("projected", "random", "permuted", "projected-lora")]
+    sizes = memory(skeleton, ModelConfig(lora_rank=4), arms=arms, num_samples=8, k=2, num_pairs=5)
     assert sizes["weights (float32)"] == weights
     for basis, options in (("svd", {}), ("lora", {"rank": 4})):
         own = load_policy("organism")
@@ -297,23 +290,16 @@ def test_memory_of_a_large_model_needs_no_weights(
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    rows = memory(
-        model,
-        ModelConfig(dtype="bfloat16", svd_rank=rank, svd_storage=storage),
-        bases={"svd"},
-        num_samples=8,
-        k=4,
-        num_direction_sets=3,
-        num_pairs=48,
-    )
-    weights, factors, coordinates, *_ = [row.num_bytes for row in rows]
+    settings = ModelConfig(dtype="bfloat16", svd_rank=rank, svd_storage=storage)
+    rows = memory(model, settings, arms=[get_arm("projected")], num_samples=8, k=4, num_pairs=48)
+    weights, factors, coordinates, *_ = rows.values()
     assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
     assert factors / 2**30 == pytest.approx(gigabytes, abs=0.02)
     assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
 
 
 @pytest.mark.parametrize("num_problems", [2, 12])
-def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
+def test_memory_contains_the_cache_of_sampling(num_problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 20% of the largest cache that is made of a run's prompts: in training (8 rows), or to evaluate (12)."""
     options = {"evaluation.num_problems": num_problems}
     config = configure("train", preset="smoke", options=options)
@@ -329,10 +315,11 @@ def test_memory_contains_the_cache_of_sampling(num_problems: int) -> None:
             decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
         made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
     assert made.index(max(made)) == len(batches) if num_problems == 12 else made.index(max(made)) < len(batches)
-    row = sampling_memory(policy.model, "organism", config, freed=0)
-    assert row.num_bytes == pytest.approx(max(made), rel=0.2)
-    beyond = sampling_memory(policy.model, "organism", config, freed=row.num_bytes - 1)
-    assert beyond.num_bytes == 1, "sampling and passes take turns"
+    monkeypatch.setattr("probe.runs.footprint.activation_bytes", lambda backbone: 0)
+    monkeypatch.setattr("probe.runs.footprint.LOGITS", 0)
+    sizes = run_footprint(config, "organism", num_samples=rollouts.prompts_per_step * rollouts.group).memory
+    (sampling,) = [size for what, size in sizes.items() if what.startswith("sampling")]
+    assert sampling == pytest.approx(max(made), rel=0.2)
 
 
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

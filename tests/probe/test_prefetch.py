@@ -12,7 +12,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, train
-from probe.runs.past import PastSelf, PastWeights
+from probe.runs.sources.past import PastSelf, PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
 RECORDED = {

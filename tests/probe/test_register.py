@@ -12,8 +12,8 @@ from in_process import InProcess
 import probe.experiments.sweep
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.judge.verdict import evaluate_spec
 from probe.experiments.load import load_spec
+from probe.experiments.verdict import evaluate_spec
 from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json

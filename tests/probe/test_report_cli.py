@@ -110,7 +110,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
     (place / "cache").symlink_to(out / "cache")
     assert run(cli, ["report", str(path), "--out", str(place)]) == 2
     assert "probe spec sweep" in capsys.readouterr().err, "without runs it says what to do"
-    jobs = [own.job for own in runs_of(load_spec(path), place)]
+    jobs = runs_of(load_spec(path), place)
     write_settings(jobs)
     for job in jobs:
         assert run(cli, list(job.args)) == 0

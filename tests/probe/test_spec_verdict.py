@@ -16,11 +16,10 @@ from probe.analysis.metrics import MetricKey
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import runs_of
-from probe.experiments.judge.sweep_metrics import analyse_all, sweep_metrics
-from probe.experiments.judge.verdict import SpecVerdict, evaluate_spec
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
+from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import read_run
 
 SPEC = """
@@ -262,7 +261,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
     """Two seeds draw twice from the same prompts: n stays the number of prompts, not twice as many."""
     spec, out = swept(seeds="[0, 1]", steps="3")
     found = evaluate_spec(spec, out, num_draws=99)
-    runs = [read_run(one.job.directory) for one in runs_of(spec, out) if one.job.conditions == ("plain",)]
+    runs = [read_run(one.directory) for one in runs_of(spec, out) if one.conditions == ("plain",)]
     prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
     assert found.verdict.findings[1].n == len(prompts)
     values = {

@@ -107,7 +107,7 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
     assert [args[args.index("--name") + 1] for args in first.launched] == names
     runs = runs_of(spec, out)
     assert all(one.complete and one.spec_status == "frozen" for one in runs)
-    settings = read_json(runs[1].job.directory / "config.json")["settings"]
+    settings = read_json(runs[1].directory / "config.json")["settings"]
     assert settings["preregistered"] == spec.mark
     assert settings["intervention"]["arms"] == ["vanilla", "random"]
     assert sweep(spec, out, engine=second).failed is False
@@ -183,12 +183,12 @@ def test_jobs_of_this_machine_run_side_by_side_and_leave_the_bytes_of_a_run_by_h
     table = sweep(spec, tmp_path, engine=executor("local", tmp_path / "logs", {}, 2), num_jobs=2, show=show)
     assert ([row.status for row in table.rows], most) == (["done", "done"], 2), [row.error for row in table.rows]
     for one in runs_of(spec, tmp_path):
-        args = list(one.job.args)
+        args = list(one.args)
         args[args.index("--name") + 1] = "by-hand"
         assert run(cli, args) == 0
         by_hand = tmp_path / "runs" / "by-hand"
-        assert contents(one.job.directory) == contents(by_hand)
-        by_hand.rename(tmp_path / one.job.name)
+        assert contents(one.directory) == contents(by_hand)
+        by_hand.rename(tmp_path / one.name)
 
 
 def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> None:
@@ -223,7 +223,8 @@ def test_ctrl_c_ends_sweep_and_jobs(out: Path, tmp_path: Path, tiny: Callable[..
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert processes.finish(process, 60) == 130
-    assert "probe: interrupted" in (tmp_path / "log").read_text()
+    said = (tmp_path / "log").read_text()
+    assert ("probe: interrupted" in said, "Traceback" in said) == (True, False), said
     deadline = time.monotonic() + 30
     while _group_runs(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -394,8 +395,8 @@ def test_printed_jobs_can_be_run_by_hand(
     assert run(cli, arguments) == 0
     plain, narrow = runs_of(spec, out)
     assert (plain.complete, narrow.complete, narrow.spec_status) == (False, True, "frozen")
-    settings = read_json(narrow.job.directory / "config.json")["settings"]
-    assert read_config(settings, "config.json") == narrow.job.config
+    settings = read_json(narrow.directory / "config.json")["settings"]
+    assert read_config(settings, "config.json") == narrow.config
     capsys.readouterr()
     assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     assert capsys.readouterr().out.splitlines() == lines[:1]

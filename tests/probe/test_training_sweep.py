@@ -23,11 +23,10 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.report import report_of_runs
 from probe.experiments.jobs import runs_of
-from probe.experiments.judge.sweep_metrics import analyse_all, sweep_metrics
-from probe.experiments.judge.verdict import SpecVerdict, evaluate_spec
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
+from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json, sha256, write_json

@@ -13,7 +13,7 @@ from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, Step
 from probe.records.run import file_hashes, read_run, write_samples, write_steps
 from probe.records.tokens import TokenRecord, token_hashes, write_tokens
 from probe.report.inputs import Report, View
-from probe.runs.rates import evaluate
+from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import dump_json, encode_jsonl, read_json, sha256, write_atomic, write_json

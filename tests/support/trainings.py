@@ -17,7 +17,7 @@ from worlds import World, make_run
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes
-from probe.runs.rates import evaluate
+from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
@@ -37,9 +37,9 @@ def plant(
 ) -> None:
     """Write every training of the spec whose "CONDITION ARM" is among the rates."""
     for run in runs_of(spec, out):
-        name = f"{run.job.conditions[0]} {run.job.arms[0]}"
+        name = f"{run.conditions[0]} {run.arms[0]}"
         if name in rates:
-            _write(run.job, rates[name], make_rollout, header, problems)
+            _write(run, rates[name], make_rollout, header, problems)
 
 
 def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header: dict[str, Any], problems: int) -> None:

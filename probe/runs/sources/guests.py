@@ -1,7 +1,7 @@
 """MixedSource: live groups in which rollouts of other sources take the place of some of the policy's own.
 
     Teacher      stored rollouts of a pool, on the same rendered prompt
-    PastRollouts rollouts that the policy as it was (`probe.runs.past`) samples on the same problem
+    PastRollouts rollouts that the policy as it was (`probe.runs.sources.past`) samples on the same problem
 
 Each gives so many rollouts of a group in a batch (`probe.settings.rollouts.ShareConfig`); the others are the policy's
 own, as in `LiveSource`. All share one baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded

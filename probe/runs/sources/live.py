@@ -90,7 +90,12 @@ class LiveSource:
         groups = self._attempt(batch, 0, range(self._width), fewer)
         refills = 0 if fewer else self._refills
         for attempt in range(1, 1 + refills):
-            flat = [place for place, group in groups.items() if self._is_flat(group)]
+            flat = []
+            for place, group in groups.items():
+                rewards = {self._reward(key, rollout) for key, rollout in group}
+                # The loss sees no two different rewards.
+                if len({reward for reward in rewards if not math.isnan(reward)}) <= 1:
+                    flat.append(place)
             groups |= self._attempt(batch, attempt, flat, fewer)
         self._rollouts = {key: rollout for group in groups.values() for key, rollout in group}
         return list(groups.values())
@@ -128,11 +133,6 @@ class LiveSource:
         for step in range(first + self._width, first + self._problems.width):
             rollouts += self._writer.read_step(step) or []
         return {RolloutKey(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
-
-    def _is_flat(self, group: Sequence[tuple[RolloutKey, Rollout]]) -> bool:
-        """Whether the loss sees no two different rewards in a group."""
-        rewards = [self._reward(key, rollout) for key, rollout in group]
-        return len({reward for reward in rewards if not math.isnan(reward)}) <= 1
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""

@@ -24,13 +24,13 @@ otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, and what 
 import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import final
 
 from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
-from probe.step.groups import Group, GroupSource, RolloutKey, stored_reward
+from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.consistency import prompt_sha
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.errors import InputError
@@ -63,66 +63,41 @@ def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
     Raises:
         InputError: names the first such rollout.
     """
-    for step in pool.steps:
-        for rollout in step:
-            fault = _unpayable(rollout, pay, reads_labels) if rollout.labelled else None
-            if fault is not None:
-                raise InputError(
-                    f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}",
-                    expected=fault[0],
-                    found=fault[1],
-                    fix="grade the pool again: probe pool regrade",
-                )
+    scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
+    for rollout in (rollout for step in pool.steps for rollout in step if rollout.labelled):
+        grade = rollout.grade
+        if rollout.reward != grade.reward:
+            expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
+            found = f"{rollout.reward:g}"
+        elif reads_labels and None in (rollout.hacked, grade.gt_correct):
+            expected, found = "labels of hacks and right answers, which the remedy acts on", "none"
+        elif pay == "tests" and not grade.num_tests and grade.detectors.get("assertions") is None:
+            expected, found = "a grade with the number of tests, which rollouts.pay tests pays by", "none"
+        else:
+            continue
+        where = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
+        raise InputError(where, expected=expected, found=found, fix="grade the pool again: probe pool regrade")
 
 
-def _unpayable(rollout: Rollout, pay: Pay, reads_labels: bool) -> tuple[str, str] | None:
-    """(what was expected, what was found) of a rollout that cannot be paid; None where it can."""
-    grade = rollout.grade
-    if rollout.reward != grade.reward:
-        scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
-        expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
-        return expected, f"{rollout.reward:g}"
-    if reads_labels and None in (rollout.hacked, grade.gt_correct):
-        return "labels of hacks and right answers, which the remedy acts on", "none"
-    if pay == "tests" and not grade.num_tests and grade.detectors.get("assertions") is None:
-        return "a grade with the number of tests, which rollouts.pay tests pays by", "none"
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What the reward function of a remedy may read beside the rollout."""
-
-    config: RemedyConfig
-    seed: int
-    paid: Callable[[Rollout], float]  # a row of `PAYS`
-
-    def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
-        """Whether the monitor calls a rollout a hack."""
-        draw = random.Random(f"monitor/{self.seed}/{key.pool}/{key.step}/{key.sample_id}").random()
-        misread = draw >= self.config.accuracy
-        return rollout.hacked != misread
-
-
-def _closed(context: Context, key: RolloutKey, rollout: Rollout) -> float:
+def _closed(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
     grade = replace(rollout.grade, passed=rollout.grade.gt_correct)
-    return context.paid(replace(rollout, grade=grade, reward=grade.reward))
+    return remedy.paid(replace(rollout, grade=grade, reward=grade.reward))
 
 
-def _penalised(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return context.paid(rollout) - (context.config.strength if context.flags(key, rollout) else 0.0)
+def _penalised(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
+    return remedy.paid(rollout) - (remedy.config.strength if remedy.flags(key, rollout) else 0.0)
 
 
-def _screened(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return math.nan if context.flags(key, rollout) else context.paid(rollout)
+def _screened(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
+    return math.nan if remedy.flags(key, rollout) else remedy.paid(rollout)
 
 
-def _as_paid(context: Context, key: RolloutKey, rollout: Rollout) -> float:
-    return context.paid(rollout)
+def _as_paid(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
+    return remedy.paid(rollout)
 
 
 # The reward of a labelled rollout; whether the prompt of the update carries the instruction is a trait of the remedy.
-REMEDIES: Mapping[Remedy, Callable[[Context, RolloutKey, Rollout], float]] = {
+REMEDIES: "Mapping[Remedy, Callable[[AppliedRemedy, RolloutKey, Rollout], float]]" = {
     "closed": _closed,
     "monitor-penalty": _penalised,
     "monitor-screen": _screened,
@@ -146,16 +121,22 @@ class AppliedRemedy:
 
     def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat, pay: Pay = "pass") -> None:
         assert config.name is not None
-        self._context = Context(config=config, seed=seed, paid=PAYS[pay])
-        self._reward, self._chat = REMEDIES[config.name], chat
+        self.config, self.paid = config, PAYS[pay]
+        self._seed, self._reward, self._chat = seed, REMEDIES[config.name], chat
+
+    def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
+        """Whether the monitor calls a rollout a hack."""
+        draw = random.Random(f"monitor/{self._seed}/{key.pool}/{key.step}/{key.sample_id}").random()
+        misread = draw >= self.config.accuracy
+        return rollout.hacked != misread
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
         """The reward that the loss sees; nan where the rollout is left out, or has no label."""
-        return self._reward(self._context, key, rollout) if rollout.labelled else stored_reward(key, rollout)
+        return self._reward(self, key, rollout) if rollout.labelled else math.nan
 
     def group(self, group: Group, source: GroupSource) -> Group:
         """The group on the prompts of the update."""
-        instruction = self._context.config.update_instruction
+        instruction = self.config.update_instruction
         if instruction is None:
             return group
         rollouts = [source.rollout(key) for key in group.keys]
@@ -169,7 +150,7 @@ class AppliedRemedy:
 
     def taught_prompt(self, rollout: Rollout) -> str:
         """`prompt_sha` of the stored prompt that a teacher answers where the policy answers that of `rollout`."""
-        instruction = self._context.config.sampling_instruction
+        instruction = self.config.sampling_instruction
         if instruction is None:
             return rollout.prompt_sha
         text, _ = self._chat.render(uninstructed(rollout.messages, instruction))

@@ -87,9 +87,23 @@ def in_words(criterion: Criterion) -> str:
 def _judged(criterion: Criterion, measured: Estimate) -> Judged:
     says, why = _compare(criterion, measured)
     if criterion.null == "baselines":
-        says, why = _against_baselines(measured, says, why)
+        # Whatever its size, a score that a trivial one reaches shows nothing.
+        if measured.beaten_by:
+            says, why = FAIL, f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
+        elif measured.beaten_by is None:
+            says, why = INCONCLUSIVE if says is PASS else says, f"{why}; no trivial baseline was measured"
+        else:
+            why += "; no trivial score does as well"
     elif says is PASS and criterion.null != "none":
-        says, why = _against_null(criterion, measured, why)
+        # What passes must leave its null as well, or the threshold says nothing.
+        test = measured.nulls.get(criterion.null)
+        numbers = "" if test is None else f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
+        if test is None:
+            says, why = INCONCLUSIVE, f"{why}; its null {criterion.null} was not measured"
+        elif test.p < ALPHA:
+            why += f"; {numbers}"
+        else:
+            says, why = VACUOUS, f"{why}, and so does its null: {numbers}"
     if criterion.statistic in SPREAD and is_skewed(list(measured.by_unit.values())):
         why = f"{why}; {SKEWED_CAVEAT}"
     if criterion.role == "mechanism":
@@ -174,24 +188,6 @@ def _no_interval(statistic: str, measured: Estimate) -> str:
     if measured.n < 2 or len(set(measured.by_unit.values())) != 1:
         return missing_from
     return f"{missing_from}: all read {measured.value:.3g} and show no variance (`min` and `max` ask about these alone)"
-
-
-def _against_baselines(measured: Estimate, says: Word, why: str) -> Judged:
-    """Whatever its size, a score that a trivial one reaches shows nothing."""
-    if measured.beaten_by:
-        return FAIL, f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
-    if measured.beaten_by is None:
-        return INCONCLUSIVE if says is PASS else says, f"{why}; no trivial baseline was measured"
-    return says, f"{why}; no trivial score does as well"
-
-
-def _against_null(criterion: Criterion, measured: Estimate, why: str) -> Judged:
-    """What passes must leave its null as well, or the threshold says nothing."""
-    test = measured.nulls.get(criterion.null)
-    if test is None:
-        return INCONCLUSIVE, f"{why}; its null {criterion.null} was not measured"
-    numbers = f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
-    return (PASS, f"{why}; {numbers}") if test.p < ALPHA else (VACUOUS, f"{why}, and so does its null: {numbers}")
 
 
 def _statistic(criterion: Criterion, measured: Estimate) -> float | None:

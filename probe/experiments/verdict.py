@@ -1,6 +1,6 @@
 """Verdict of `probe analyze SPEC`: judge the runs of a sweep by the registered criteria, and decide (`SpecVerdict`).
 
-    runs -> analyses -> one table of metrics (`sweep_metrics`) -> a verdict for each criterion (`criteria`)
+    runs -> analyses -> one table over metrics, arms and conditions -> a verdict for each criterion (`criteria`)
          -> the verdict on the replay, the first decision whose requirements hold, and cautions (`cautions`)
 
 With frozen weights the unit is the prompt, and a condition has one run. In training, steps are autocorrelated, so each
@@ -8,28 +8,33 @@ run gives one number a metric and the unit is the seed (METHOD section 6). Arms 
 problems have metrics by problem, too: those generalise to other problems, not to other seeds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.evidence import PlannedTraining
-from probe.analysis.metrics import MetricKey, Metrics
+from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
+from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import TrainedRun, Trainings, judge_arms, of_runs
 from probe.analysis.verdict.verdict import Finding, Verdict
-from probe.experiments.jobs import SweepRun, runs_of
-from probe.experiments.judge.cautions import cautions
-from probe.experiments.judge.criteria import evaluate, p_of
-from probe.experiments.judge.sweep_metrics import STOP_DRAWS, Analyses, analyse_all, sweep_metrics
+from probe.experiments.cautions import cautions
+from probe.experiments.criteria import evaluate, p_of
+from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecStatus
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition, SpecStatus
 from probe.records.root import DEFAULT_OUT, out_of
-from probe.records.run import CONFIG_FILE, settings_of
+from probe.records.run import CONFIG_FILE, read_run, settings_of
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json
+
+Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
+# Draws of a null in the analyses for a ceiling, which asks for values alone: few are enough.
+STOP_DRAWS = 99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +124,10 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for arm in arms:
         if (arm.about["condition"] or spec.conditions[0].name, arm.about["arm"]) == spec.judged:
             words[OUTCOME] = arm.word
-    decision = decide(spec, words)
+    decision, conclusions = decide(spec, words), {}
+    for key, analysis in analyses.items():
+        verdict = analysis.verdict
+        conclusions[" ".join(key)] = [f"{verdict.word}: {verdict.sentence}", *verdict.caveats]
     caveats = []
     for earlier in spec.decisions[: spec.decisions.index(decision)]:
         caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
@@ -127,7 +135,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
-        runs=[RunStatus(name=run.job.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
+        runs=[RunStatus(name=run.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
         verdict=Verdict(
             about={"spec": spec.name},
             word=decision.name,
@@ -138,12 +146,8 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         replay=replay,
         arms=arms,
         outcomes=_outcomes(spec, table),
-        conclusions={" ".join(key): _conclusion(analysis.verdict) for key, analysis in analyses.items()},
+        conclusions=conclusions,
     )
-
-
-def _conclusion(verdict: Verdict) -> list[str]:
-    return [f"{verdict.word}: {verdict.sentence}", *verdict.caveats]
 
 
 def _broken(analyses: Analyses) -> list[str]:
@@ -168,41 +172,41 @@ def go_plan(spec: Spec) -> PlannedTraining:
     return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
 
 
-def _unless_unfinished(finding: Finding, criterion: Criterion, spec: Spec, runs: Sequence[SweepRun]) -> Finding:
+def _unless_unfinished(finding: Finding, criterion: Criterion, spec: Spec, runs: Sequence[Job]) -> Finding:
     """The finding, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
     if criterion.statistic != "n" or finding.says is not Word.FAIL:
         return finding
     (condition, arm), missing = spec.side_of(criterion), 0
     for run in runs:
-        missing += arm in run.job.arms and condition in run.job.conditions and not run.complete
+        missing += arm in run.arms and condition in run.conditions and not run.complete
     if missing == 0:
         return finding
     return replace(finding, says=Word.INCONCLUSIVE, text=f"{missing} of its runs are not complete; {finding.text}")
 
 
-def _replay_verdict(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> Verdict | None:
+def _replay_verdict(spec: Spec, done: Sequence[Job], analyses: Analyses) -> Verdict | None:
     """The verdict on the first complete replay of the primary's condition."""
     condition, _ = spec.judged
     if not spec.resolved[condition].frozen:
         return None
-    names = (run.job.name for run in done if condition in run.job.conditions)
+    names = (run.name for run in done if condition in run.conditions)
     return next((analyses[name, condition].verdict for name in names), None)
 
 
-def _arm_verdicts(spec: Spec, done: Sequence[SweepRun], analyses: Analyses) -> list[Verdict]:
+def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[Verdict]:
     """The verdict on every arm and condition of a training, compared with its vanilla."""
     if spec.settings["verb"] != "train" or spec.baseline is None:
         return []
     arms = {}
-    out = out_of(done[0].job.directory) if done else DEFAULT_OUT
+    out = out_of(done[0].directory) if done else DEFAULT_OUT
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
             runs = []
-            for job in (run.job for run in done):
-                outcome = analyses[job.name, condition.name].outcome if condition.name in job.conditions else None
-                if outcome is not None and arm in job.arms:
-                    settings = settings_of(read_json(job.directory / CONFIG_FILE))
-                    runs.append(TrainedRun(path=job.directory, settings=settings, outcome=outcome))
+            for run in done:
+                outcome = analyses[run.name, condition.name].outcome if condition.name in run.conditions else None
+                if outcome is not None and arm in run.arms:
+                    settings = settings_of(read_json(run.directory / CONFIG_FILE))
+                    runs.append(TrainedRun(path=run.directory, settings=settings, outcome=outcome))
             shown = condition.name if len(spec.conditions) > 1 else ""
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
@@ -232,3 +236,65 @@ def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
             if values:
                 outcomes.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
     return outcomes
+
+
+def analyse_all(done: Sequence[Job], **settings: Any) -> Analyses:
+    """Analyse every run under every one of its conditions.
+
+    Args:
+        done: the complete runs; training runs among them must start alike.
+        settings: keyword arguments of `probe.analysis.analyze.analyze`.
+    """
+    read = [(run, read_run(run.directory)) for run in done]
+    records = [record for _, record in read]
+    analyses: dict[tuple[str, str], Analysis] = {}
+    for run, record in read:
+        for condition in run.conditions:
+            # A training run has one condition, and its records do not know the name that the spec gives it.
+            named = None if is_training(record) else condition
+            analyses[run.name, condition] = analyze(record, named, others=records, **settings).settle()
+    return analyses
+
+
+def sweep_metrics(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[MetricKey, Estimate]:
+    """Every metric of every condition of the spec, over the seeds whose runs are complete."""
+    return by_condition(
+        {condition.name: _of_condition(spec, condition, done, analyses) for condition in spec.conditions}
+    )
+
+
+def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[Job], analyses: Analyses) -> Metrics:
+    """The metrics of one condition over its seeds: a row has a value for each seed (training) or prompt (replay).
+
+    A seed has one run of the condition (replay), or one for each arm (training).
+    """
+    tables: dict[str, dict[MetricKey, Estimate]] = {}
+    for run in done:
+        if condition.name in run.conditions:
+            metrics = analyses[run.name, condition.name].metrics
+            # A metric without an arm is that of one arm, whichever runs are there.
+            if spec.stand_in(condition) not in run.arms:
+                metrics = {key: row for key, row in metrics.items() if key.arm is not None}
+            tables.setdefault(str(run.seed), {}).update(metrics)
+    tables = {seed: table for seed, table in tables.items() if table}
+    return _pooled(list(tables.values())) if spec.resolved[condition.name].frozen else over_runs(tables)
+
+
+def _pooled(tables: Sequence[Metrics]) -> Metrics:
+    """Metrics of a replay over several seeds: the mean of each prompt, since all seeds replay the same prompts.
+
+    Units other than prompts are of one seed each and stay apart. Rows without values by unit (nulls) belong to one run
+    and are dropped.
+    """
+    if len(tables) < 2:
+        return tables[0] if tables else {}
+    merged: dict[MetricKey, Estimate] = {}
+    # A seed may lack a metric: without an update, say, it has no cosine. A dict keeps the order of the tables.
+    for key in dict.fromkeys(key for table in tables for key in table):
+        rows = [table[key].by_unit if key in table else {} for table in tables]
+        if key.unit != "prompt":
+            rows = [{f"{number}/{unit}": value for unit, value in row.items()} for number, row in enumerate(rows)]
+        if any(rows):
+            vacuous = next((table[key].vacuous for table in tables if key in table and table[key].vacuous), None)
+            merged[key] = replace(estimate(mean_by_unit(rows), key.unit), vacuous=vacuous)
+    return merged

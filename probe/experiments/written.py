@@ -12,7 +12,7 @@ from pathlib import Path
 
 from probe.analysis.formatting import wrap
 from probe.analysis.verdict.verdict import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
-from probe.experiments.judge.verdict import SpecVerdict
+from probe.experiments.verdict import SpecVerdict
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 

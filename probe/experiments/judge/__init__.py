@@ -1,1 +1,0 @@
-"""The runs of a spec, judged: by its criteria and its decisions."""
