@@ -15,7 +15,7 @@ from probe.experiments.cautions import Concerned, Invalidation, concerned_runs, 
 from probe.experiments.jobs import Job, read_state, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.written import SHA_DIGITS, written_criteria, written_results
+from probe.experiments.written import SHA_DIGITS, written_results
 from probe.records.timings import starts_of
 from replay_pools.errors import InputError
 
@@ -65,7 +65,7 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
     frozen = [run for run in runs if run.spec_status == "frozen"]
     done = max(sum(run.complete for run in frozen), 0 if current is None else current.done)
     concerned = concerned_runs(runs, invalidations, spec.path.parent)
-    here = written_criteria(log, spec.sha256)
+    here = {} if current is None else current.criteria
     return Entry(
         name=spec.name,
         question=spec.experiment.question,

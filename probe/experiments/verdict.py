@@ -24,7 +24,7 @@ from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition, SpecStatus
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, read_run, settings_of
 from probe.settings.run import TrainConfig
@@ -35,15 +35,6 @@ from replay_pools.storage.files import read_json
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
 # Draws of a null in the analyses for a ceiling, which asks for values alone: few are enough.
 STOP_DRAWS = 99
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """Whether a run that the spec asks for is complete, and under which version of the spec it was made."""
-
-    name: str
-    complete: bool
-    spec_status: SpecStatus | None  # None: the run has not begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +54,7 @@ class SpecVerdict:
     spec: str
     sha256: str
     question: str
-    runs: list[RunStatus]
+    runs: list[Job]
     verdict: Verdict  # the decision; its findings are the criteria, its caveats why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
     arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
@@ -76,8 +67,9 @@ class SpecVerdict:
         return next(finding.says for finding in self.verdict.findings if finding.role == "primary")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and None."""
-        return asdict(self)
+        """Plain lists, dicts, numbers and None; of a run, how far it is and under which version of the spec it ran."""
+        runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
+        return asdict(replace(self, runs=[])) | {"runs": runs}
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -> SpecVerdict:
@@ -135,7 +127,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         spec=spec.name,
         sha256=spec.sha256,
         question=spec.experiment.question,
-        runs=[RunStatus(name=run.name, complete=run.complete, spec_status=run.spec_status) for run in runs],
+        runs=runs,
         verdict=Verdict(
             about={"spec": spec.name},
             word=decision.name,

@@ -1,13 +1,13 @@
 """The verdict of a spec as text: on the terminal, in `out/reports/`, and in the Results of `spec/NAME.md`.
 
-format_text          what `probe analyze SPEC` prints
-write_report         what its --write writes
-written_results, written_criteria      the Results, read back
+format_text        what `probe analyze SPEC` prints
+write_report       what its --write writes
+written_results    the Results, read back
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from probe.analysis.formatting import wrap
@@ -35,6 +35,9 @@ class WrittenResult:
     sha256: str  # its first SHA_DIGITS
     done: int
     runs: int
+    criteria: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # {name: verdict and what was found, in short}
 
     def __str__(self) -> str:
         """The heading."""
@@ -42,41 +45,25 @@ class WrittenResult:
 
 
 def written_results(log: Path) -> list[WrittenResult]:
-    """Every heading of results in a log, in its order; none where there is no such file."""
+    """Every result in a log, in its order; none where there is no such file."""
     if not log.is_file():
         return []
-    headings = []
-    for match in _HEADING.finditer(log.read_text(encoding="utf-8")):
+    text, results = log.read_text(encoding="utf-8"), []
+    says, found = CRITERIA_HEADER.index("verdict"), CRITERIA_HEADER.index("found")
+    for match in _HEADING.finditer(text):
+        criteria: dict[str, str] = {}
+        _, _, table = text[match.end() :].partition("\n### ")[0].partition(_cells(CRITERIA_HEADER))
+        for line in table.splitlines()[1:]:
+            cells = line.strip("| ").split(" | ")
+            if not line.startswith("|"):
+                break
+            if len(cells) >= len(CRITERIA_HEADER):
+                criteria[cells[0]] = f"{cells[says]}, {cells[found].partition('; ')[0]}"
         done, runs = int(match["done"]), int(match["runs"])
-        headings.append(WrittenResult(decision=match["decision"], sha256=match["sha256"], done=done, runs=runs))
-    return headings
-
-
-def written_criteria(log: Path, sha256: str) -> dict[str, str]:
-    """{criterion: its verdict and what was found, in short} on one version of a spec; {} where nothing was written.
-
-    Args:
-        sha256: of the version, whole.
-    """
-    if not log.is_file():
-        return {}
-    text = log.read_text(encoding="utf-8")
-    heading = next((match for match in _HEADING.finditer(text) if match["sha256"] == sha256[:SHA_DIGITS]), None)
-    if heading is None:
-        return {}
-    entry = text[heading.end() :].partition("\n### ")[0]
-    verdict, data = CRITERIA_HEADER.index("verdict"), CRITERIA_HEADER.index("found")
-    criteria: dict[str, str] = {}
-    reading = False
-    for line in entry.splitlines():
-        cells = line.strip("| ").split(" | ")
-        if cells[: len(CRITERIA_HEADER)] == [*CRITERIA_HEADER]:
-            reading = True
-        elif reading and not line.startswith("|"):
-            break
-        elif reading and len(cells) >= len(CRITERIA_HEADER):
-            criteria[cells[0]] = f"{cells[verdict]}, {cells[data].partition('; ')[0]}"
-    return criteria
+        results.append(
+            WrittenResult(decision=match["decision"], sha256=match["sha256"], done=done, runs=runs, criteria=criteria)
+        )
+    return results
 
 
 def format_text(verdict: SpecVerdict) -> str:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -27,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from extraction.adapters.coordinates import existing_coordinates
+from extraction.adapters.coordinates import SVD_CACHE, existing_coordinates
 from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
 from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
@@ -44,6 +45,16 @@ SHARDED_FIX = "a gate needs whole gradients: train with plain data parallelism"
 GATED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 
 
+class ProbeOptions(TypedDict, total=False):
+    """The keywords that `GradientProbe`, `probe.attach` and the callbacks of trainers have in common."""
+
+    project: bool
+    gate: Gate
+    overshoot: float
+    path: str | Path | None
+    cache_dir: str | Path | None
+
+
 class GradientProbe:
     """Measures the gradient between a backward and an optimizer step, and gates it when `project` is true.
 
@@ -58,7 +69,7 @@ class GradientProbe:
         project: put the gated gradient into `.grad`, for the optimizer; for trained weights, LoRA and `delta_S`.
         gate, overshoot: as in `probe.step.projection`.
         path: a new file to which every record is appended as a line of JSON; None keeps records in memory only.
-        cache_dir: folder of the SVD cache, read for svd directions; None computes the SVDs.
+        cache_dir: the folder where `probe extract` left the SVDs, read for svd directions; None computes them.
         scaler: the GradScaler of the loop, or of accelerate.
 
     Attributes:
@@ -78,7 +89,7 @@ class GradientProbe:
         gate: Gate = "one_sided",
         overshoot: float = 1.0,
         path: str | Path | None = None,
-        cache_dir: str | Path | None = None,
+        cache_dir: str | Path | None = SVD_CACHE,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.records: list[GradientRecord] = []

@@ -14,18 +14,16 @@ stays below its cap.
 """
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim import Optimizer
 
-from extraction.adapters.coordinates import SVD_CACHE
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, means
+from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
-from probe.settings.words import Gate
 from replay_pools.errors import InputError
 
 
@@ -34,13 +32,9 @@ def attach(
     directions: Directions | str | Path,
     *,
     model: nn.Module,
-    project: bool = False,
-    gate: Gate = "one_sided",
-    overshoot: float = 1.0,
-    path: str | Path | None = None,
-    cache_dir: str | Path | None = SVD_CACHE,
     scaler: torch.amp.GradScaler | None = None,
     allow_scaled: bool = False,
+    **options: Unpack[ProbeOptions],
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the gated gradient.
 
@@ -52,16 +46,16 @@ def attach(
         optimizer: any torch optimizer, or accelerate's wrapper of one, that trains `model`.
         directions: `Directions`, or a file of `probe extract`, of the weights that `model` has now.
         model: a plain model, trained whole or in part, or one with a `delta_S`, LoRA or other adapter of peft.
-        project: put the gated gradient into `.grad`; needs trained weights, plain LoRA or `delta_S`. Without it,
-            `*_out` and `frac_fired` say what the gate would do (`means()` calls them `would_cos_out` and so on).
-        gate: one_sided | two_sided, with `overshoot`: see `probe.step.projection`.
-        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
-            processes, attach in all of them, and give it in one.
-        cache_dir: the folder where `probe extract` left the SVDs; None computes them.
         scaler: the GradScaler of the loop, where it has one and a LoRA or frozen weights are measured: their gradients
             are seen before `unscale_`. That of accelerate's wrapper is known.
         allow_scaled: accept gradients that a GradScaler leaves for a fused optimizer to unscale. They are gated as they
             are, and their norm is recorded without the scale.
+        project: put the gated gradient into `.grad` (False); needs trained weights, plain LoRA or `delta_S`. Without
+            it, `*_out` and `frac_fired` say what the gate would do (`means()` calls them `would_cos_out` and so on).
+        gate: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
+        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
+            processes, attach in all of them, and give it in one.
+        cache_dir: the folder where `probe extract` left the SVDs (out/cache/svd); None computes them.
 
     Returns:
         A handle with `records` and their `means()`. `detach()`, or the end of its `with` block, removes the probe.
@@ -73,16 +67,7 @@ def attach(
     """
     if scaler is None and isinstance(optimizer, AcceleratedOptimizer):
         scaler = optimizer.scaler
-    probe = GradientProbe(
-        model,
-        directions,
-        project=project,
-        gate=gate,
-        overshoot=overshoot,
-        path=path,
-        cache_dir=cache_dir,
-        scaler=scaler,
-    )
+    probe = GradientProbe(model, directions, scaler=scaler, **options)
     return Attached(probe, probe.start(optimizer), allow_scaled=allow_scaled)
 
 

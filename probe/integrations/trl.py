@@ -7,16 +7,14 @@ With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter `ref`, for LoRA with a
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from extraction.adapters.coordinates import SVD_CACHE
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, means
+from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
-from probe.settings.words import Gate
 
 PREFIX = "probe/"
 
@@ -30,7 +28,7 @@ class GradientProbeCallback(TrainerCallback):
     Args:
         trainer: of any model; without DeepSpeed and FSDP.
         directions: with `project`, `gate`, `overshoot` and `cache_dir` as in `probe.attach`.
-        path: a new file for the records; only the main process writes it.
+        path: a new file for the records, which the main process alone writes.
 
     Raises:
         InputError: as in `probe.attach`. What is wrong with the optimizer is raised when training starts.
@@ -40,26 +38,14 @@ class GradientProbeCallback(TrainerCallback):
         self,
         trainer: Trainer,
         directions: Directions | str | Path,
-        *,
-        project: bool = False,
-        gate: Gate = "one_sided",
-        overshoot: float = 1.0,
-        path: str | Path | None = None,
-        cache_dir: str | Path | None = SVD_CACHE,
+        **options: Unpack[ProbeOptions],
     ) -> None:
         model = trainer.model
         assert isinstance(model, nn.Module)
         self._trainer = trainer
-        self._probe = GradientProbe(
-            model,
-            directions,
-            project=project,
-            gate=gate,
-            overshoot=overshoot,
-            path=path if trainer.is_world_process_zero() else None,
-            cache_dir=cache_dir,
-            scaler=trainer.accelerator.scaler,
-        )
+        if not trainer.is_world_process_zero():
+            options["path"] = None
+        self._probe = GradientProbe(model, directions, scaler=trainer.accelerator.scaler, **options)
         self._num_logged = 0
 
     @property
