@@ -49,7 +49,8 @@ OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains o
 DRAWS_FILE = "draws.jsonl"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
-OTHER_FILES = (  # hashed in the manifest of a run that trains; of a pool its manifest, which has the other hashes
+OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its manifest, which has the other hashes
+    f"{GRAM_DIR}/**/*.safetensors",
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
@@ -148,7 +149,7 @@ def file_hashes(directory: Path) -> dict[str, str]:
 
 
 def other_hashes(directory: Path) -> dict[str, str]:
-    """{name below the run: sha256} of OTHER_FILES: what a run that trains leaves beside its records."""
+    """{name below the run: sha256} of OTHER_FILES: what a run leaves beside its records."""
     hashes = {}
     for pattern in OTHER_FILES:
         for path in sorted(directory.glob(pattern)):

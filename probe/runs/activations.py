@@ -31,7 +31,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from extraction.adapters.interface import Coordinates
 from extraction.attention import attending
@@ -41,6 +40,7 @@ from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import planned
 from probe.settings.remedy import RemedyConfig
+from probe.step.distributed import transformer_blocks
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 
@@ -62,7 +62,7 @@ class ActivationRemedy:
     """
 
     def __init__(self, config: RemedyConfig, policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair]) -> None:
-        layers = decoder_layers(coordinates)
+        layers = transformer_blocks(split_model(coordinates.model)[0], "remedy.name")
         numbers = config.layers or (len(layers) // 2,)
         if wrong := [number for number in numbers if number >= len(layers)]:
             raise InputError(
@@ -83,22 +83,6 @@ class ActivationRemedy:
     def in_sampling(self) -> AbstractContextManager[object]:
         """The same, where rollouts of the training are sampled with the remedy."""
         return edited(self._edits) if self._sampled else nullcontext()
-
-
-def decoder_layers(coordinates: Coordinates) -> list[nn.Module]:
-    """The decoder layers of the policy, in order.
-
-    Raises:
-        InputError: an architecture whose layers are not known.
-    """
-    backbone, _ = split_model(coordinates.model)
-    layers: list[nn.Module] = [
-        module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)
-    ]
-    if not layers:
-        name = type(backbone).__name__
-        raise InputError("remedy.name", expected="a model made of transformers' decoder layers", found=name)
-    return layers
 
 
 def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from extraction.directions import Directions, PairGradients
 from extraction.words import Basis
-from probe.records.run import GRAM_DIR, gram_dir
-from replay_pools.storage.files import sha256
+from probe.records.run import gram_dir
 from replay_pools.storage.tensors import write_tensors
 
 
@@ -103,9 +102,3 @@ def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, A
     """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.statistics.geometry.Extraction`."""
     eps = torch.finfo(next(iter(pairs.hack.values())).dtype).eps
     return {name: v_hack.metadata[name] for name in ("method", "k", "tau", "drop_bottom_frac")} | {"eps": eps}
-
-
-def gram_hashes(directory: Path) -> dict[str, str]:
-    """{file name below the run: sha256} of all gram files."""
-    paths = sorted((directory / GRAM_DIR).rglob("*.safetensors"))
-    return {str(path.relative_to(directory)): sha256(path.read_bytes()) for path in paths}

@@ -199,8 +199,6 @@ class Evaluation:
     @classmethod
     def from_json(cls, row: Any, where: object) -> "Evaluation":
         """Inverse of `to_json`; further keys beside these are ignored, and InputError names a field that is wrong."""
-        if not isinstance(row, dict) or not isinstance(row.get("rates"), dict):
-            raise InputError(where, expected="an evaluation with rates", found=repr(row)[:60])
         rates = {name: decode(Rates, table, f"{where} rates {name}") for name, table in row["rates"].items()}
         return cls(step=row["step"], weights=row["weights"], rates=rates)
 

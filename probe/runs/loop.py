@@ -39,7 +39,7 @@ from probe.records.run import (
 from probe.records.timings import Timings
 from probe.records.tokens import token_hashes, write_tokens
 from probe.runs.control import TrainingState, passed, warnings_of
-from probe.runs.gram_recorder import GramRecorder, gram_hashes
+from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records
 from probe.runs.resume import drop_checkpoints, load_checkpoint, save_checkpoint
 from probe.settings.loss import LossSettings
@@ -264,7 +264,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
         "dtype_noise": setup.dtype_noise,
         "rounding": rounding,
-        "files": file_hashes(directory) | token_hashes(directory) | gram_hashes(directory) | other_hashes(directory),
+        "files": file_hashes(directory) | token_hashes(directory) | other_hashes(directory),
     }
     # Temporary files of a process that was killed in a write.
     remove_leftovers(directory)

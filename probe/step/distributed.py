@@ -150,7 +150,7 @@ def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
         shards_base: only recorded in the world; `shard_base` does it.
 
     Raises:
-        InputError: an incomplete environment, no backend, one GPU named for several ranks, fewer GPUs than ranks, or a
+        InputError: an incomplete environment, one GPU named for several ranks, fewer GPUs than ranks, or a
             base to be sharded by one process.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -164,9 +164,6 @@ def joined(device: str, *, shards_base: bool = False) -> Iterator[World]:
         raise InputError("environment", expected=f"{', '.join(NEEDED)}, as torchrun sets them", found=actual)
     rank_device = _rank_device(device, int(os.environ["LOCAL_RANK"]))
     on_gpu = rank_device.startswith("cuda")
-    if not (dist.is_available() and dist.is_gloo_available() and (dist.is_nccl_available() or not on_gpu)):
-        wanted = "gloo and nccl" if on_gpu else "gloo"
-        raise InputError("torch.distributed", expected=f"a PyTorch with {wanted}", found="one without")
     if on_gpu:
         torch.cuda.set_device(rank_device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=TIMEOUT)
@@ -209,6 +206,19 @@ def _others_alive(rank: int) -> Iterator[None]:
         ) from error
 
 
+def transformer_blocks(backbone: nn.Module, asked_by: str) -> list[nn.Module]:
+    """The decoder layers of a model without its head, in order.
+
+    Raises:
+        InputError: an architecture whose layers are not known; `asked_by` is the setting that needs them.
+    """
+    blocks: list[nn.Module] = [one for one in backbone.modules() if isinstance(one, GradientCheckpointingLayer)]
+    if not blocks:
+        found = type(backbone).__name__
+        raise InputError(asked_by, expected="a model made of transformers' decoder layers", found=found)
+    return blocks
+
+
 def shard_base(model: PeftModel, device: str) -> None:
     """Spread the frozen weights of a model's blocks over all ranks (FSDP2), in place, and move the model to `device`.
 
@@ -222,9 +232,7 @@ def shard_base(model: PeftModel, device: str) -> None:
     base = model.get_base_model()
     assert isinstance(base, PreTrainedModel)
     backbone = base.base_model
-    blocks = [module for module in backbone.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not blocks:
-        raise InputError("model.shard_base", expected="a model made of transformers' blocks", found=type(base).__name__)
+    blocks = transformer_blocks(backbone, "model.shard_base")
     assert isinstance(model.base_model, BaseTuner)
     whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))

@@ -20,11 +20,12 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.activations import ActivationRemedy, decoder_layers, edited, make_edit, mean_activations
+from probe.runs.activations import ActivationRemedy, edited, make_edit, mean_activations
 from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import HeldOut
 from probe.settings.remedy import RemedyConfig
 from probe.step.bases import Bases
+from probe.step.distributed import transformer_blocks
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.sampling.sample import LocalEngine
@@ -44,6 +45,10 @@ def tiny(make_tiny: Callable[..., Coordinates], request: pytest.FixtureRequest) 
 
 def batch() -> Batch:
     return make_batch(PROMPTS, COMPLETIONS, pad_id=0)
+
+
+def layers_of(coordinates: Coordinates) -> list[torch.nn.Module]:
+    return transformer_blocks(split_model(coordinates.model)[0], "remedy.name")
 
 
 def differences(layer: int) -> Tensor:
@@ -97,7 +102,7 @@ def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Coordi
 
     A sample of more than 4 tokens has a pass with checkpoints of its own there, which runs the layers twice.
     """
-    layers = decoder_layers(tiny)
+    layers = layers_of(tiny)
     edits = [(layers[i], make_edit(config, differences(i))) for i in config.layers]
     before = per_sample_gradients(tiny, batch())
     with edited(edits):
@@ -114,7 +119,7 @@ def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Coordi
 @REMEDIES
 def test_additivity_is_checked_under_the_remedy(config: RemedyConfig, tiny: Coordinates) -> None:
     """By ordinary batch backwards, which see it as well."""
-    layers, bases = decoder_layers(tiny), Bases(coordinates=[tiny])
+    layers, bases = layers_of(tiny), Bases(coordinates=[tiny])
     edits = [(layers[i], make_edit(config, differences(i))) for i in config.layers]
     with edited(edits):
         passed, errors = bases.run_checked(batch(), turn=0, whole=True)
@@ -125,7 +130,7 @@ def test_additivity_is_checked_under_the_remedy(config: RemedyConfig, tiny: Coor
 
 def test_means_are_over_completion_tokens_at_the_output_of_the_layer(tiny: Coordinates) -> None:
     """Against `output_hidden_states` of every sample alone; the last of these is behind the final norm."""
-    layers = decoder_layers(tiny)
+    layers = layers_of(tiny)
     found = mean_activations(tiny, batch(), {0: layers[0]})
     with torch.no_grad():
         for sample, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
@@ -166,7 +171,7 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Coordinates]) -
                 states = backbone(torch.tensor([[*prompt, *ids]]), output_hidden_states=True).hidden_states[3]
                 vector += sign * states[0, len(prompt) :].mean(0) / len(pairs)
     ((layer, edit),) = remedy._edits
-    assert layer is decoder_layers(coordinates)[2]
+    assert layer is layers_of(coordinates)[2]
     assert (edit(probed) - probed).allclose(vector.expand_as(probed), atol=2e-5)
     assert vector.norm() > 0.5, "hacks read as clean completions do: the test shows nothing"
 
