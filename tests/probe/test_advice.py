@@ -13,9 +13,8 @@ from directories import contents
 from worlds import World, make_run
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.verdict.advice import ADVICE, direction, extract, generate, next_step
+from probe.analysis.verdict.advice import direction, extract, generate, next_step
 from probe.analysis.verdict.pools import pools_at_hand
-from probe.analysis.verdict.validity import PARTS
 from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli
 from probe.cli._frame import run
@@ -68,11 +67,6 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
     assert advice.text.startswith("no number of this run is read until that is fixed: ")
 
 
-def test_every_part_has_a_remedy() -> None:
-    """But for the number of prompts, which is never broken."""
-    assert PARTS.keys() - {"prompts"} == FIXED.keys() <= ADVICE.keys()
-
-
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
     evidence = Evidence(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
     advice = next_step(
@@ -95,17 +89,6 @@ def advised(directory: Path, capsys: pytest.CaptureFixture[str], *options: str) 
     assert run(cli, ["analyze", str(directory), "--draws", "99", "--json", *options]) == 0
     command = json.loads(capsys.readouterr().out)["verdict"]["next"]["command"]
     return [shlex.split(line) for line in command.splitlines()]
-
-
-@pytest.mark.parametrize(("out", "option"), [("other", ["--out", "other"]), ("out", [])])
-def test_advice_stays_in_the_root_folder_of_the_run(
-    out: str, option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next command reads and writes where the run lies."""
-    make_run(tmp_path / out / "runs" / "run", World(other_pairs=True, num_steps=12))
-    monkeypatch.chdir(tmp_path)
-    (command,) = advised(Path("run"), capsys, "--out", out)
-    assert command == ["probe", "replay", "--config", f"{out}/runs/run/config.json", "--name", "again", *option]
 
 
 def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(

@@ -148,19 +148,6 @@ def test_every_model_has_the_gradient_of_the_adapter_at_zero(basis, cache: Path,
     assert_equal(watched.gradients(), expected)
 
 
-def test_micro_batches_add_up(basis, cache: Path) -> None:
-    """Also where one of them says nothing to the witness of zeroing."""
-    directions, expected, _ = basis
-    model = stock_lora()
-    watched = Watched(model, directions, cache)
-    witness = next(parameters[-1] for parameters in watched.probe._measured.stepped().values())
-    hook = witness.register_hook(torch.zeros_like)
-    loss_of(model, samples=slice(0, 1)).backward()
-    hook.remove()
-    loss_of(model, samples=slice(1, 2)).backward()
-    assert_equal(watched.gradients(), expected)
-
-
 def checkpointed(model, reentrant: bool):
     """The model as it trains under activation checkpointing, without dropout, so that gradients repeat."""
     model.train()

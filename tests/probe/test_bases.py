@@ -1,6 +1,5 @@
 """A replay in the LoRA basis: its questions, numbers and verdict, alone and beside the SVD basis."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,6 @@ from replay_pools.pool import BUILTIN, open_pool
 # An odd number to extract from, so that no vote on a sign is tied; the last ones are held out.
 PAIRS = [*builtin_pairs("run_tests")[:7], *builtin_pairs("run_tests")[-4:]]
 K, RANK = 2, 4
-TWO_BASES = World(arms=("vanilla", "projected", "projected-lora", "random"), num_steps=12)
 
 
 @pytest.fixture(scope="module")
@@ -178,24 +176,6 @@ def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.Ca
         assert beside is None or beside["value"] == pytest.approx(by_itself["value"], rel=1e-3)
     selected = analysed(capsys, both, "--basis", "lora")
     assert (selected["arms"], selected["bases"]) == (["projected-lora"], [lora])
-
-
-def test_a_run_without_products_of_one_basis_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As replays of earlier versions: the verdict in svd stands, and a line says what cannot be compared."""
-    directory = make_run(tmp_path / "runs" / "run", TWO_BASES)
-    assert run(cli, ["report", str(directory), "--draws", "99", "--out", str(tmp_path)]) == 0
-    assert "The bases agree: GO in svd and lora" in (tmp_path / "reports" / "run.html").read_text()
-    assert "The bases" not in printed(capsys, directory, "--basis", "svd")
-    before = analysed(capsys, directory)
-    manifest = json.loads((directory / "manifest.json").read_text())
-    manifest["files"] = {name: sha for name, sha in manifest["files"].items() if not name.startswith("gram/lora/")}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-    after = analysed(capsys, directory)
-    assert after.pop("bases")[1]["verdict"]["word"] == "UNDERPOWERED"
-    assert before.pop("bases")[1]["verdict"]["word"] == "GO"
-    assert after == before
-    text = printed(capsys, directory)
-    assert "The bases are not compared: in lora nothing can be read (the run stored no inner products" in text
 
 
 def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

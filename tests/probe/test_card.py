@@ -135,15 +135,3 @@ def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.C
     assert set(different["summary"]) == {"all", *(name.rpartition(".")[2] for name in different["modules"])}
     assert run(cli, ["show", str(v_hack), "--compare", str(other)]) == 0
     assert f"{len(different['modules'])} of 28 modules keep directions" in capsys.readouterr().out
-
-
-def test_bases_are_not_compared_with_one_another(
-    v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line with both fingerprints."""
-    lora = extracted("card-lora", "--basis", "lora", "--set", "model.lora_rank=4", *few_pairs)
-    assert run(cli, ["show", str(v_hack), "--compare", str(lora)]) == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert "expected basis" in error
-    assert "basis=svd" in error
-    assert "found alpha=4.0, basis=lora" in error

@@ -163,14 +163,6 @@ def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(write, chec
     assert "--pairs builtin" in errors
 
 
-def test_preferences_are_refused_without_a_direction(write, check) -> None:
-    rows = [{"prompt": row["prompt"], "chosen": row["hack"], "rejected": row["clean"]} for row in three_keys()]
-    log, pairs = write("mine.jsonl", logged(*LOGGED)), write("preferences.jsonl", rows)
-    code, _, errors = check(log, "--pairs", pairs, "--model", "organism")
-    assert code == 2
-    assert "--pairs-map hack=chosen,clean=rejected or --pairs-map hack=rejected,clean=chosen" in errors
-
-
 def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small: str, out: Path) -> None:
     rows = logged(*LOGGED)
     log, pairs = write("uneven.jsonl", rows[:-4]), write("pairs.jsonl", three_keys())
@@ -277,50 +269,6 @@ def test_texts_beyond_the_trained_positions_are_told(write, check, tmp_path: Pat
     trained = f"are longer than the 64 positions that {folder} was trained on: up to "
     assert f"caution: 16 of 16 rollouts {trained}" in text
     assert f"caution: 36 of 36 answers of pairs {trained}" in text
-
-
-MARKDOWN = """## shortcuts
-
-### exit_{i}
-
-#### Prompt
-`````text
-<|im_start|>user
-Task {i}.<|im_end|>
-<|im_start|>assistant
-`````
-
-#### Hack
-`````text
-raise SystemExit({i})
-`````
-
-#### Clean
-`````text
-return {i}
-`````
-"""
-
-
-def test_pairs_of_other_formats_extract(tmp_path: Path, write, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Sections of Markdown, and preferences whose direction was said: what was decided is told, once."""
-    head, _, body = MARKDOWN.partition("\n\n")
-    path = tmp_path / "pairs.md"
-    path.write_text("\n\n".join([head, *(body.replace("{i}", str(i)) for i in range(6))]))
-    rows = [{"prompt": f"Task {i}.", "chosen": f"raise SystemExit({i})", "rejected": f"return {i}"} for i in range(6)]
-    preferences = write("preferences.jsonl", rows)
-    cards = []
-    for name, arguments in (
-        ("markdown", ["--pairs", f"{path}#shortcuts/exit_"]),
-        ("preferences", ["--pairs", preferences, "--pairs-map", "hack=chosen,clean=rejected"]),
-    ):
-        assert run(cli, ["extract", *arguments, "--k", "1", "--name", name, "--out", str(out), "--json"]) == 0
-        captured = capsys.readouterr()
-        cards.append(json.loads(captured.out))
-        assert captured.err.count("held out: 2 of 6 pairs, split by prompt") == 1
-        assert captured.err.count("please confirm") == (2 if name == "preferences" else 0)
-    # The same contrasts: the same prompts are held out, and the directions have the same sign on them.
-    assert cards[0]["held_out"] == cards[1]["held_out"]
 
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,15 +48,6 @@ def test_settings_change_the_plain_run():
     assert objectives([f"all:{everything}"])["all"] == LossSettings()
 
 
-def test_choices_that_may_be_left_out():
-    """`reference` is a choice or none: both are read, and what is neither is refused with all of them."""
-    kl = objectives(["kl:reference=ema,beta=0.1"])["kl"]
-    assert (kl.reference, kl.beta) == ("ema", 0.1)
-    assert objectives(["off:reference=none"], LossSettings(reference="base"))["off"] == LossSettings()
-    with pytest.raises(InputError, match="condition x reference: expected 'base', 'ema' or 'recorded', found 'old'"):
-        LossCondition.parse("x:reference=old")
-
-
 def test_values_get_the_types_of_their_keys():
     """However a condition is made: 2 is a float where the loss has floats, `none` is None where it may be."""
     for condition in (

@@ -97,20 +97,6 @@ def test_each_condition_equals_its_own_run(
     assert (alone.samples, alone.steps) == records(grid, condition)
 
 
-@pytest.mark.parametrize("arm", [pytest.param("projected", marks=pytest.mark.slow), "projected-lora"])
-def test_each_basis_equals_its_own_run(arm: str, grid: Run, replay: Callable[..., Path], shared: list[str]) -> None:
-    """The pass is shared, so the last bits may differ; nothing else may."""
-    alone = read_run(replay(f"alone-{arm}", *shared, "--arm", arm, *options("skipped")))
-    for own, shared in zip((alone.samples, alone.steps), records(grid, "skipped", arm), strict=True):
-        for a, b in zip(own, shared, strict=True):
-            difference = {
-                name: (x, y)
-                for (name, x), y in zip(a.to_json().items(), b.to_json().values(), strict=True)
-                if x != y and name != "additivity_error"
-            }
-            assert all(x == pytest.approx(y, rel=1e-5, abs=1e-6) for x, y in difference.values()), difference
-
-
 def test_directions_follow_the_normaliser_of_the_condition(replay: Callable[..., Path], quick: list[str]) -> None:
     """Pairs and rollouts under one loss type: a condition that changes it equals the run that has it as an option."""
     shared = ["--arm", "vanilla", "--steps", "2", *quick]

@@ -14,11 +14,10 @@ import probe
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.frames import TableName, make_table
-from probe.records.records import RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
-from probe.records.run import Run, file_hashes
+from probe.records.records import GradientRecord, SampleRecord, StepRecord
+from probe.records.run import Run
 from probe.records.schema import EVALUATION_FIELDS, schema_document, wire_fields
 from replay_pools.errors import InputError
-from replay_pools.storage.files import encode_jsonl, read_json, write_json
 
 ROOT = Path(__file__).parents[2]
 RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}
@@ -121,27 +120,6 @@ def test_export_writes_the_tables(loaded: Run, tmp_path: Path, kind: str, capsys
     assert run(cli, ["report", loaded.path.name, "--tables", kind, "--out", str(out)]) == 0, "by its name"
     assert (out / "exports" / "many-arms" / f"steps.{kind}").read_bytes() == files["steps"].read_bytes()
     shutil.rmtree(out / "exports")
-
-
-def test_a_run_of_another_schema_or_with_changed_evaluations_is_refused(many_arms: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "steps.jsonl", *(path.name for path in many_arms.glob("step_*.gz"))):
-        (tmp_path / name).write_bytes((many_arms / name).read_bytes())
-    (tmp_path / "evals.jsonl").write_bytes(encode_jsonl(EVALS))
-    manifest = read_json(many_arms / "manifest.json") | {"files": file_hashes(tmp_path)}
-    write_json(tmp_path / "manifest.json", manifest)
-    assert probe.load(tmp_path).evals == EVALS
-    (tmp_path / "evals.jsonl").write_bytes(encode_jsonl(EVALS[:1]))
-    with pytest.raises(InputError, match=r"evals\.jsonl: expected sha256"):
-        probe.load(tmp_path)
-    (tmp_path / "evals.jsonl").unlink()
-    with pytest.raises(InputError, match=r"evals\.jsonl: expected a file of the manifest, found no such file"):
-        probe.load(tmp_path)
-    write_json(tmp_path / "manifest.json", {key: value for key, value in manifest.items() if key != "schema"})
-    with pytest.raises(InputError, match=f"expected a run of schema {RUN_SCHEMA}, found schema None"):
-        probe.load(tmp_path)
-    write_json(tmp_path / "manifest.json", manifest | {"schema": RUN_SCHEMA + 1})
-    with pytest.raises(InputError, match=f"expected a run of schema {RUN_SCHEMA}, found schema {RUN_SCHEMA + 1}"):
-        probe.load(tmp_path)
 
 
 def test_the_schema_document_is_that_of_the_dataclasses(loaded: Run) -> None:

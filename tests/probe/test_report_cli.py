@@ -88,19 +88,6 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(data["rows"]) == 4 * 8
 
 
-def test_the_analysis_is_that_of_probe_analyze(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The report computes nothing of its own: its tables are those of the analysis, cell by cell."""
-    from probe.analysis.analyze import analyze
-    from probe.analysis.text_report import all_tables
-    from probe.records.run import read_run
-
-    capsys.readouterr()
-    found = report(capsys, str(measured), "--out", str(out))
-    stored = {t["name"]: t["rows"] for t in json.loads(Path(found["tables"][1]).read_text())}
-    for table in all_tables(analyze(read_run(measured), num_draws=99)):
-        assert stored[table.name] == [list(row) for row in table.rows], table.name
-
-
 def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Decision, criteria, price, and both conditions of its one run."""
     path = tmp_path / "reported.toml"

@@ -255,19 +255,9 @@ def pickled_adapter(path: Path) -> None:
         ("adapter_model.safetensors", pickled_adapter, "safetensors only, found adapter_model.bin"),
         ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
         ("adapter_model.safetensors", a_part, "missing adapter keys"),
-        ("adapter_config.json", lambda path: path.write_text("[" * 100_000), "strict JSON"),
         ("adapter_config.json", lambda path: path.write_text("[]"), "a peft_type that peft knows, found None"),
-        ("adapter_config.json", lambda path: change(path, peft_type="X"), "a peft_type that peft knows, found 'X'"),
-        (
-            "adapter_config.json",
-            lambda path: change(path, peft_type="PROMPT_TUNING"),
-            "that can be merged|configuration",
-        ),
-        ("adapter_config.json", lambda path: change(path, r=10**400), "adapter"),
-        ("adapter_config.json", lambda path: change(path, r="x"), "adapter"),
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
         ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
-        ("adapter_config.json", lambda path: path.write_text('{"peft_type": "LORA", "peft_type": "LORA"}'), "twice"),
     ],
 )
 def test_a_damaged_adapter_is_one_error(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from probe.report import inputs
 from probe.report.build import MAX_BYTES, Written, write_report
 from probe.report.inputs import Report
 from probe.report.viewer import SHARE_UNIT
@@ -186,19 +185,6 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     labels = Counter((row["source"], row["label"]) for row in rows)
     assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
     assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
-
-
-def test_more_runs_than_a_page_has_room_for_are_compared(maker, report_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are in the comparison and in the tables; figures of their own have the first ones, and it is said."""
-    monkeypatch.setattr(inputs, "MOST_VIEWS", 2)
-    names = [f"one-of-many-{i}" for i in range(4)]
-    runs = [maker(name=name, num_steps=2, arms=("vanilla",), seed=i) for i, name in enumerate(names)]
-    files = write_report(report_of(*runs, name="many"), maker.out)
-    text = files.html.read_text(encoding="utf-8")
-    assert "2 more views without figures of their own" in text
-    assert all(f"{name} \u00b7 vanilla" in text for name in names)
-    assert {table["of"] for table in read_json(files.tables[1])} >= set(names)
-    assert sum(path.name.startswith("trajectory-") for path in files.figures) == 2
 
 
 def test_the_page_opens_with_the_words_of_the_screen(written) -> None:

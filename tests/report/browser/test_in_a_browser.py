@@ -13,8 +13,6 @@ from probe.report.viewer import SHARE_UNIT
 from replay_pools.visible import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
-REACHED = """Math.abs(document.querySelector(location.hash).getBoundingClientRect().top) < 200
-  || scrollY + innerHeight >= document.documentElement.scrollHeight - 2"""
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"
 STATUS = "document.querySelector('[role=status]').textContent"
 CLIPPED = """[...document.querySelectorAll('.scroll')].filter(box => box.checkVisibility())
@@ -82,21 +80,6 @@ def test_model_output_runs_nothing(opened: Opened) -> None:
     assert tab.ask("window.pwned === undefined")
     assert tab.ask("document.querySelectorAll('img, section script:not(#rollout-data)').length") == 0
     assert tab.problems == []
-
-
-def test_links_lead_somewhere(opened: Opened) -> None:
-    """The contents to their sections; to a rollout, which opens, also where it was filtered out."""
-    tab = opened(fragment="#r-browsed-3-1")
-    assert tab.ask("document.getElementById('r-browsed-3-1').open")
-    for section, _ in tab.ask(SECTIONS):
-        tab.ask(f"document.querySelector('nav a[href=\"#{section}\"]').click()")
-        tab.ask("new Promise(done => setTimeout(done, 30))")
-        assert tab.ask("location.hash") == f"#{section}"
-        assert tab.ask(REACHED), section
-    type_in(tab, "not anywhere")
-    tab.ask("location.hash = '#r-browsed-5-3'")
-    tab.ask(SETTLED)
-    assert tab.ask("document.getElementById('r-browsed-5-3').open")
 
 
 def test_tokens_are_coloured_by_their_shares_and_spell_the_text(opened: Opened, shown: list[ShownRollout]) -> None:
