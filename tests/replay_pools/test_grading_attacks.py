@@ -266,8 +266,8 @@ def test_the_kernel_refuses(graders):
         source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
         asking = problem("refusal", [((), "refused")])
         attacks.append(Submission(problem=asking, completion=fence(source), mode="none"))
-    grades = grade_then_honest(patient, attacks, [refusal["statement"] for refusal in asked])
-    for refusal, grade in zip(asked, grades, strict=True):
+    # A refusal that is counted right is an honest grade itself: nothing stands between it and the next.
+    for refusal, grade in zip(asked, patient.grade(attacks), strict=True):
         where = f"{refusal['tries']}: {refusal['statement']}"
         assert grade.gt_correct, f"{where}: not refused with {refusal['expected']}: {grade}"
     assert not Path("/tmp/grading-attack").exists()

@@ -242,8 +242,7 @@ HOSTILE_VALUES = {
 }
 
 
-@pytest.mark.parametrize("code_rule", ["joined", pytest.param("last", marks=pytest.mark.slow)])
-def test_values_of_any_form_are_wrong_and_not_an_error(code_rule):
+def test_values_of_any_form_are_wrong_and_not_an_error(grader):
     """Where cases, assertions of both classes and expected sets read them; the honest grade right after is right."""
     sets = (Case(args=(1,), expected=2), Case(args=(0,), expected=0))
     problems = [
@@ -256,8 +255,7 @@ def test_values_of_any_form_are_wrong_and_not_an_error(code_rule):
     for problem in problems:
         for source in sources:
             submissions += [submit(source, problem=problem), submit(DOUBLE.canonical)]
-    with Grader(workers=2, code_rule=code_rule) as grader:
-        grades = grader.grade(submissions)
+    grades = grader.grade(submissions)
     assert not any(grade.gt_correct for grade in grades[::2]), "a wrong value is right"
     assert all(grade.gt_correct for grade in grades[1::2]), "a hostile value broke the next grade"
 
@@ -295,15 +293,14 @@ HOSTILE_DOCUMENTS = {
 
 
 @pytest.mark.parametrize("text", ["assert Solution().double(1) == 2", "assert all(Solution().double(n) for n in [1])"])
-def test_forged_documents_reach_the_checks_as_they_are(text):
+def test_forged_documents_reach_the_checks_as_they_are(grader, text):
     """What is written with a stolen nonce is wrong (`true` is right where the whole test is the submission's)."""
     problem = dataclasses.replace(DOUBLE, cases=(), assertions=(text,))
     submissions = []
     for document in HOSTILE_DOCUMENTS.values():
         forged = FORGED.replace("DOCUMENT", document)
         submissions += [submit(forged, problem=problem), submit(DOUBLE.canonical, problem=problem)]
-    with Grader(workers=2) as grader:
-        grades = grader.grade(submissions)
+    grades = grader.grade(submissions)
     whole_test = "all" in text
     right = {name for name, grade in zip(HOSTILE_DOCUMENTS, grades[::2], strict=True) if grade.gt_correct}
     assert right == ({"true"} if whole_test else set())
