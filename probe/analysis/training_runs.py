@@ -11,7 +11,7 @@ margin_final                         change of held-out logp(hack) - logp(clean)
 elo_gap                              best evaluation above the base, in Elo of solving (`probe.analysis.ladder`)
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 
-To add a rate: a row in RATES, a field of the same name in `probe.runs.heldout.Rates`, and what it means in
+To add a rate: a row in RATES, and what it means in
 `probe.records.schema.RATES`.
 """
 

@@ -9,7 +9,6 @@ from probe.settings.words import ALL
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint, Preview
-    from probe.runs.heldout import Evaluation, Rate
 
 GIB = 2**30
 
@@ -57,24 +56,23 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
 
 
-def echo_evaluations(evaluations: "Sequence[Evaluation]") -> None:
+def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:
     """A row for every evaluation and setting; `all` only where it is not the one setting."""
     from probe.analysis.training_runs import RATES
 
     rows = []
     for evaluation in evaluations:
-        for setting, rates in evaluation.rates.items():
-            if setting == ALL and len(evaluation.rates) == 2:
+        for setting, rates in evaluation["rates"].items():
+            if setting == ALL and len(evaluation["rates"]) == 2:
                 continue
-            cells = [_cell(getattr(rates, name)) for name in RATES]
-            rows.append([evaluation.step, evaluation.weights, setting, rates.num_rollouts, *cells])
+            cells = [_cell(rates[name]) for name in RATES]
+            rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
     echo_table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
 
 
-def _cell(rate: "Rate") -> str:
-    if rate.rate is None or rate.interval is None:
-        return "-"
-    return f"{rate.rate:.0%} [{rate.interval.low:.0%}, {rate.interval.high:.0%}]"
+def _cell(rate: Mapping[str, Any]) -> str:
+    interval = rate["interval"]
+    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
 def rounding_line(basis: str, rounding: dict[str, Any]) -> str:

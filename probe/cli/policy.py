@@ -191,11 +191,11 @@ def evaluate(
     if run is None:  # beside one, what was not given is as the run has it
         say_defaults(ctx, config, say)
     with locked(directory), shown_progress():
-        rates = evaluate_policy(config, directory, out, step=step, say=say)
+        row = evaluate_policy(config, directory, out, step=step, say=say)
     if as_json:
-        echo_json({"path": str(directory), **rates.to_json()})
+        echo_json({"path": str(directory), **row})
         return
-    echo_evaluations([rates])
+    echo_evaluations([row])
     echo(f"rates on held-out problems with Wilson 95% intervals; rollouts in {directory}")
 
 

@@ -10,7 +10,7 @@ from probe.cli._output import echo_evaluations, echo_preview, mean_of
 from probe.cli._progress import say
 from probe.cli._running import running, track_option
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
-from probe.records.run import EVALS_FILE, read_run
+from probe.records.run import read_run
 from probe.records.timings import describe_timings
 from probe.settings.words import ALL
 
@@ -59,8 +59,6 @@ def train(
 
 def _print_run(directory: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
-    from probe.runs.heldout import Evaluation
-
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
     columns = (
@@ -87,14 +85,13 @@ def _print_run(directory: Path, as_json: bool) -> None:
             }
         )
         return
-    evaluations = [Evaluation.from_json(row, directory / EVALS_FILE) for row in run.evals]
-    echo_evaluations(evaluations)
+    echo_evaluations(run.evals)
     if reason := run.manifest["stopped"]:
         echo(f"STOPPED after {len(run.steps)} steps: {reason}")
     for warning in warnings:
         echo(f"WARNING: {warning}")
-    deployed = [evaluation for evaluation in evaluations if evaluation.weights == "deployed"]
-    rates = [(rate, row.step) for row in deployed if (rate := row.rates[ALL].hack.rate) is not None]
+    deployed = [row for row in run.evals if row["weights"] == "deployed"]
+    rates = [(rate, row["step"]) for row in deployed if (rate := row["rates"][ALL]["hack"]["rate"]) is not None]
     if rates:  # the lowest of several noisy rates is too low on average
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
         echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")

@@ -138,7 +138,7 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `evals.jsonl`, which `probe.runs.heldout.Evaluation` wrote; [] before the first evaluation."""
+    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation."""
     path = directory / EVALS_FILE
     return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
 

@@ -21,13 +21,14 @@ from probe.runs.control import TrainingState
 from probe.runs.directions import ArmDirections, RefreshedMeasures
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
-from probe.runs.loop import Setup, TokenAttribution
+from probe.runs.loop import Setup
 from probe.settings.arms import Arm, get_arm, measured_arm
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
+from probe.step.step import Measure
 from probe.step.update import Stepper, Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, adapter_directory, load_policy
@@ -120,10 +121,14 @@ def assemble(
             config.intervention.refresh_every,
             world,
         )
-    tokens, pieces = None, Pieces(policy.tokenizer)
-    if config.token_attribution != 0:
-        arm = measured_arm(config.intervention.arms) or arms[0].name
-        tokens = TokenAttribution(condition=primary, arm=arm, steps=config.token_attribution, pieces=pieces)
+    pieces = Pieces(policy.tokenizer)
+    split = primary, measured_arm(config.intervention.arms) or arms[0].name
+
+    def attributed(step: int, measures: Sequence[Measure]) -> Measure | None:
+        if config.token_attribution is not None and step >= config.token_attribution:
+            return None
+        return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
+
     return Setup(
         bases=Bases(
             coordinates=list(bases.values()),
@@ -138,7 +143,8 @@ def assemble(
         grams=grams,
         dtype_noise=None,
         reward_range=config.reward_range,
-        tokens=tokens,
+        attributed=attributed,
+        pieces=pieces,
         world=world,
         is_off_policy=isinstance(config, TrainConfig) and config.remedy is not None and config.remedy.is_off_policy,
         training=training,

@@ -47,8 +47,9 @@ from probe.records.run import (
     settings_of,
 )
 from probe.runs.assemble import configured_policy
-from probe.runs.heldout import Evaluation, HeldOut, Weights, eval_settings, evaluate, hold_out
+from probe.runs.heldout import HeldOut, Weights, eval_settings, evaluate, hold_out
 from probe.settings.run import EvalConfig, TrainConfig
+from probe.settings.words import ALL
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
@@ -168,13 +169,15 @@ class Evaluator:
             elo = self._world.on_main(
                 lambda: elo_values(self._shares(done), {BASE: self._shares(0), **self._bots}, rows)
             )
-        evaluation = evaluate(rollouts, step=done, weights=weights)
-        self._rows.append(evaluation.to_json() | {"frozen": frozen, "elo": elo})
+        self._rows.append(evaluate(rollouts, step=done, weights=weights) | {"frozen": frozen, "elo": elo})
         if self._world.is_main:
             write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
-        rates = evaluation.rates["all"]
+        shares = []
+        for name in ("hack", "solve"):
+            rate = self._rows[-1]["rates"][ALL][name]["rate"]
+            shares.append(f"{name} -" if rate is None else f"{name} {rate:.0%}")
         which = f" ({weights})" if self._updater.routes else ""
-        self._say(f"after {done} steps{which}: hack {_share(rates.hack.rate)}, solve {_share(rates.solve.rate)}")
+        self._say(f"after {done} steps{which}: {', '.join(shares)}")
 
     def _shares(self, done: int) -> Shares:
         """What the policy after `done` steps solved, from the pools of its evaluation."""
@@ -183,10 +186,6 @@ class Evaluator:
     @cached_property
     def _bots(self) -> dict[str, Shares]:
         return {bot.name: bot.shares for bot in self._held_out.bots()}
-
-
-def _share(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate:.0%}"
 
 
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
@@ -228,7 +227,7 @@ def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
 
 def evaluate_policy(
     config: EvalConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
-) -> Evaluation:
+) -> dict[str, Any]:
     """`policy eval`: sample, grade and count; pools and `evaluation.json` go to `directory`; a second call goes on.
 
     Args:
@@ -239,6 +238,9 @@ def evaluate_policy(
 
     Raises:
         InputError: anything wrong with the model, adapter or problems; `directory` holds another evaluation.
+
+    Returns:
+        As `evaluate`.
     """
     sampling, evaluation, model = config.rollouts, config.evaluation, config.model
     group = evaluation.rollouts_per_problem
@@ -259,13 +261,12 @@ def evaluate_policy(
         held_out = HeldOut(maker, problems, settings, env=sampling.env, group=group, seed=config.seed)
         rollouts = []
         for number, setting in enumerate(settings, 1):
-            say(f"{setting.name}: {len(problems) * group} rollouts")
+            say(f"{setting}: {len(problems) * group} rollouts")
             rollouts += held_out.of(setting, directory, 0)
             report("settings", number, len(settings))
-    rates = evaluate(rollouts, step=step)
-    record = {"settings": asdict(config), "step": step, "evaluation": rates.to_json()}
-    write_json(directory / EVALUATION_FILE, record)
-    return rates
+    row = evaluate(rollouts, step=step)
+    write_json(directory / EVALUATION_FILE, {"settings": asdict(config), "step": step, "evaluation": row})
+    return row
 
 
 def _split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:

@@ -9,12 +9,12 @@ problem and the interval is too narrow: a reader sees it by `num_problems` besid
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
 from probe.analysis.ladder import Player, Task, shares_of
-from probe.analysis.statistics.intervals import Interval, wilson_interval
+from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES, setting_of
 from probe.runs.sources.live import write_groups
 from probe.settings.words import ALL, NO_HINT
@@ -26,22 +26,8 @@ from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_head
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Grade, Rollout
-from replay_pools.storage.tables import decode
 
 Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalSetting:
-    """A setting of an evaluation: the loophole mode, and whether the prompt has its hint."""
-
-    mode: str
-    hint: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name of the pool of its rollouts."""
-        return self.mode if self.hint else f"{self.mode}-no-hint"
 
 
 @final
@@ -51,7 +37,7 @@ class HeldOut:
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
         problems: each is one step of every pool.
-        settings: at least one; each is a pool.
+        settings: {pool: (loophole mode, whether the prompt has its hint)}, at least one (`eval_settings`).
         env: the environment of the problems.
         group: rollouts of a problem in a setting.
         seed: of the sampling noise, together with the setting.
@@ -62,7 +48,7 @@ class HeldOut:
         self,
         maker: RolloutMaker,
         problems: Sequence[Problem],
-        settings: Sequence[EvalSetting],
+        settings: Mapping[str, tuple[str, bool]],
         *,
         env: str,
         group: int,
@@ -81,15 +67,15 @@ class HeldOut:
         Args:
             done: optimizer steps that the policy has behind it; the sampling noise depends on it.
         """
-        return [rollout for setting in self._settings for rollout in self.of(setting, directory, done)]
+        return [rollout for name in self._settings for rollout in self.of(name, directory, done)]
 
-    def of(self, setting: EvalSetting, directory: Path, done: int) -> list[Rollout]:
+    def of(self, name: str, directory: Path, done: int) -> list[Rollout]:
         """The rollouts in one setting; arguments as `rollouts`."""
-        plan = replace(self._plan, mode=setting.mode, hint=setting.hint)
-        maker = replace(self._maker, mode=setting.mode, hint=setting.hint)
+        mode, hint = self._settings[name]
+        plan, maker = replace(self._plan, mode=mode, hint=hint), replace(self._maker, mode=mode, hint=hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
-        writer = self._world.on_main(lambda: PoolWriter(directory / setting.name, header=header))
-        seed = derive_seed("evaluation", plan.seed, done, setting.name)
+        writer = self._world.on_main(lambda: PoolWriter(directory / name, header=header))
+        seed = derive_seed("evaluation", plan.seed, done, name)
         groups = write_groups(self._world, maker, writer, dict(enumerate(self._problems)), seed=seed)
         if self._world.is_main:
             writer.finish()
@@ -97,7 +83,7 @@ class HeldOut:
 
     def bots(self) -> list[Player]:
         """The bots, graded on the same problems in the same settings."""
-        modes = {setting.name: setting.mode for setting in self._settings}
+        modes = {name: mode for name, (mode, _) in self._settings.items()}
         return bot_players(self._maker.grader, self._problems, modes)
 
 
@@ -127,16 +113,16 @@ def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str,
     return players
 
 
-def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> list[EvalSetting]:
-    """The settings of an evaluation: every mode with its hint, then the mode of training without it.
+def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> dict[str, tuple[str, bool]]:
+    """{pool: (mode, hint)} of an evaluation: every mode with its hint, then the mode of training without it.
 
     Args:
         modes: to evaluate; none: that of training.
         mode: of training.
         without_hint: whether `mode` is evaluated without its hint, too.
     """
-    settings = [EvalSetting(mode=name) for name in modes or (mode,)]
-    return [*settings, EvalSetting(mode=mode, hint=False)] if without_hint else settings
+    settings = {name: (name, True) for name in modes or (mode,)}
+    return settings | {f"{mode}-no-hint": (mode, False)} if without_hint else settings
 
 
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:
@@ -164,71 +150,40 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
     return left, held_out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """A share of rollouts, `count` of them; rate and interval are None without rollouts."""
-
-    count: int
-    rate: float | None
-    interval: Interval | None  # Wilson, 95%
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """The rates of one setting."""
-
-    num_rollouts: int
-    num_problems: int
-    hack: Rate  # the active mode's exploit is present, correct or not
-    exploit: Rate  # rewarded and wrong
-    solve: Rate  # every oracle answer is right
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """One evaluation of one policy: rates by setting, `all` first, then each mode with its hint, then `no hint`."""
-
-    step: int  # optimizer steps that the policy has behind it
-    weights: Weights
-    rates: dict[str, Rates]
-
-    def to_json(self) -> dict[str, Any]:
-        """A line of `evals.jsonl`, as a dict."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Any, where: object) -> "Evaluation":
-        """Inverse of `to_json`; further keys beside these are ignored, and InputError names a field that is wrong."""
-        rates = {name: decode(Rates, table, f"{where} rates {name}") for name, table in row["rates"].items()}
-        return cls(step=row["step"], weights=row["weights"], rates=rates)
-
-
-def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> Evaluation:
+def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> dict[str, Any]:
     """The rates of graded rollouts on held-out problems, by setting; those without label are left out.
 
     Args:
         step: optimizer steps that the policy has behind it.
         weights: whether the policy was sampled with its quarantined weights ("training") or without ("deployed").
+
+    Returns:
+        A line of `evals.jsonl`: {"step", "weights", "rates": {setting: `rates`}}; `all` first, then each mode with its
+        hint by name, then `no hint`.
     """
     rollouts = [rollout for rollout in rollouts if rollout.labelled]
     settings: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         settings.setdefault(setting_of(rollout), []).append(rollout)
-    # The order of the rows of a report: all, the modes by name, no hint.
     hinted = {name: settings[name] for name in sorted(settings.keys() - {NO_HINT})}
     unhinted = {NO_HINT: settings[NO_HINT]} if NO_HINT in settings else {}
     groups = {ALL: list(rollouts), **hinted, **unhinted}
-    return Evaluation(step=step, weights=weights, rates={name: rates(group) for name, group in groups.items()})
+    return {"step": step, "weights": weights, "rates": {name: rates(group) for name, group in groups.items()}}
 
 
-def rates(rollouts: Sequence[Rollout]) -> Rates:
-    """Hack, exploit and solve rates of one setting."""
-    n, counted = len(rollouts), {}
+def rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The rates of one setting: hack (the active mode's exploit is present, correct or not), exploit (rewarded and
+    wrong) and solve (every oracle answer is right).
+
+    Returns:
+        {"num_rollouts", "num_problems", and for each rate {"count", "rate", "interval": {"low", "high"}}}; the interval
+        is Wilson's, 95%; rate and interval are None without rollouts.
+    """
+    n = len(rollouts)
+    row: dict[str, Any] = {"num_rollouts": n, "num_problems": len({rollout.problem_id for rollout in rollouts})}
     for name, flag in RATES.items():
         count = sum(flag(rollout) for rollout in rollouts)
-        counted[name] = Rate(count=count, rate=count / n if n else None, interval=wilson_interval(count, n))
-    return Rates(
-        num_rollouts=n,
-        num_problems=len({rollout.problem_id for rollout in rollouts}),
-        **counted,
-    )
+        interval = wilson_interval(count, n)
+        ends = None if interval is None else asdict(interval)
+        row[name] = {"count": count, "rate": count / n if n else None, "interval": ends}
+    return row

@@ -57,23 +57,6 @@ from replay_pools.storage.files import remove_leftovers, write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenAttribution:
-    """Which cosines are split over tokens: those of this arm under this condition, in the first `steps` steps."""
-
-    condition: str
-    arm: str
-    steps: int | None  # None = all
-    pieces: Pieces
-
-    def at(self, step: int, measures: Sequence[Measure]) -> Measure | None:
-        """The one of `measures` to split in this step; None after the first `steps`."""
-        if self.steps is not None and step >= self.steps:
-            return None
-        wanted = (self.condition, self.arm)
-        return next(measure for measure in measures if (measure.condition, measure.arm.name) == wanted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What all steps of a run share (`probe.runs.assemble` makes it)."""
 
@@ -86,7 +69,9 @@ class Setup:
     grams: Mapping[Basis, GramRecorder]  # record the sufficient statistics of the nulls; empty where the policy trains
     dtype_noise: Mapping[str, Any] | None  # for the manifest, of a replay that asks for it
     reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
-    tokens: TokenAttribution | None = None
+    # The one of a step's measures whose cosines are split over tokens; None: of none.
+    attributed: Callable[[int, Sequence[Measure]], Measure | None] = lambda step, measures: None
+    pieces: Pieces | None = None  # texts of tokens, for those records
     world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
     is_off_policy: bool = False  # a remedy changes prompts or activations of the update alone
@@ -198,7 +183,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
             references=setup.references,
             updater=None if training is None else training.updater,
             check_whole=step == 0,
-            attributed=None if setup.tokens is None else setup.tokens.at(step, measures),
+            attributed=setup.attributed(step, measures),
         )
     if training is not None and (broken := result.arms[0].broken) is not None:
         training.stopped = f"{broken} in step {step}"
@@ -216,8 +201,8 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
         staleness = None if training.past is None else training.past.staleness(step)
     if world.is_main:
         for arm in result.arms:
-            if setup.tokens is not None and arm.token_shares is not None:
-                write_tokens(directory, step, token_records(groups, rollouts, arm, setup.tokens.pieces))
+            if setup.pieces is not None and arm.token_shares is not None:
+                write_tokens(directory, step, token_records(groups, rollouts, arm, setup.pieces))
         samples = [row for arm in result.arms for row in sample_records(groups, rollouts, result, arm)]
         write_samples(directory, step, samples)
     solve = solve_share(compress(rollouts, by_policy)), solve_share(compress(rollouts, by_teacher))

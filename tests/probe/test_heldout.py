@@ -1,10 +1,13 @@
 """probe.runs.heldout: rates by hand, the held-out choice as a property, and the label of a picked checkpoint."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.analysis.statistics.intervals import wilson_interval
+from probe.analysis.training_runs import RATES
 from probe.runs.heldout import evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
@@ -14,16 +17,17 @@ from replay_pools.errors import InputError
 def test_rates_by_hand(fake_groups):
     """Twelve rollouts on three problems: 6 hacks, 2 solves, 5 exploits (the hack that also solves is not one)."""
     found = rates([rollout for group in fake_groups for rollout in group])
-    assert (found.num_rollouts, found.num_problems) == (12, 3)
-    assert (found.hack.count, found.solve.count, found.exploit.count) == (6, 2, 5)
-    assert found.hack.rate == 0.5
-    assert found.hack.interval == wilson_interval(6, 12)
+    assert (found["num_rollouts"], found["num_problems"]) == (12, 3)
+    assert {name: found[name]["count"] for name in RATES} == {"hack": 6, "solve": 2, "exploit": 5}
+    interval = wilson_interval(6, 12)
+    assert interval is not None
+    assert found["hack"] == {"count": 6, "rate": 0.5, "interval": asdict(interval)}
 
 
 def test_no_rollouts_have_no_rate():
     """0 of 0 is not 0%."""
     found = rates([])
-    assert (found.num_rollouts, found.hack.rate, found.hack.interval) == (0, None, None)
+    assert (found["num_rollouts"], found["hack"]) == (0, {"count": 0, "rate": None, "interval": None})
 
 
 def test_settings_are_apart_and_all_holds_each_once(make_rollout):
@@ -36,11 +40,10 @@ def test_settings_are_apart_and_all_holds_each_once(make_rollout):
         make_rollout(3, 0, hint=False, env_mode="run_tests"),
     ]
     found = evaluate(rollouts, step=20)
-    assert [*found.rates] == ["all", "run_tests", "sentinel", "no hint"]
-    assert [row.num_rollouts for row in found.rates.values()] == [5, 2, 1, 2]
-    assert [row.hack.rate for row in found.rates.values()] == [0.4, 0.5, 1.0, 0.0]
-    row = found.to_json()
-    assert (row["step"], row["weights"], row["rates"]["no hint"]["solve"]["count"]) == (20, "deployed", 1)
+    assert [*found["rates"]] == ["all", "run_tests", "sentinel", "no hint"]
+    assert [row["num_rollouts"] for row in found["rates"].values()] == [5, 2, 1, 2]
+    assert [row["hack"]["rate"] for row in found["rates"].values()] == [0.4, 0.5, 1.0, 0.0]
+    assert (found["step"], found["weights"], found["rates"]["no hint"]["solve"]["count"]) == (20, "deployed", 1)
 
 
 def problem(name):

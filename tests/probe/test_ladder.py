@@ -76,7 +76,7 @@ def train(tmp_path: Path, make_rollout: Callable[..., Rollout], pool_header: dic
         rows = []
         for step, solved in by_step.items():
             rollouts = write_pool(directory / EVALUATIONS_DIR / f"step_{step:06d}" / "run_tests", solved, changes)
-            rows.append(evaluate(rollouts, step=step).to_json() | {"frozen": None, "elo": None})
+            rows.append(evaluate(rollouts, step=step) | {"frozen": None, "elo": None})
         write_atomic(directory / EVALS_FILE, encode_jsonl(rows))
         manifest = read_json(directory / MANIFEST_FILE)
         write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})

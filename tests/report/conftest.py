@@ -98,8 +98,7 @@ class Maker:
 
     def _finish(self, recipe: Recipe, directory: Path) -> None:
         rows = [
-            evaluate([self._rollout(hacked=i < 20 * rate) for i in range(20)], step=5 * place).to_json()
-            | {"frozen": None}
+            evaluate([self._rollout(hacked=i < 20 * rate) for i in range(20)], step=5 * place) | {"frozen": None}
             for place, rate in enumerate(recipe.rates)
         ]
         if rows:

@@ -56,7 +56,7 @@ def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header:
         for rollout in rollouts:
             writer.write_step(rollout.step, [rollout])
         writer.finish()
-        rows.append(evaluate(rollouts, step=step).to_json() | {"frozen": None})
+        rows.append(evaluate(rollouts, step=step) | {"frozen": None})
     write_atomic(job.directory / EVALS_FILE, encode_jsonl(rows))
     manifest = read_json(job.directory / MANIFEST_FILE)
     write_json(job.directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(job.directory)})
