@@ -35,11 +35,9 @@ STATE_FILE = "state.json"  # of a sweep, in its folder
 class Job:
     """One command of a sweep, and what is there of it; `seed` is None for a pool that is generated first."""
 
-    command: tuple[str, ...]  # the verb, after `probe`
     config: ReplayConfig | TrainConfig | GenerateConfig
     settings_file: Path  # where `config` is written for the command
     directory: Path  # complete when its manifest is there; its name is the command's `--name`
-    out_dir: Path
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
@@ -53,8 +51,9 @@ class Job:
     @property
     def args(self) -> tuple[str, ...]:
         """The command line after `probe`."""
-        name = ("--name", self.directory.name, "--out", str(self.out_dir))
-        return (*self.command, "--config", str(self.settings_file), *name)
+        verb = ("pool", "generate") if isinstance(self.config, GenerateConfig) else (self.config.verb,)
+        name = ("--name", self.directory.name, "--out", str(self.directory.parents[1]))
+        return (*verb, "--config", str(self.settings_file), *name)
 
     @property
     def complete(self) -> bool:
@@ -102,11 +101,9 @@ def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     """The pools to generate first."""
     return [
         Job(
-            command=("pool", "generate"),
             config=pool_config(pool.name, pool.settings, str(spec.path)),
             settings_file=_settings_file(spec, out_dir, f"pool-{pool.name}"),
             directory=out_dir / "pools" / pool.name,
-            out_dir=out_dir,
         )
         for pool in spec.pools
     ]
@@ -302,11 +299,9 @@ def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, .
     parts = [] if len(conditions) == len(spec.conditions) > 1 else [first.name]
     name = "-".join([spec.name, *parts, *(arms if config.trains else ()), f"seed{seed}"])
     return Job(
-        command=(config.verb,),
         config=config,
         settings_file=_settings_file(spec, out_dir, name),
         directory=out_dir / "runs" / name,
-        out_dir=out_dir,
         seed=seed,
         conditions=tuple(condition.name for condition in conditions),
         arms=arms,

@@ -22,13 +22,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """The surrogate of a group. Fractions are of completion tokens."""
+    """The surrogate of a group."""
 
     losses: Tensor  # (G, T) L_it, 0 off the completion
     weights: Tensor  # (G, T) W_it, 0 off the completion
-    ratio: Tensor  # (G, T) r_it, 1 off the completion
-    frac_clip_low: float  # A < 0 and r < 1 - epsilon
-    frac_clip_high: float  # A > 0 and r > 1 + epsilon_high
+    summary: dict[str, float]  # wire names without "ratio/": mean and max of r_it, shares of completion tokens clipped
 
 
 def surrogate(
@@ -59,12 +57,15 @@ def surrogate(
         high = epsilon if epsilon_high is None else epsilon_high
         below, above = (A < 0) & (ratio < 1 - epsilon), (A > 0) & (ratio > 1 + high)
         gain = torch.minimum(gain, ratio.clamp(1 - epsilon, 1 + high) * A)
-    num_tokens = max(int(completion_mask.sum()), 1)
+    num_tokens, known = max(int(completion_mask.sum()), 1), ratio[completion_mask].double()
     return Surrogate(
         losses=torch.where(A == 0, 0.0, -gain),
         # A clipped ratio may have overflowed: inf * 0.
         weights=torch.where(below | above | (A == 0), 0.0, ratio * A),
-        ratio=ratio,
-        frac_clip_low=int(below.sum()) / num_tokens,
-        frac_clip_high=int(above.sum()) / num_tokens,
+        summary={
+            "mean": float(known.mean()),
+            "max": float(known.max()),
+            "frac_clip_low": int(below.sum()) / num_tokens,  # A < 0 and r < 1 - epsilon
+            "frac_clip_high": int(above.sum()) / num_tokens,  # A > 0 and r > 1 + epsilon_high
+        },
     )

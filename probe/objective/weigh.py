@@ -27,7 +27,7 @@ from extraction.loss import loss_weights
 from probe.objective.advantages import sample_advantages
 from probe.objective.credit import cap_credit, token_credit
 from probe.objective.kl import entropy_weights, kl_summary, kl_terms
-from probe.objective.ratio import Surrogate, surrogate
+from probe.objective.ratio import surrogate
 from probe.settings.loss import LossSettings
 
 
@@ -102,7 +102,7 @@ def weigh(
                 epsilon=objective.epsilon,
                 epsilon_high=objective.epsilon_high,
             )
-            weights, losses, ratio = clipped.weights, clipped.losses, _ratio_summary(clipped, mask)
+            weights, losses, ratio = clipped.weights, clipped.losses, clipped.summary
         surprisal = entropy_weights(scores.current, mask)
         weights = weights + objective.beta * kl_weights + objective.entropy_coef * surprisal
         losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal
@@ -179,16 +179,6 @@ def _kl(
         from_base, _ = kl_terms(scores.current, scores.references["base"], mask)
         summary["from_base"] = kl_summary(from_base, counted)["mean"]
     return summary, values, weights
-
-
-def _ratio_summary(clipped: Surrogate, mask: Tensor) -> dict[str, float]:
-    ratio = clipped.ratio[mask].double()
-    return {
-        "mean": float(ratio.mean()),
-        "max": float(ratio.max()),
-        "frac_clip_low": clipped.frac_clip_low,
-        "frac_clip_high": clipped.frac_clip_high,
-    }
 
 
 def _same_pass(a: Weighting, b: Weighting) -> bool:

@@ -72,7 +72,7 @@ def test_gradient_equals_autograd_of_the_long_way(clip, credit, loss_type):
             policy.engine(found.weights * w[:, None]), policy.gradient(wanted), rtol=1e-10, atol=1e-10
         )
         for name in fired:
-            fired[name] += getattr(found, f"frac_clip_{name}")
+            fired[name] += found.summary[f"frac_clip_{name}"]
     expected = {"low": clip["epsilon"] is not None, "high": clip["epsilon"] is not None}
     assert {name: total > 0 for name, total in fired.items()} == expected, "a clip was not exercised, or fired unasked"
 
@@ -84,7 +84,7 @@ def test_by_hand():
     found = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), torch.tensor([2.0, -2.0]).double())
     torch.testing.assert_close(found.weights, torch.tensor([[0.0, 1.0], [-3.0, 0.0]]).double())
     torch.testing.assert_close(found.losses, torch.tensor([[-2.4, -1.0], [3.0, 1.6]]).double())
-    assert (found.frac_clip_low, found.frac_clip_high) == (0.25, 0.25)
+    assert (found.summary["frac_clip_low"], found.summary["frac_clip_high"]) == (0.25, 0.25)
 
 
 def test_current_log_probabilities_give_the_plain_policy_gradient():
@@ -93,7 +93,7 @@ def test_current_log_probabilities_give_the_plain_policy_gradient():
     logp, A = policy.logprobs().detach(), torch.randn(G, dtype=torch.float64)
     found = surrogate(logp, logp, policy.mask, A, epsilon=0.01)
     torch.testing.assert_close(found.weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
-    assert found.frac_clip_low + found.frac_clip_high == 0
+    assert found.summary["frac_clip_low"] + found.summary["frac_clip_high"] == 0
 
 
 def test_garbage_in_the_padding_and_overflow_stay_out():
