@@ -6,13 +6,13 @@ out/           what is there of its runs
 spec/invalidations/*.toml                   ->  which runs a fixed fault concerns
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from probe.experiments.cautions import Concerned, Invalidation, concerned_runs, read_invalidations
-from probe.experiments.jobs import Job, read_state, runs_of
+from probe.experiments.jobs import read_state, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.written import SHA_DIGITS, written_results
@@ -64,12 +64,22 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
     decision = None if current is None else current.decision
     frozen = [run for run in runs if run.spec_status == "frozen"]
     done = max(sum(run.complete for run in frozen), 0 if current is None else current.done)
-    concerned = concerned_runs(runs, invalidations, spec.path.parent)
+    concerned, state = concerned_runs(runs, invalidations, spec.path.parent), read_state(spec, out_dir)
+    complete = {run.name for run in runs if run.complete}
+    failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
+    status: Status = "running" if done or frozen else "planned"
+    # What is wrong comes before how far it is; at its ceiling the other runs are not to be made.
+    if any(entry.runs for entry in concerned):
+        status = "invalidated"
+    elif failed and done < len(runs):
+        status = "failed"
+    elif done == len(runs) or state.get("stopped"):
+        status = "completed"
     here = {} if current is None else current.criteria
     return Entry(
         name=spec.name,
         question=spec.experiment.question,
-        status=_status(spec, runs, done, concerned, out_dir),
+        status=status,
         done=done,
         runs=len(runs),
         decision=decision,
@@ -79,17 +89,3 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
         compared={row.name: (row.reported, here.get(row.name)) for row in spec.criteria if row.reported},
         concerned=concerned,
     )
-
-
-def _status(spec: Spec, runs: list[Job], done: int, concerned: Sequence[Concerned], out_dir: Path) -> Status:
-    """One word: what is wrong comes before how far it is."""
-    if any(entry.runs for entry in concerned):
-        return "invalidated"
-    state, complete = read_state(spec, out_dir), {run.name for run in runs if run.complete}
-    failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
-    if failed and done < len(runs):
-        return "failed"
-    # At its ceiling: the other runs are not to be made.
-    if done == len(runs) or state.get("stopped"):
-        return "completed"
-    return "running" if done or any(run.spec_status == "frozen" for run in runs) else "planned"

@@ -19,12 +19,12 @@ from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, e
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import TrainedRun, Trainings, judge_arms, of_runs
-from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
+from probe.experiments.spec import OUTCOME, VERDICT, Spec, SpecCondition
 from probe.records.root import DEFAULT_OUT, out_of
 from probe.records.run import CONFIG_FILE, read_run, settings_of
 from probe.settings.run import TrainConfig
@@ -109,8 +109,19 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for criterion in spec.criteria:
         # The adjustment of a single p-value changes nothing, and is not shown.
         finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
-        findings.append(_unless_unfinished(finding, criterion, spec, runs))
-    replay, arms = _replay_verdict(spec, done, analyses), _arm_verdicts(spec, done, analyses)
+        if criterion.statistic == "n" and finding.says is Word.FAIL:
+            (condition, arm), missing = spec.side_of(criterion), 0
+            for run in runs:
+                missing += arm in run.arms and condition in run.conditions and not run.complete
+            if missing:  # a count that is short while runs that it counts are not over
+                text = f"{missing} of its runs are not complete; {finding.text}"
+                finding = replace(finding, says=Word.INCONCLUSIVE, text=text)
+        findings.append(finding)
+    (condition, _), replay = spec.judged, None
+    if spec.resolved[condition].frozen:
+        names = (run.name for run in done if condition in run.conditions)
+        replay = next((analyses[name, condition].verdict for name in names), None)
+    arms = _arm_verdicts(spec, done, analyses)
     words: dict[str, str] = {finding.name: finding.says for finding in findings}
     words[VERDICT] = replay.word if replay is not None else "no run"
     for arm in arms:
@@ -162,27 +173,6 @@ def go_plan(spec: Spec) -> PlannedTraining:
     stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
     given = {name: value for name, value in stated.items() if value is not None}
     return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
-
-
-def _unless_unfinished(finding: Finding, criterion: Criterion, spec: Spec, runs: Sequence[Job]) -> Finding:
-    """The finding, INCONCLUSIVE instead of FAIL where a count is short and runs that it counts are not over."""
-    if criterion.statistic != "n" or finding.says is not Word.FAIL:
-        return finding
-    (condition, arm), missing = spec.side_of(criterion), 0
-    for run in runs:
-        missing += arm in run.arms and condition in run.conditions and not run.complete
-    if missing == 0:
-        return finding
-    return replace(finding, says=Word.INCONCLUSIVE, text=f"{missing} of its runs are not complete; {finding.text}")
-
-
-def _replay_verdict(spec: Spec, done: Sequence[Job], analyses: Analyses) -> Verdict | None:
-    """The verdict on the first complete replay of the primary's condition."""
-    condition, _ = spec.judged
-    if not spec.resolved[condition].frozen:
-        return None
-    names = (run.name for run in done if condition in run.conditions)
-    return next((analyses[name, condition].verdict for name in names), None)
 
 
 def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[Verdict]:
