@@ -1,8 +1,8 @@
 """`probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
 
     config -> policy -> Setup (directions, measures, what trains)
-           -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; RemediedSource with a remedy;
-                                  SurpriseSource; PrefetchedSource, ahead
+           -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; `remedied`,
+                                  `surprising`; PrefetchedSource, ahead
            -> run_steps, with an Evaluator before every step
 
 `config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
@@ -37,7 +37,7 @@ from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher,
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.past import AheadEngine, Background, PastSelf, PastWeights, PrefetchedSource
 from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, Tally, choose_problems
-from probe.runs.sources.rewards import PAYS, AppliedRemedy, RemediedSource, SurpriseSource, check_payable
+from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, remedied, surprising
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
@@ -367,8 +367,8 @@ class _Sampled:
             guests.append(Teacher(inputs.teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
         groups: GroupSource = MixedSource(self.live, guests, reward=self._reward) if guests else self.live
         if remedy is not None:
-            groups = RemediedSource(groups, remedy)
-        self.groups = SurpriseSource(groups, self.live.counts) if config.objective.reward == "surprise" else groups
+            groups = remedied(groups, remedy)
+        self.groups = surprising(groups, self.live.counts) if config.objective.reward == "surprise" else groups
 
     def finish(self, batches: int) -> None:
         """Complete the pools of the run with their first so many batches: those that a step trained on."""

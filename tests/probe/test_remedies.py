@@ -14,7 +14,8 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.objective.advantages import reward_stats, sample_advantages
 from probe.records.run import read_run
-from probe.runs.sources.rewards import AppliedRemedy, RemediedSource
+from probe.runs.sources.rewards import AppliedRemedy, ChangedSource
+from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
@@ -65,10 +66,10 @@ def four(make_rollout: Callable[..., Rollout]) -> Source:
     return Source([make_rollout(0, i, hacked=hack, gt_pass=right) for i, (hack, right) in enumerate(LABELS)])
 
 
-def remedied(source: Source, *, seed: int = 0, **settings: Any) -> RemediedSource:
+def remedied(source: Source, *, seed: int = 0, **settings: Any) -> ChangedSource:
     remedy = AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat())
     source.reward = remedy.reward
-    return RemediedSource(source, remedy)
+    return apply(source, remedy)
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from probe.objective.advantages import ESTIMATORS, sample_advantages
 from probe.runs.sources.problems import Counts
-from probe.runs.sources.rewards import PAYS, AppliedRemedy, SurpriseSource, check_payable
+from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, surprising
 from probe.settings.loss import LossSettings
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
@@ -126,7 +126,7 @@ def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable
     keyed = [(RolloutKey("rollouts", problem, i), make_rollout(problem, i)) for problem in (0, 1) for i in (0, 1)]
     groups = [make_group(0, keyed[first : first + 2], lambda key, rollout: next(rewards)) for first in (0, 2)]
     counts = {"fake/0": Counts(rollouts=5, rewarded=4, reward=10.0)}
-    first, second = SurpriseSource(Source(*groups), lambda step: counts).groups(0)  # pyright: ignore
+    first, second = surprising(Source(*groups), lambda step: counts).groups(0)  # pyright: ignore
     assert first.rewards == (3.5 - 13.5 / 6, 0.5 - 13.5 / 6)
     assert isnan(second.rewards[0])
     assert second.rewards[1] == 3.5 - 1.75

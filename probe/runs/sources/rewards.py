@@ -23,7 +23,7 @@ otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, and what 
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import final
 
@@ -158,34 +158,45 @@ class AppliedRemedy:
 
 
 @final
-class RemediedSource:
-    """A `GroupSource` (`probe.step.groups`): the groups of another one, as a remedy leaves them.
+class ChangedSource:
+    """A `GroupSource` (`probe.step.groups`): the groups of another one, changed; its rollouts keep their labels.
 
     Args:
-        source: its groups have the rewards of the remedy; its rollouts keep their labels, for the records.
-        remedy: the remedy.
+        source: of the groups.
+        change: makes the groups of a step of its number and the groups of `source`.
     """
 
-    def __init__(self, source: GroupSource, remedy: AppliedRemedy) -> None:
-        self._source, self._remedy = source, remedy
+    def __init__(self, source: GroupSource, change: Callable[[int, tuple[Group, ...]], Iterable[Group]]) -> None:
+        self._source, self._change = source, change
         self.num_steps = source.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step; where every rollout was left out, all rewards are 0 instead, and nothing is learnt."""
-        groups = tuple(self._remedy.group(group, self._source) for group in self._source.groups(step))
-        if all(math.isnan(reward) for group in groups for reward in group.rewards):
-            # Statistics of a step need one reward that is known; equal rewards have no advantage either.
-            return tuple(replace(group, rewards=(0.0,) * len(group.rewards)) for group in groups)
-        return groups
+        """The changed groups of a step."""
+        return tuple(self._change(step, self._source.groups(step)))
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels, as it was sampled and graded."""
         return self._source.rollout(key)
 
 
-@final
-class SurpriseSource:
-    """A `GroupSource` (`probe.step.groups`) of rewards minus the reward that the problem's record lets one expect.
+def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
+    """Groups that have the rewards of a remedy, on the prompts of its update.
+
+    Where every rollout was left out, all rewards are 0 instead, and nothing is learnt.
+    """
+
+    def change(step: int, groups: tuple[Group, ...]) -> Iterable[Group]:
+        groups = tuple(remedy.group(group, source) for group in groups)
+        if all(math.isnan(reward) for group in groups for reward in group.rewards):
+            # Statistics of a step need one reward that is known; equal rewards have no advantage either.
+            return [replace(group, rewards=(0.0,) * len(group.rewards)) for group in groups]
+        return groups
+
+    return ChangedSource(source, change)
+
+
+def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
+    """Groups whose rewards are minus the reward that the problem's record lets one expect.
 
         reward - (sum of the rewards on this problem in earlier batches + 3.5) / (their number + 2)
 
@@ -200,24 +211,14 @@ class SurpriseSource:
     it cannot act are refused (`probe.settings.loss`, `probe.settings.run`).
 
     Args:
-        source: its rewards are as the loss would see them.
+        source: its rewards are as the loss would see them; one that is nan stays so.
         counts: {problem_id: counts} before the batch of a step.
     """
 
-    def __init__(self, source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> None:
-        self._source, self._counts = source, counts
-        self.num_steps = source.num_steps
-
-    def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step; a reward that is nan stays so."""
-        groups = self._source.groups(step)
-        counts = self._counts(step)
-        surprising = []
+    def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:
+        known = counts(step)
         for group in groups:
-            expected = counts.get(group.problem_id, NEVER_MET).expected_reward
-            surprising.append(replace(group, rewards=tuple(reward - expected for reward in group.rewards)))
-        return tuple(surprising)
+            expected = known.get(group.problem_id, NEVER_MET).expected_reward
+            yield replace(group, rewards=tuple(reward - expected for reward in group.rewards))
 
-    def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels, as it was sampled and graded."""
-        return self._source.rollout(key)
+    return ChangedSource(source, change)
