@@ -223,12 +223,12 @@ def test_ctrl_c_ends_sweep_and_jobs(out: Path, tmp_path: Path, tiny: Callable[..
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     assert processes.finish(process, 60) == 130
-    said = (tmp_path / "log").read_text()
-    assert ("probe: interrupted" in said, "Traceback" in said) == (True, False), said
     deadline = time.monotonic() + 30
     while _group_runs(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _group_runs(process.pid)
+    said = (tmp_path / "log").read_text()
+    assert ("probe: interrupted" in said, "Traceback" in said) == (True, False), said
 
 
 def _group_runs(group: int) -> bool:
