@@ -207,16 +207,14 @@ class Evidence:
         """Of every arm."""
         rows = []
         for arm in self.arms:
-            rows += contrasts(self._sure_of(arm), arm, trains=self.trains, seed=self.seed)
+            sure = [sample for sample in self.records.samples if sample.arm == arm and sample.sure]
+            rows += contrasts(sure, arm, trains=self.trains, seed=self.seed)
         return rows
 
     @cached_property
     def buckets(self) -> list[Bucket]:
         """Of the measured arm."""
         return buckets(self.sure)
-
-    def _sure_of(self, arm: str) -> list[SampleRecord]:
-        return [sample for sample in self.records.samples if sample.arm == arm and sample.sure]
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -266,7 +264,7 @@ class Evidence:
 
     @cached_property
     def ceilings(self) -> list[Ceiling]:
-        """By kind of hack and by mode."""
+        """By kind of hack."""
         return [] if self.reproduced is None else list(ceilings(self.reproduced.pairs, self.seed))
 
     @cached_property

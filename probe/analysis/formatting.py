@@ -60,16 +60,6 @@ def p_value(value: float | None) -> str:
     return "<1e-9" if value < 1e-9 else f"{value:.2g}"
 
 
-def interval(value: Interval | None) -> str:
-    """[low, high] with signs, or '-' for None."""
-    return "-" if value is None else f"[{value.low:+.3f}, {value.high:+.3f}]"
-
-
-def share_interval(value: Interval | None) -> str:
-    """[low, high] of a number in [0, 1], or '-' for None."""
-    return "-" if value is None else f"[{value.low:.2f}, {value.high:.2f}]"
-
-
 def picture(value: float, bounds: Interval, *, low: float, high: float, mark: float | None = None) -> str:
     """An interval drawn on a line of 33 characters from `low` to `high`: `=` inside, `o` the value, `|` a mark.
 

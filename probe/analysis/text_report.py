@@ -1,41 +1,42 @@
 """One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints, and its tables.
 
-To add a table: a function here that makes a `TextTable` of an Analysis (without rows where there is nothing to show),
-and its name in `all_tables`, from which the page picks by table name (`probe.report.sections`).
+To add a table: a row in TABLES, at its place in the order of reading; the page picks by name (`probe.report.sections`).
 """
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import (
     TextTable,
-    interval,
     number,
     p_value,
     render_table,
     share,
-    share_interval,
     short,
     wrap,
     yes,
 )
-from probe.analysis.measures.contrasts import CONTRASTS
+from probe.analysis.measures.contrasts import CONTRASTS, Contrast
 from probe.analysis.metrics import MetricKey
-from probe.analysis.statistics.nulls import HaarTest, haar_test
+from probe.analysis.statistics.nulls import haar_test
+from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.power import ONE_SAMPLE, mde
 from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_lines
-from probe.records.records import StepRecord
 from probe.settings.words import ALL, DEFAULT_CONDITION, Word
 
+SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
 CONTRASTS_NOTE = (
     "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
-    "contrasts of an arm; adj: regression within prompts on source, gt_pass, log length and hint"
+    "contrasts of an arm"
 )
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
-
-SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
 
 
 def format_verdict(analysis: Analysis) -> str:
@@ -62,49 +63,211 @@ def format_analysis(analysis: Analysis) -> str:
     return "\n\n".join([format_verdict(analysis).rstrip(), *sections]) + "\n"
 
 
-def all_tables(analysis: Analysis) -> list[TextTable]:
-    """Every table of the records that has rows, in the order of reading."""
-    tables = [
-        share_table(analysis),
-        ceiling_table(analysis),
-        forecast_table(analysis),
-        null_table(analysis),
-        arm_table(analysis),
-        comparison_table(analysis),
-        gate_table(analysis),
-        cell_table(analysis),
-        bucket_table(analysis),
-        *contrast_tables(analysis),
-        specificity_table(analysis),
-        module_table(analysis),
-        step_table(analysis),
-    ]
-    return [table for table in tables if table.rows]
+# The tables: (name, columns that are flush left, title, rows, columns). A column is `header = attribute:format`; the
+# attribute may have dots, or be a row of COMPUTED; the format is one of WORDS, or Python's.
+Title = str | Callable[[Analysis], str]
+Table = tuple[str, int, Title, Callable[[Analysis], Iterable[Any]], str]
+WORDS: Mapping[str, Callable[[Any], str]] = {
+    "p": p_value,
+    "yes": yes,
+    **{f"cut{width}": partial(short, width=width) for width in (16, 24, 60)},
+}
+COMPUTED: Mapping[str, Callable[[Any], Any]] = {
+    "haar_of_step": lambda step: (
+        haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
+    ),
+    "bounds": lambda row: "identical" if row.identical else None if row.interval is None else f"{row.interval:+.3f}",
+    "lowered": lambda row: f"{row.num_lowered}/{row.num_steps - row.num_null}",
+    "sign": lambda row: "-0+"[row.advantage_sign + 1],
+    "label": lambda row: "hacked" if row.hacked else "clean",
+    "mean_or_empty": lambda row: "empty" if row.mean is None else f"{row.mean:+.3f}",
+}
+
+
+def _forecast_title(analysis: Analysis) -> str:
+    forecast = analysis.forecast
+    assert forecast is not None  # it has rows
+    return (
+        f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
+        f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
+        "permuted pairs that remove the same norm"
+    )
+
+
+def _modules(analysis: Analysis) -> list[ModuleRow]:
+    return sorted(analysis.permutation.modules if analysis.permutation else [], key=lambda row: -abs(row.z))
+
+
+def _modules_title(analysis: Analysis) -> str:
+    count = len(_modules(analysis))
+    more = f"; {count - MOST_MODULES} more in --json" if count > MOST_MODULES else ""
+    return f"Modules (mean cos_in over prompts; z: N2; p: max-T over {count} modules{more})"
+
+
+def _contrasts(place: int) -> Table:
+    """The table of one contrast, a row an arm; its title names what the contrast is confounded with."""
+    spec = CONTRASTS[place]
+
+    def rows(analysis: Analysis) -> list[Contrast]:
+        return [row for row in analysis.contrasts if row.name == spec.name]
+
+    def title(analysis: Analysis) -> str:
+        measured = (row.confounded_with for row in rows(analysis) if row.arm == analysis.measured_arm)
+        rivals = [*([spec.caveat] if spec.caveat else []), *chain.from_iterable(measured)]
+        caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
+        return f"{spec.metric}: {spec.name}{caution}{'' if place else CONTRASTS_NOTE}"
+
+    columns = (
+        "arm = arm | n a = n_a | n b = n_b | Welch p = welch_p:p | prompts = num_prompts | within = difference:+.3f | "
+        "95% interval = interval:+.3f | flip p = p:p | Holm = p_holm:p | Haar p = haar.p:p"
+    )
+    return f"contrast-{place + 1}", 1, title, rows, columns
+
+
+TABLES: Sequence[Table] = (
+    (
+        "shares",
+        1,
+        "Shares of what held-out pairs read (arm {arm}; interval over prompts and pairs; sd pairs: of the measured "
+        "mean over half-samples of the extraction pairs; overlap: share of the label's variance within prompts that "
+        "trivial scores leave)",
+        lambda analysis: analysis.shares,
+        "share = name | value = share.value:.2f | 95% = share.interval:.2f | read = measured:+.3f | "
+        "ceiling = ceiling:+.3f | prompts = num_prompts | pairs = num_held_out | sd prompt = sd_prompts:.3f | "
+        "sd pairs = sd_pairs:.3f | overlap = overlap:.2f",
+    ),
+    (
+        "ceilings",
+        1,
+        "Ceilings by kind (mean cosine of the pairs of a kind along v_hack of all other kinds; interval over both sets "
+        "of pairs)",
+        lambda analysis: analysis.ceilings,
+        "left out = left_out | cos = cos:+.3f | 95% = interval:+.3f | pairs = num_pairs | "
+        "extracted from = num_extraction",
+    ),
+    (
+        "forecast",
+        1,
+        _forecast_title,
+        lambda analysis: analysis.forecast.rows if analysis.forecast is not None else [],
+        "target = target | progress = progress:+.3f | removed = removed.value:.2f | 95% = removed.interval:.2f | "
+        "permuted = permuted_mean:.2f | 95th pct = permuted_q95:.2f | p = permuted_p:p | prompts = num_prompts",
+    ),
+    (
+        "nulls",
+        2,
+        "Nulls (arm {arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels permuted within "
+        "prompts: of cos_in a diagnostic, no null; pair-swap: hack and clean swapped within pairs)",
+        lambda analysis: sorted(
+            analysis.permutation.rows if analysis.permutation else [], key=lambda row: (row.metric, row.null)
+        ),
+        "statistic = metric | null = null | value = value:+.3f | mean = test.mean:+.3f | sd = test.sd:.3f | "
+        "95th pct = test.q95:+.3f | d = test.d:+.3f | z = test.z:+.1f | p = test.p:p | draws = test.num_draws",
+    ),
+    (
+        "arms",
+        1,
+        "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)",
+        lambda analysis: analysis.summaries,
+        "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
+        "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.shared.z:+.1f | p = haar.shared.p:p | "
+        "z ind = haar.independent.z:+.1f",
+    ),
+    (
+        "comparisons",
+        2,
+        "Arms minus {arm}, paired by prompt (TOST: equivalence within +-.05)",
+        lambda analysis: sorted(analysis.comparisons, key=lambda row: row.metric),
+        "measure = metric | arm = arm | prompts = num_prompts | difference = difference:+.3f | 95% interval = bounds | "
+        "flip p = p:p | TOST p = equivalence_p:p",
+    ),
+    (
+        "gates",
+        1,
+        "Gates (means over steps; mechanism, no evidence but for cos_update)",
+        lambda analysis: analysis.summaries,
+        "arm = arm | cos_out = mean_cos_out:+.3f | cos_out < cos_in = lowered | frac_fired = mean_frac_fired:.2f | "
+        "hackward_frac_in = mean_hackward_frac_in:.2f | cos_update = mean_cos_update:+.3f",
+    ),
+    (
+        "cells",
+        4,
+        "Advantage cells (arm {arm}; n in samples)",
+        lambda analysis: analysis.cells,
+        "source = src_pool:cut16 | hint = hint:yes | hacked = hacked:yes | gt = gt_pass:yes | A = sign | n = n | "
+        "prompts = num_prompts | mean A = mean_advantage:+.3f | cos_S_contrib = mean_cos_contrib:+.3f | "
+        "cos_S_nll = mean_cos_nll:+.3f | sum dot = dot:+.3g",
+    ),
+    (
+        "buckets",
+        3,
+        "Buckets (arm {arm}; unit: sample)",
+        lambda analysis: analysis.buckets,
+        "metric = metric | source = src_pool:cut24 | label = label | n = n | null = num_null | mean = mean_or_empty | "
+        "sd = sd:.3f",
+    ),
+    *map(_contrasts, range(len(CONTRASTS))),
+    (
+        "specificity",
+        1,
+        "AUROC for hacked among A > 0 (arm {arm}; interval: over prompts)",
+        lambda analysis: analysis.specificity,
+        "score = score | hacked = n_hacked | clean = n_clean | prompts = num_prompts | AUROC = auroc:.2f | "
+        "95% interval = interval:.2f",
+    ),
+    (
+        "modules",
+        1,
+        _modules_title,
+        lambda analysis: _modules(analysis)[:MOST_MODULES],
+        "module = module:cut60 | cos_in = mean_cos:+.3f | z = z:+.1f | p = p_max_t:p",
+    ),
+    (
+        "steps",
+        3,
+        "Steps (Haar z of cos_in; '-' where a cosine does not exist)",
+        lambda analysis: analysis.steps,
+        "step = step | arm = arm | problem = problem_id:cut16 | cos_in = cos_in:+.3f | Haar z = haar_of_step.z:+.1f | "
+        "p = haar_of_step.p:p | cos_out = cos_out:+.3f | hackward = hackward_frac_in:.2f | fired = frac_fired:.2f | "
+        "spread = reward_spread:.2f",
+    ),
+)
+
+
+def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[TextTable]:
+    """The tables of the records that have rows, in the order of reading: of the given names, or every one."""
+    tables = []
+    for name, left, title, rows_of, columns in TABLES:
+        rows = [] if names is not None and name not in names else list(rows_of(analysis))
+        if rows:
+            words = title.format(arm=analysis.measured_arm) if isinstance(title, str) else title(analysis)
+            header, cells = zip(*(column.split(" = ") for column in columns.split(" | ")), strict=True)
+            shown = [tuple(_cell(row, *cell.partition(":")[::2]) for cell in cells) for row in rows]
+            tables.append(TextTable(name=name, title=words, header=header, rows=shown, left=left))
+    return tables
+
+
+def _cell(row: Any, path: str, form: str) -> str:
+    """An attribute of a row as text; '-' for None."""
+    value = row
+    for name in path.split("."):
+        value = None if value is None else COMPUTED[name](value) if name in COMPUTED else getattr(value, name)
+    if form in WORDS:
+        return WORDS[form](value)
+    return "-" if value is None else format(value, form)
 
 
 def heldout_table(analysis: Analysis) -> TextTable:
     """The evaluations of a training run on held-out problems, a row a setting."""
-    evaluations = analysis.outcome.evaluations if analysis.outcome else []
     rows = []
-    for evaluation in evaluations:
+    for evaluation in analysis.outcome.evaluations if analysis.outcome else []:
         moved = evaluation["frozen"] or {}
+        moves = [number(moved.get(name)) for name in ("margin", "cos_moved", "hackward_frac_moved", "hackward_q95")]
         for setting, rates in evaluation["rates"].items():
             # With one setting, the row over all settings would repeat it.
-            if setting == ALL and len(evaluation["rates"]) <= 2:
-                continue
-            rows.append(
-                (
-                    str(evaluation["step"]),
-                    evaluation["weights"],
-                    setting,
-                    str(rates["num_problems"]),
-                    *(share(rates[rate]["rate"]) for rate in RATES),
-                    number(moved.get("margin")),
-                    number(moved.get("cos_moved")),
-                    number(moved.get("hackward_frac_moved")),
-                    number(moved.get("hackward_q95")),
-                )
-            )
+            if setting != ALL or len(evaluation["rates"]) > 2:
+                place = (str(evaluation["step"]), evaluation["weights"], setting, str(rates["num_problems"]))
+                rows.append((*place, *(share(rates[rate]["rate"]) for rate in RATES), *moves))
     header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac", "Haar 95th")
     title = (
         "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now; Haar 95th: of "
@@ -124,113 +287,6 @@ def basis_table(analysis: Analysis) -> TextTable:
         rows.append((row.basis, row.verdict.word, *shares, *("-" if x is None else x.percent() for x in removed)))
     header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
     return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)
-
-
-def share_table(analysis: Analysis) -> TextTable:
-    """Every share of the held-out ceiling, with its parts."""
-    rows = []
-    for row in analysis.shares:
-        rows.append(
-            (
-                row.name,
-                "-" if row.share is None else share(row.share.value),
-                "-" if row.share is None else share_interval(row.share.interval),
-                number(row.measured),
-                number(row.ceiling),
-                str(row.num_prompts),
-                str(row.num_held_out),
-                "-" if row.sd_prompts is None else f"{row.sd_prompts:.3f}",
-                "-" if row.sd_pairs is None else f"{row.sd_pairs:.3f}",
-                share(row.overlap),
-            )
-        )
-    header = (
-        "share",
-        "value",
-        "95%",
-        "read",
-        "ceiling",
-        "prompts",
-        "pairs",
-        "sd prompt",
-        "sd pairs",
-        "overlap",
-    )
-    title = (
-        f"Shares of what held-out pairs read (arm {analysis.measured_arm}; interval over prompts and pairs; sd pairs: "
-        "of the measured mean over half-samples of the extraction pairs; overlap: share of the label's variance within "
-        "prompts that trivial scores leave)"
-    )
-    return TextTable(name="shares", title=title, header=header, rows=rows)
-
-
-def ceiling_table(analysis: Analysis) -> TextTable:
-    """How hack-ward the pairs of every kind read along v_hack of the other kinds."""
-    rows = []
-    for row in analysis.ceilings:
-        numbers = (number(row.cos), interval(row.interval), str(row.num_pairs), str(row.num_extraction))
-        rows.append((row.sorted_by, row.left_out, *numbers))
-    header = ("by", "left out", "cos", "95%", "pairs", "extracted from")
-    title = (
-        "Ceilings by kind (mean cosine of the pairs of a kind along v_hack of all other kinds; interval over both sets "
-        "of pairs)"
-    )
-    return TextTable(name="ceilings", title=title, header=header, rows=rows, left=2)
-
-
-def forecast_table(analysis: Analysis) -> TextTable:
-    """What the gate would remove of the progress on every target."""
-    forecast = analysis.forecast
-    rows = []
-    for row in forecast.rows if forecast is not None else []:
-        rows.append(
-            (
-                row.target,
-                number(row.progress),
-                "-" if row.removed is None else share(row.removed.value),
-                "-" if row.removed is None else share_interval(row.removed.interval),
-                share(row.permuted_mean),
-                share(row.permuted_q95),
-                p_value(row.permuted_p),
-                share(row.haar),
-                str(row.num_prompts),
-            )
-        )
-    header = ("target", "progress", "removed", "95%", "permuted", "95th pct", "p", "Haar", "prompts")
-    title = ""
-    if forecast is not None:
-        title = (
-            f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
-            f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
-            "permuted pairs (drawn) and Haar directions (expected) that remove the same norm"
-        )
-    return TextTable(name="forecast", title=title, header=header, rows=rows)
-
-
-def null_table(analysis: Analysis) -> TextTable:
-    """Every statistic against every null that was drawn."""
-    drawn = [] if analysis.permutation is None else analysis.permutation.rows
-    rows = [
-        (
-            row.metric,
-            row.null,
-            number(row.value),
-            number(row.test.mean),
-            f"{row.test.sd:.3f}",
-            number(row.test.q95),
-            number(row.test.d),
-            number(row.test.z, 1),
-            p_value(row.test.p),
-            str(row.test.num_draws),
-        )
-        for row in sorted(drawn, key=lambda row: (row.metric, row.null))
-    ]
-    header = ("statistic", "null", "value", "mean", "sd", "95th pct", "d", "z", "p", "draws")
-    title = (
-        f"Nulls (arm {analysis.measured_arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels "
-        "permuted within prompts: of cos_in a diagnostic, no null; pair-swap: hack and clean swapped within pairs)"
-    )
-    return TextTable(name="nulls", title=title, header=header, rows=rows, left=2)
 
 
 def power_table(analysis: Analysis) -> TextTable:
@@ -254,190 +310,3 @@ def power_table(analysis: Analysis) -> TextTable:
     )
     header = ("what", "n", "sd of one", "effect", "paired")
     return TextTable(name="power", title=title, header=header, rows=rows, left=2)
-
-
-def arm_table(analysis: Analysis) -> TextTable:
-    """cos_in of every arm over prompts, against the Haar null."""
-    rows = []
-    for summary in analysis.summaries:
-        haar = ("-", "-", "-")
-        if summary.haar:
-            shared, independent = summary.haar.shared, summary.haar.independent
-            haar = (number(shared.z, 1), p_value(shared.p), number(independent.z, 1))
-        rows.append(
-            (
-                summary.arm,
-                str(summary.num_steps),
-                str(summary.num_null),
-                str(summary.num_prompts),
-                number(summary.mean_cos_in),
-                interval(summary.interval),
-                p_value(summary.sign_flip_p),
-                *haar,
-            )
-        )
-    header = ("arm", "steps", "null", "prompts", "cos_in", "95% interval", "flip p", "z", "p", "z ind")
-    title = "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps; z ind: a draw a step, optimistic)"
-    return TextTable(name="arms", title=title, header=header, rows=rows)
-
-
-def comparison_table(analysis: Analysis) -> TextTable:
-    """Every other arm against the measured arm, paired by prompt."""
-    rows = [
-        (
-            comparison.metric,
-            comparison.arm,
-            str(comparison.num_prompts),
-            number(comparison.difference),
-            "identical" if comparison.identical else interval(comparison.interval),
-            p_value(comparison.p),
-            p_value(comparison.equivalence_p),
-        )
-        for comparison in sorted(analysis.comparisons, key=lambda comparison: comparison.metric)
-    ]
-    header = ("measure", "arm", "prompts", "difference", "95% interval", "flip p", "TOST p")
-    title = f"Arms minus {analysis.measured_arm}, paired by prompt (TOST: equivalence within +-.05)"
-    return TextTable(name="comparisons", title=title, header=header, rows=rows, left=2)
-
-
-def gate_table(analysis: Analysis) -> TextTable:
-    """What the gate of every arm did to the gradient."""
-    rows = [
-        (
-            summary.arm,
-            number(summary.mean_cos_out),
-            f"{summary.num_lowered}/{summary.num_steps - summary.num_null}",
-            share(summary.mean_frac_fired),
-            share(summary.mean_hackward_frac_in),
-            number(summary.mean_cos_update),
-        )
-        for summary in analysis.summaries
-    ]
-    header = ("arm", "cos_out", "cos_out < cos_in", "frac_fired", "hackward_frac_in", "cos_update")
-    title = "Gates (means over steps; mechanism, no evidence but for cos_update)"
-    return TextTable(name="gates", title=title, header=header, rows=rows)
-
-
-def cell_table(analysis: Analysis) -> TextTable:
-    """Which samples of the measured arm carry the gradient: by source, hint, labels and sign of the advantage."""
-    rows = [
-        (
-            short(cell.src_pool, 16),
-            yes(cell.hint),
-            yes(cell.hacked),
-            yes(cell.gt_pass),
-            "-0+"[cell.advantage_sign + 1],
-            str(cell.n),
-            str(cell.num_prompts),
-            number(cell.mean_advantage),
-            number(cell.mean_cos_contrib),
-            number(cell.mean_cos_nll),
-            f"{cell.dot:+.3g}",
-        )
-        for cell in analysis.cells
-    ]
-    header = ("source", "hint", "hacked", "gt", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "sum dot")
-    title = f"Advantage cells (arm {analysis.measured_arm}; n in samples)"
-    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
-
-
-def bucket_table(analysis: Analysis) -> TextTable:
-    """Sample cosines of the measured arm by source and label."""
-    rows = []
-    for bucket in analysis.buckets:
-        label = "hacked" if bucket.hacked else "clean"
-        mean = number(bucket.mean) if bucket.n else "empty"
-        sd = "-" if bucket.n == 0 or bucket.sd is None else f"{bucket.sd:.3f}"
-        rows.append((bucket.metric, short(bucket.src_pool, 24), label, str(bucket.n), str(bucket.num_null), mean, sd))
-    header = ("metric", "source", "label", "n", "null", "mean", "sd")
-    title = f"Buckets (arm {analysis.measured_arm}; unit: sample)"
-    return TextTable(name="buckets", title=title, header=header, rows=rows, left=3)
-
-
-def contrast_tables(analysis: Analysis) -> list[TextTable]:
-    """One table a contrast, a row an arm; its title names what the contrast is confounded with."""
-    header = ("arm", "n a", "n b", "Welch p", "prompts", "within", "95% interval", "flip p", "Holm", "Haar p", "adj")
-    tables = []
-    for place, spec in enumerate(CONTRASTS, 1):
-        rivals = [spec.caveat] if spec.caveat else []
-        rows = []
-        for contrast in analysis.contrasts:
-            if contrast.name != spec.name:
-                continue
-            if contrast.arm == analysis.measured_arm:
-                rivals += contrast.confounded_with
-            rows.append(
-                (
-                    contrast.arm,
-                    str(contrast.n_a),
-                    str(contrast.n_b),
-                    p_value(contrast.welch_p),
-                    str(contrast.num_prompts),
-                    number(contrast.difference),
-                    interval(contrast.interval),
-                    p_value(contrast.p),
-                    p_value(contrast.p_holm),
-                    p_value(contrast.haar.p if contrast.haar else None),
-                    number(contrast.adjusted),
-                )
-            )
-        caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
-        title = f"{spec.metric}: {spec.name}{caution}{'' if place > 1 else CONTRASTS_NOTE}"
-        tables.append(TextTable(name=f"contrast-{place}", title=title, header=header, rows=rows))
-    return tables
-
-
-def specificity_table(analysis: Analysis) -> TextTable:
-    """How well the cosine, and each trivial score, tells hacked from clean samples."""
-    rows = [
-        (
-            area.score,
-            str(area.n_hacked),
-            str(area.n_clean),
-            str(area.num_prompts),
-            share(area.auroc),
-            share_interval(area.interval),
-        )
-        for area in analysis.specificity
-    ]
-    title = f"AUROC for hacked among A > 0 (arm {analysis.measured_arm}; interval: over prompts)"
-    header = ("score", "hacked", "clean", "prompts", "AUROC", "95% interval")
-    return TextTable(name="specificity", title=title, header=header, rows=rows)
-
-
-def module_table(analysis: Analysis) -> TextTable:
-    """The modules whose cosine is furthest from the null of permuted labels."""
-    drawn = [] if analysis.permutation is None else analysis.permutation.modules
-    ordered = sorted(drawn, key=lambda module: -abs(module.z))
-    rows = [
-        (short(module.module, 60), number(module.mean_cos), number(module.z, 1), p_value(module.p_max_t))
-        for module in ordered[:MOST_MODULES]
-    ]
-    more = f"; {len(ordered) - MOST_MODULES} more in --json" if len(ordered) > MOST_MODULES else ""
-    title = f"Modules (mean cos_in over prompts; z: N2; p: max-T over {len(ordered)} modules{more})"
-    return TextTable(name="modules", title=title, header=("module", "cos_in", "z", "p"), rows=rows)
-
-
-def _haar(step: StepRecord) -> HaarTest | None:
-    return haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
-
-
-def step_table(analysis: Analysis) -> TextTable:
-    """Every step of every arm."""
-    rows = [
-        (
-            str(step.step),
-            step.arm,
-            short(step.problem_id, 16),
-            number(step.cos_in),
-            *((number(haar.z, 1), p_value(haar.p)) if (haar := _haar(step)) else ("-", "-")),
-            number(step.cos_out),
-            share(step.hackward_frac_in),
-            share(step.frac_fired),
-            f"{step.reward_spread:.2f}",
-        )
-        for step in analysis.steps
-    ]
-    header = ("step", "arm", "problem", "cos_in", "Haar z", "p", "cos_out", "hackward", "fired", "spread")
-    title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
-    return TextTable(name="steps", title=title, header=header, rows=rows, left=3)

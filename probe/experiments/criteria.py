@@ -16,7 +16,6 @@ from probe.analysis.metrics import Estimate, MetricKey, Metrics, difference, unp
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
-from probe.analysis.verdict.seed_tables import range_text
 from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Criterion
 from probe.settings.words import Word
@@ -47,8 +46,9 @@ def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None
     else:
         n = measured.n
         if measured.value is not None:
-            value = f"{measured.value:+.3g} {range_text(measured.interval)}".strip()
+            value = f"{measured.value:+.3g}"
             if measured.interval is not None:
+                value += f" {measured.interval:+.3f}"
                 number = Bounded(value=measured.value, interval=measured.interval)
         says, why = (VACUOUS, measured.vacuous) if measured.vacuous is not None else _judged(criterion, measured)
     if p_holm is not None:
@@ -174,7 +174,7 @@ def _inside(measured: Estimate, low: float, high: float) -> Judged:
     interval = measured.interval_90
     if interval is None:
         return INCONCLUSIVE, _no_interval("90% interval", measured)
-    why = f"90% interval {range_text(interval)} against [{low:+g}, {high:+g}]"
+    why = f"90% interval {interval:+.3f} against [{low:+g}, {high:+g}]"
     if low < interval.low and interval.high < high:
         return PASS, f"{why}: inside"
     if interval.high <= low or interval.low >= high:

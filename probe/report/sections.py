@@ -72,7 +72,7 @@ def measured(report: Report) -> list[Section]:
     """A section a row of EVIDENCE: the figures of the first views, and the tables of all of them."""
     sections = []
     for id, title, lead, names, empty in EVIDENCE:
-        tables = {view.label: [t for t in all_tables(view.analysis) if t.name in names] for view in report.views}
+        tables = {view.label: all_tables(view.analysis, names) for view in report.views}
         by_view = {view.label: figures_of(view, id) for view in report.drawn}
         num_more = len(report.views) - len(report.drawn)
         html = _panels(by_view, tables, empty=empty, num_more=num_more)

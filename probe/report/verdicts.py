@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.text_report import basis_table, ceiling_table, forecast_table, share_table
+from probe.analysis.text_report import all_tables, basis_table
 from probe.analysis.verdict.trained import grouped, judge_arms
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
@@ -125,8 +125,7 @@ def _of_run(view: View) -> dict[str, Any]:
 
 def _measures(view: View) -> list[TextTable]:
     """The tables behind the three questions."""
-    tables = [table(view.analysis) for table in (share_table, ceiling_table, forecast_table)]
-    return [table for table in tables if table.rows]
+    return all_tables(view.analysis, ("shares", "ceilings", "forecast"))
 
 
 def _tables(view: View) -> list[TextTable]:

@@ -19,8 +19,6 @@ from replay_pools.errors import InputError
 
 # Of torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the keyword `min` in both.
 GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
-# E[gate(c) c] and E[gate(c)^2] in units of E[c^2], for a c whose law is symmetric around 0.
-MOMENTS: dict[Gate, tuple[float, float]] = {"one_sided": (0.5, 0.5), "two_sided": (1.0, 1.0)}
 DirectionKind = Literal["v_hack", "haar", "permuted", "placebo"]
 
 

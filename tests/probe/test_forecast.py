@@ -5,7 +5,6 @@ import pytest
 import torch
 from planted import Planted, link_vectors
 
-from extraction.controls import haar_directions
 from extraction.directions import extract_directions
 from probe.analysis.measures.forecast import forecast
 from probe.step.projection import project
@@ -55,26 +54,6 @@ def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
         if row.removed is not None:
             assert row.removed.value == pytest.approx(lost / progress, rel=1e-4)
     assert found.row("margin").removed is not None
-
-
-def test_haar_is_the_mean_over_haar_directions():
-    """Directions drawn at random with a dose that removes as much in the mean square: the expectation, to 10%."""
-    hack, clean, samples = Planted(prompts=8, pair_signal=4.0).vectors(np.random.default_rng(2))
-    found = forecast(link_vectors(hack, clean, samples, held_out=16), num_draws=10)
-    assert found is not None
-    differences = {f"m{i}": torch.tensor(hack[:32, i] - clean[:32, i]) for i in range(hack.shape[1])}
-    v_hack = extract_directions(differences, k=2, drop_bottom_frac=0.0)
-    totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
-    honest = [unit(group[4:6].mean(0)) for group in samples]
-    lost, size = [], []
-    for seed in range(250):
-        random = haar_directions(v_hack, seed=seed).vectors
-        parts = [removed_by_gate(random, total, "one_sided", 1.0) for total in totals]
-        lost.append(np.mean([dot(part, h) for part, h in zip(parts, honest, strict=True)]))
-        size.append(np.mean([dot(part, part) for part in parts]))
-    progress = np.mean([dot(total, h) for total, h in zip(totals, honest, strict=True)])
-    share = np.mean(lost) / progress * found.norm_removed / np.sqrt(np.mean(size))
-    assert found.row("honest").haar == pytest.approx(share, rel=0.1)
 
 
 def test_a_gate_along_the_hack_removes_it_and_spares_the_honest():

@@ -16,7 +16,6 @@ from probe.settings.remedy import TRAITS
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Gate, arms.GATES),
-    "moments of gates": (words.Gate, arms.MOMENTS),
     "loss types": (LossType, loss._DENOMINATORS),
     "remedies": (words.Remedy, REMEDIES),
     "traits of remedies": (words.Remedy, TRAITS),

@@ -20,7 +20,6 @@ from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval,
 from probe.analysis.statistics.nulls import HaarTest, haar_test
 from probe.analysis.statistics.significance import (
     SKEWED_CAVEAT,
-    effects_by_prompt,
     holm,
     mean_interval,
     mean_test,
@@ -106,7 +105,6 @@ class Contrast:
     p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
     haar: HaarTest | None  # of the difference, against the same random directions for all samples
     confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
-    adjusted: float | None  # the difference with the other labels held constant; None where they determine the sides
 
 
 HACK_AMONG_PAID = "hacked - clean, A > 0"
@@ -233,7 +231,6 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     naive = welch_test(a, b)
     differences = within_prompt_differences(values, sides, prompts)
     test = mean_test(list(differences.values()), seed=seed)
-    effects = effects_by_prompt(np.array([values]), sides, _covariates(kept, spec), prompts)
     return Contrast(
         name=spec.name,
         arm=arm,
@@ -249,21 +246,7 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         p_holm=None,
         haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
         confounded_with=_confounds(kept, sides, spec.rivals),
-        adjusted=None if effects is None or len(set(prompts)) < 2 else float(effects.values.mean()),
     )
-
-
-def _covariates(samples: Sequence[SampleRecord], spec: ContrastSpec) -> dict[str, list[float]]:
-    """{name: column} to hold constant: source pool, gt_pass where it is a rival, log length, hint."""
-    columns = {}
-    # One indicator per source but the first: with it, the columns would add up to a constant.
-    for name in sorted({sample.src_pool for sample in samples})[1:]:
-        columns[f"src_pool {name}"] = [float(sample.src_pool == name) for sample in samples]
-    if "gt_pass" in spec.rivals and all(sample.gt_pass is not None for sample in samples):
-        columns["gt_pass"] = [float(bool(sample.gt_pass)) for sample in samples]
-    columns["log length"] = [float(np.log(max(sample.comp_len, 1))) for sample in samples]
-    columns["hint"] = [float(sample.hint) for sample in samples]
-    return columns
 
 
 def _haar_difference(

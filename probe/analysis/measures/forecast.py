@@ -11,8 +11,8 @@ over the groups. Targets h:
     honest           the paid right solutions without a hack of the same group: the price
 
 Any gate that takes away much of a gradient removes progress of every kind. So beside each share stand those of
-directions without a signal that remove the SAME norm: of permuted pairs (drawn) and Haar (its expectation). The share
-can exceed 1: the gated step then works against the target.
+directions of permuted pairs that remove the SAME norm. The share can exceed 1: the gated step then works against the
+target.
 
 Everything is first order, of the gradient as it is before the optimizer, at the weights of the replay. Groups have unit
 norm here, as in a cosine, so that every prompt counts the same.
@@ -37,7 +37,7 @@ from probe.analysis.statistics.intervals import (
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, upper_p
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
-from probe.settings.arms import GATES, MOMENTS
+from probe.settings.arms import GATES
 from probe.settings.words import Gate
 
 # The paid samples of a group that are targets, by name. To add one: a row here.
@@ -64,7 +64,6 @@ class Removal:
     permuted_mean: float | None = None  # of directions of permuted pairs that remove the same norm
     permuted_q95: float | None = None
     permuted_p: float | None = None  # (1 + draws that remove as much or more) / (B + 1)
-    haar: float | None = None  # expectation for Haar directions that remove the same norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +142,10 @@ def forecast(
     permuted, sizes = law.mean_lost(drawn.permuted, targets)
     # As much is removed as along v_hack, whatever the draw alone would remove.
     scale = ratio(np.array(size), sizes, otherwise=0.0)
-    haar_share = drawn.truth.kept[0].sum(1) / pairs.sizes  # (M,) of a gradient's energy that Haar directions meet
     rows = []
     for name, target in targets.items():
         lost = target.lost(removed[0], v_hack[0])
-        haar = law.haar(haar_share, target, size)
-        rows.append(_removal(name, target, lost, halves[name], scale * permuted[name], haar))
+        rows.append(_removal(name, target, lost, halves[name], scale * permuted[name]))
     return Forecast(gate=gate, overshoot=overshoot, norm_removed=size, rows=rows)
 
 
@@ -186,18 +183,6 @@ class _Law:
                 else:
                     lost[name].append(target.mean_lost(removed, rows))
         return {name: np.concatenate(parts) for name, parts in lost.items()}, np.concatenate(sizes)
-
-    def haar(self, share: Array, target: _Target, size: float) -> float | None:
-        """The expected share removed along Haar directions, (M,) k / r of each module, by a dose that removes `size`.
-
-        E[V^T V] = (k / r) I, and relu keeps half of a symmetric component: E[g - g'] is g times a number a module.
-        """
-        first, second = MOMENTS[self.gate]
-        removed = np.sqrt(second * np.einsum("m,mt->t", share, np.square(self.totals.norms)) @ self.weights)
-        progress = target.progress.mean((1, 2))  # (M,)
-        if removed == 0 or progress.sum() == 0:
-            return None
-        return float(size / removed * first * (share @ progress) / progress.sum())
 
 
 def _targets(linked: Linked) -> dict[str, _Target]:
@@ -263,7 +248,7 @@ def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _T
     )
 
 
-def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array, haar: float | None) -> Removal:
+def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array) -> Removal:
     """One row, from the progress lost (C, H) and its means over half-samples and draws of permuted pairs."""
     total = target.total()
     progress, count = float(total.mean()), len(total)
@@ -285,7 +270,6 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         permuted_mean=float(draws.mean()),
         permuted_q95=float(np.quantile(draws, 0.95)),
         permuted_p=upper_p(removed, draws),
-        haar=haar,
     )
 
 

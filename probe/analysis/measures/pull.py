@@ -15,9 +15,9 @@ share one v_hack, so their spread does not show the last: where the gradients of
 axis of other pairs reads another level on all of them at once.
 
 Ceilings by kind say whether v_hack reaches hacks that it was not extracted from: for every kind of hack (the part of a
-pair's flavour before its first "/") and every loophole mode, v_hack of the extraction pairs of all OTHER kinds, and the
-mean cosine of hack minus clean along it over all pairs of the kind that was left out. Their interval is over those
-pairs and over the pairs extracted from (half-samples).
+pair's flavour before its first "/"), v_hack of the extraction pairs of all OTHER kinds, and the mean cosine of hack
+minus clean along it over all pairs of the kind that was left out. Their interval is over those pairs and over the pairs
+extracted from (half-samples).
 
 `hackward_frac` is a norm instead, norm(relu(V g)) / norm(g), positive whatever V is and larger with k: a number means
 something only beside the same along directions of permuted pairs, as many in each module (N2). That null is a
@@ -74,18 +74,11 @@ from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt, mean_interval
 from probe.analysis.statistics.thresholds import POWER
 from probe.records.records import SampleRecord
-from replay_pools.environments.exploits import EXPLOITS
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
 MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
 PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
-_MODE_OF = {exploit.flavour: mode for mode, exploits in EXPLOITS.items() for exploit in exploits}
-# The ways to sort pairs into kinds. To add one: a row here.
-SORTED_BY: Mapping[str, Callable[[str], str]] = {
-    "flavour": kind_of,
-    "mode": lambda flavour: _MODE_OF.get(kind_of(flavour), "other"),
-}
 # What may tell hacks from honest solutions without any direction. To add one: a row here.
 TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "comp_len": lambda sample: float(np.log(max(sample.comp_len, 1))),
@@ -309,7 +302,6 @@ def _errors_beyond(df: NDArray[np.intp]) -> NDArray[np.float64]:
 class Ceiling:
     """How hack-ward the pairs of one kind read along v_hack of all other kinds. Field names are keys of the JSON."""
 
-    sorted_by: str  # a key of SORTED_BY
     left_out: str
     cos: float | None = None  # mean over its pairs; None where the other kinds give no direction
     interval: Interval | None = None  # 95%, over both sets of pairs; None with fewer than two pairs in one of them
@@ -331,20 +323,15 @@ def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Ceiling, ...]:
         pairs: with the flavour of every pair.
         seed: of the half-samples.
     """
-    rows = []
-    for name, sort in SORTED_BY.items():
-        kinds = np.array([sort(flavour) for flavour in pairs.flavours])
-        different = list(dict.fromkeys(kinds.tolist()))
-        if len(different) > 1:
-            rows += [_ceiling(pairs, name, kind, kinds == kind, seed) for kind in different]
-    return tuple(rows)
+    kinds = np.array([kind_of(flavour) for flavour in pairs.flavours])
+    different = list(dict.fromkeys(kinds.tolist()))
+    return tuple(_ceiling(pairs, kind, kinds == kind, seed) for kind in different) if len(different) > 1 else ()
 
 
-def _ceiling(pairs: PairGram, sorted_by: str, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Ceiling:
+def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Ceiling:
     """The row of one kind, (n,) True for its pairs."""
     unused = pairs.held_out | of_kind
     ceiling = Ceiling(
-        sorted_by=sorted_by,
         left_out=kind,
         num_pairs=int(of_kind.sum()),
         num_extraction=int((~unused).sum()),

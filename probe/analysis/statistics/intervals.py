@@ -36,10 +36,14 @@ ROUNDING = 1e-12  # values that differ by this share of the largest differ by ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A two-sided confidence interval."""
+    """A two-sided confidence interval; `f"{interval:+.3f}"` is `[+0.050, +0.120]`."""
 
     low: float
     high: float
+
+    def __format__(self, form: str) -> str:
+        """[low, high], each in this format."""
+        return f"[{self.low:{form}}, {self.high:{form}}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +55,11 @@ class Bounded:
 
     def __str__(self) -> str:
         """`0.51 [0.17, 1.03]`."""
-        return f"{self.value:.2f} [{self.interval.low:.2f}, {self.interval.high:.2f}]"
+        return f"{self.value:.2f} {self.interval:.2f}"
 
     def percent(self) -> str:
         """`51% [17%, 103%]`."""
-        return f"{self.value:.0%} [{self.interval.low:.0%}, {self.interval.high:.0%}]"
+        return f"{self.value:.0%} {self.interval:.0%}"
 
 
 @overload

@@ -12,7 +12,7 @@ from statistics import median
 from probe.analysis.evidence import Evidence
 from probe.analysis.measures.contrasts import HACK_AMONG_PAID
 from probe.analysis.measures.pull import HackwardFrac
-from probe.analysis.statistics.intervals import Interval, wilson_interval
+from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.verdict import Finding
 from probe.records.records import SampleRecord
@@ -52,7 +52,7 @@ def _spread(evidence: Evidence) -> Row:
     interval = wilson_interval(len(wide), len(groups))
     assert interval is not None  # there are groups
     says = PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
-    bounds = f"95% Wilson interval of the share [{interval.low:.0%}, {interval.high:.0%}]"
+    bounds = f"95% Wilson interval of the share {interval:.0%}"
     return says, len(groups), "; ".join(filter(None, [share, bounds, largest]))
 
 
@@ -62,7 +62,7 @@ def _no_cos_in(evidence: Evidence) -> Row:
 
 
 def _value(row: HackwardFrac) -> str:
-    bounds = "" if row.interval is None else f" [{row.interval.low:.3f}, {row.interval.high:.3f}]"
+    bounds = "" if row.interval is None else f" {row.interval:.3f}"
     return f"{row.value:.3f}{bounds}"
 
 
@@ -138,12 +138,8 @@ def _among_paid(evidence: Evidence) -> Row:
         says = PASS if row.difference > 0 else FAIL
     elif row.interval is not None and row.interval.low > -NEAR_ZERO and row.interval.high < NEAR_ZERO:
         says, why = FAIL, f"both alike within +-{NEAR_ZERO}; {why}"
-    return says, row.num_prompts, f"{f'{row.difference:+.3f} {range_text(row.interval)}'.strip()}; {why}"
-
-
-def range_text(interval: Interval | None) -> str:
-    """`[+0.050, +0.120]`, or '' for None."""
-    return f"[{interval.low:+.3f}, {interval.high:+.3f}]" if interval else ""
+    bounds = "" if row.interval is None else f" {row.interval:+.3f}"
+    return says, row.num_prompts, f"{row.difference:+.3f}{bounds}; {why}"
 
 
 def _near_zero(evidence: Evidence) -> Row:
@@ -216,8 +212,7 @@ def _skip(evidence: Evidence) -> Row:
         says = VACUOUS
     elif area.interval.high < NO_DISCRIMINATION:
         says = PASS
-    auroc = "-" if area.auroc is None else f"{area.auroc:.3f}"
-    value = f"D1 {near_zero}, AUROC {auroc} [{area.interval.low:.3f}, {area.interval.high:.3f}]"
+    value = f"D1 {near_zero}, AUROC {area.auroc:.3f} {area.interval:.3f}"
     return says, n, f"{value}; AUROC of cos_S_contrib among A > 0, upper bound under {NO_DISCRIMINATION} to skip"
 
 

@@ -175,7 +175,7 @@ def _transfers(evidence: Evidence) -> Part:
     says = HOLDS if interval.low > 0.5 else BROKEN if interval.high <= 0.5 else NOT_SEEN
     return says, (
         f"v_hack has the sign of {transfer.num_right} of {transfer.num_pairs} held-out pairs "
-        f"[{interval.low:.2f}, {interval.high:.2f}], above .5 needed"
+        f"{interval:.2f}, above .5 needed"
     )
 
 
