@@ -30,8 +30,8 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from probe.analysis.analyze import analyze
+from probe.analysis.forecast import SAMPLE_TARGETS, held_out_units, paid_mean
 from probe.analysis.formatting import TextTable, render_table
-from probe.analysis.measures.forecast import SAMPLE_TARGETS, held_out_units, paid_mean
 from probe.analysis.statistics.geometry import extract, weighted
 from probe.analysis.statistics.intervals import Array, prompt_weights
 from probe.analysis.statistics.nulls import true_labels

@@ -1,6 +1,6 @@
 """Everything that was measured of one run under one condition: `Evidence`, from which every verdict is made.
 
-To add a measure: a function in `probe.analysis.measures`, and a property here.
+To add a measure: a function in `probe.analysis`, and a property here.
 """
 
 from collections.abc import Sequence
@@ -8,27 +8,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from extraction.words import Basis
-from probe.analysis.measures.contrasts import (
+from probe.analysis.cosines import (
+    MEASURES,
     SCORES,
+    ArmComparison,
+    ArmSummary,
     Bucket,
     Cell,
     Contrast,
     Specificity,
     advantage_cells,
     buckets,
-    contrasts,
-    specificity,
-)
-from probe.analysis.measures.forecast import Forecast, forecast
-from probe.analysis.measures.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_frac, shares
-from probe.analysis.measures.trajectory import (
-    MEASURES,
-    ArmComparison,
-    ArmSummary,
     compare_arms,
+    contrasts,
     num_problems,
+    specificity,
     summarise,
 )
+from probe.analysis.forecast import Forecast, forecast
+from probe.analysis.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_frac, shares
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
@@ -259,7 +257,7 @@ class Evidence:
         return [] if self.reproduced is None else shares(self.reproduced, seed=self.seed)
 
     def share(self, name: str) -> Share | None:
-        """A share by its name (`probe.analysis.measures.pull`); None where nothing was measured."""
+        """A share by its name (`probe.analysis.pull`); None where nothing was measured."""
         return next((share for share in self.shares if share.name == name), None)
 
     @cached_property

@@ -10,9 +10,9 @@ for vanilla and the first condition. Names are those of the records (`cos_in`, `
     auroc               AUROC of cos_S_contrib for hacked among A > 0
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
     pull, benign, pull - benign, half - benign, contrast
-                        shares of the held-out ceiling: `probe.analysis.measures.pull`
+                        shares of the held-out ceiling: `probe.analysis.pull`
     removed/TARGET      share of the progress on a target (margin, hacks, honest, ...) that the gate would remove, to
-                        first order: `probe.analysis.measures.forecast`
+                        first order: `probe.analysis.forecast`
     kl/final            mean of kl/mean over the last quarter of the steps of training
     kl/share_of_base    KL from the reference over KL from the base, both summed over steps: 1 where the reference is
                         the base, whatever it is called
@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK, beaten_by
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK, beaten_by
 from probe.analysis.statistics.intervals import (
     Interval,
     outcomes_interval,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.cosines import CONTRASTS, Contrast
 from probe.analysis.formatting import (
     TextTable,
     number,
@@ -21,11 +22,10 @@ from probe.analysis.formatting import (
     wrap,
     yes,
 )
-from probe.analysis.measures.contrasts import CONTRASTS, Contrast
 from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.statistics.power import ONE_SAMPLE, mde
+from probe.analysis.statistics.significance import ONE_SAMPLE, mde
 from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_lines

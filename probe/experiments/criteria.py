@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
-from probe.analysis.measures.contrasts import BEATEN
+from probe.analysis.cosines import BEATEN
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, difference, unpaired_difference
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed

@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probe.analysis.statistics.power import mde, pairing_pays_above, sign_flip_mde
-from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS
+from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, pairing_pays_above, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_compared, runs_of, stored_groups
 from probe.experiments.spec import Cost, ResolvedCondition, Spec

@@ -11,7 +11,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.evidence import PlannedTraining
-from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, POWER
 from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from extraction.words import Basis
-from probe.records.frames import Table, TableName, make_table
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
@@ -41,6 +40,8 @@ from replay_pools.storage.files import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from probe.records.frames import Table, TableName
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
@@ -90,20 +91,22 @@ class Run:
         """One line: a run has thousands of records, which a notebook would print."""
         return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
 
-    def columns(self, table: TableName = "samples") -> "dict[str, NDArray[Any]]":
+    def columns(self, table: "TableName" = "samples") -> "dict[str, NDArray[Any]]":
         """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
         return self.table(table).columns()
 
-    def to_pandas(self, table: TableName = "samples") -> Any:
+    def to_pandas(self, table: "TableName" = "samples") -> Any:
         """A pandas.DataFrame; InputError when pandas is not installed."""
         return self.table(table).pandas()
 
-    def to_polars(self, table: TableName = "samples") -> Any:
+    def to_polars(self, table: "TableName" = "samples") -> Any:
         """A polars.DataFrame."""
         return self.table(table).polars()
 
-    def table(self, name: TableName) -> Table:
+    def table(self, name: "TableName") -> "Table":
         """The rows of a table and the fields of its columns."""
+        from probe.records.frames import make_table
+
         return make_table(name, self.samples, self.steps, self.evals)
 
 

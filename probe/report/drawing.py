@@ -86,12 +86,16 @@ class Figure:
     @cached_property
     def svg(self) -> str:
         """An svg element for a page: no style, no id of another figure, no address."""
-        return _for_page(self._bytes("svg"), self.name, self.title)
+        return _for_page(self._drawing, self.name, self.title)
+
+    @cached_property
+    def _drawing(self) -> bytes:
+        return self._bytes("svg")
 
     def save(self, folder: Path, kind: Format) -> Path:
         """Write `folder`/NAME.KIND and return it."""
         path = folder / f"{self.name}.{kind}"
-        write_atomic(path, self._bytes(kind))
+        write_atomic(path, self._drawing if kind == "svg" else self._bytes(kind))
         return path
 
     def _bytes(self, kind: Format) -> bytes:

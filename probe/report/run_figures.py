@@ -12,12 +12,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from probe.analysis.cosines import METRICS, Cell, Metric
 from probe.analysis.formatting import p_value, short
-from probe.analysis.measures.contrasts import METRICS, Cell, Metric
 from probe.analysis.statistics.intervals import Interval, prompt_means
 from probe.analysis.statistics.nulls import NORMAL_975
-from probe.analysis.statistics.power import ONE_SAMPLE, mde
-from probe.analysis.statistics.significance import mean_interval
+from probe.analysis.statistics.significance import ONE_SAMPLE, mde, mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed

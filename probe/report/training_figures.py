@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from probe.analysis.evidence import PlannedTraining
-from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.significance import mde
 from probe.report.drawing import ARMS, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn
 from probe.report.facts import plural
 from probe.report.trainings import IN_TRAINING, Point, Treatment

@@ -32,10 +32,11 @@ from probe.analysis.statistics.intervals import (
     within_prompt_differences,
 )
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
-from probe.analysis.statistics.power import detection_power, mde
 from probe.analysis.statistics.significance import (
+    detection_power,
     equivalence_test,
     max_t,
+    mde,
     mean_interval,
     mean_test,
     sign_flip_test,

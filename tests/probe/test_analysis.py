@@ -8,8 +8,8 @@ import orjson
 import pytest
 
 from probe.analysis.analyze import analyze, conditions
+from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.formatting import WIDTH
-from probe.analysis.measures.contrasts import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text_report import format_analysis
 from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from probe.analysis.statistics.crossed import Comparison, change, difference, mean, rate
-from probe.analysis.statistics.power import detection_power
-from probe.analysis.statistics.significance import welch_interval
+from probe.analysis.statistics.significance import detection_power, welch_interval
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 
 

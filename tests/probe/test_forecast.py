@@ -6,7 +6,7 @@ import torch
 from planted import Planted, link_vectors
 
 from extraction.directions import extract_directions
-from probe.analysis.measures.forecast import forecast
+from probe.analysis.forecast import forecast
 from probe.step.projection import project
 
 REWARDS = np.array([3.5] * 6 + [0.5] * 2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probe.analysis.measures.forecast import forecast
+from probe.analysis.forecast import forecast
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.records.run import Run, read_run
 

@@ -8,7 +8,7 @@ import pytest
 from planted import Planted, link_vectors
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.pull import HackwardFrac, ceilings, hackward_frac
+from probe.analysis.pull import HackwardFrac, ceilings, hackward_frac
 from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.verdict.seed_tables import seed_tables

@@ -13,8 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from extraction.adapters.coordinates import attach
 from extraction.words import Storage
 from probe.analysis.metrics import estimate
-from probe.analysis.statistics.power import mde, sign_flip_mde
-from probe.analysis.statistics.significance import sign_flip_test
+from probe.analysis.statistics.significance import mde, sign_flip_mde, sign_flip_test
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import input_faults

@@ -10,7 +10,7 @@ import pytest
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.significance import mde
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from probe.analysis.statistics.power import detection_power, mde, pairing_pays_above
+from probe.analysis.statistics.significance import detection_power, mde, pairing_pays_above
 
 
 def test_textbook_values():

@@ -9,7 +9,7 @@ import pytest
 from planted import Planted, link_vectors
 from scipy import stats
 
-from probe.analysis.measures.pull import Share, shares
+from probe.analysis.pull import Share, shares
 from probe.analysis.statistics.intervals import fieller_interval, mean_covariance
 from probe.analysis.statistics.nulls import half_samples
 

@@ -16,9 +16,9 @@ from gallery import check_command, check_gallery
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
+from probe.analysis.cosines import beaten_by
 from probe.analysis.formatting import WIDTH
-from probe.analysis.measures.contrasts import beaten_by
-from probe.analysis.measures.pull import needed
+from probe.analysis.pull import needed
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.cli import cli
 from probe.cli._frame import run

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from drawn import axes_of, series
 
-from probe.analysis.measures.contrasts import Cell
+from probe.analysis.cosines import Cell
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.statistics.power import mde
+from probe.analysis.statistics.significance import mde
 from probe.report.drawing import COLORS, HACK, INK, drawn
 from probe.report.inputs import View
 from probe.report.run_figures import (

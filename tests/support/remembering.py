@@ -10,8 +10,7 @@ from functools import lru_cache
 
 import pytest
 
-from probe.analysis import evidence
-from probe.analysis.measures import forecast, pull
+from probe.analysis import evidence, forecast, pull
 from probe.analysis.statistics import permutation, run_gradients
 
 DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (run_gradients,)}

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from probe.analysis.statistics.intervals import Array, Bounded, Interval
-from probe.analysis.statistics.power import ONE_SAMPLE, detection_power
+from probe.analysis.statistics.significance import ONE_SAMPLE, detection_power
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
 MANY = 64  # seeds an arm, from where on more of them are no advice

@@ -15,8 +15,8 @@ from typing import Any
 
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.pull import MANY, TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
-from probe.analysis.statistics.power import mde
+from probe.analysis.pull import MANY, TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
+from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.decision import DECIDED_BY, decided, unread
 from probe.analysis.verdict.pools import PoolFacts, num_problems, pools_at_hand, regrade_command

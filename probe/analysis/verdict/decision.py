@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.forecast import Removal
-from probe.analysis.measures.pull import TOO_FEW_PROMPTS
+from probe.analysis.forecast import Removal
+from probe.analysis.pull import TOO_FEW_PROMPTS
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
 from probe.analysis.training_runs import RATES, deployed

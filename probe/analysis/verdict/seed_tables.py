@@ -3,15 +3,15 @@
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
 fail) whatever the data say. Rows of role "mechanism" are identities of the code: they show that it ran, and are no
 evidence about hacking. No verdict reads these rows. Their cos_in and cos_out are norm(relu(V g)) / norm(g), the mean
-over modules (`probe.analysis.measures.pull`), and no signed cosine.
+over modules (`probe.analysis.pull`), and no signed cosine.
 """
 
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from probe.analysis.cosines import HACK_AMONG_PAID
 from probe.analysis.evidence import Evidence
-from probe.analysis.measures.contrasts import HACK_AMONG_PAID
-from probe.analysis.measures.pull import HackwardFrac
+from probe.analysis.pull import HackwardFrac
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.verdict import Finding

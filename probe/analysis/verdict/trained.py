@@ -190,32 +190,20 @@ def grouped(runs: Iterable[tuple[Run, TrainingOutcome | None]]) -> Trainings | N
     for settings, arm, of_arm in groups:
         if (settings, arm) != first[:2]:
             remedy = (settings.get("remedy") or {}).get("name")
-            treated.append(of_runs(_different(settings, first[0]), arm, of_arm, remedy))
+            here, there = flat(settings), flat(first[0])
+            keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+            different = ", ".join(f"{key}={here.get(key)}" for key in keys)
+            treated.append(of_runs(different, arm, of_arm, remedy))
     out = out_of(trained[0][0].path)
     return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
 
 
-def _different(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
-    """The settings in which runs differ from those of vanilla, as KEY=VALUE."""
-    here, there = flat(settings), flat(baseline)
-    keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-    return ", ".join(f"{key}={here.get(key)}" for key in keys)
-
-
-def rise(arm: TrainedArm, name: RateName) -> Comparison | None:
-    """Change of a rate from the start; None below two seeds."""
+def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
+    """The rate at the first of two places minus that at the second, in the same runs; None below two seeds."""
     if not arm.outcomes:
         return None
     problems = _common([arm], name)
-    return mean(change(arm.cells(name, "final", problems), arm.cells(name, "start", problems)))
-
-
-def fall(arm: TrainedArm, name: RateName) -> Comparison | None:
-    """The same change, counted downwards."""
-    if not arm.outcomes:
-        return None
-    problems = _common([arm], name)
-    return mean(change(arm.cells(name, "start", problems), arm.cells(name, "final", problems)))
+    return mean(change(*(arm.cells(name, end, problems) for end in ends)))
 
 
 def excess(a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
@@ -262,7 +250,7 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
 
 def _learnt(vanilla: TrainedArm | None) -> Finding:
     """Whether the hack rate of vanilla rose."""
-    rose = rise(vanilla, "hack") if vanilla is not None else None
+    rose = moved(vanilla, "hack", "final", "start") if vanilla is not None else None
     text = FEW
     if vanilla is not None and rose is not None:
         text = (
@@ -288,7 +276,7 @@ def _kept(arm: TrainedArm, vanilla: TrainedArm | None, level: float) -> Finding:
     """Whether it solves as much as vanilla, and has not been shown to solve less than at the start."""
     question = "Does it still solve?"
     lost = excess(vanilla, arm, "solve") if vanilla is not None else None
-    since_start = fall(arm, "solve")
+    since_start = moved(arm, "solve", "start", "final")
     if vanilla is None or lost is None or since_start is None:
         return _finding("kept", question, Word.UNMEASURED, None, level, FEW)
     lost_somewhere = Word.YES in (is_there(lost, level), is_there(since_start, level))
