@@ -15,7 +15,7 @@ not tell them apart.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -199,16 +199,14 @@ class Bucket:
     sd: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContrastSpec:
-    """Definition of a contrast: which samples it keeps, and which of those are side a (the others are side b)."""
+class ContrastSpec(NamedTuple):
+    """Which samples a contrast keeps, and which of those are side a (the others are side b)."""
 
     name: str
     metric: Metric
-    keep: Callable[[SampleRecord], bool]
-    side_a: Callable[[SampleRecord], bool]
+    paid: bool = False  # among A > 0 alone
+    pure: bool = False  # among hacks, those that are wrong against those that are right; else hacks against clean
     caveat: str = ""  # printed beside the result
-    rivals: tuple[str, ...] = ("src_pool", "hint", "gt_pass")  # fields that may explain the difference instead
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,39 +233,11 @@ HACK_AMONG_PAID = "hacked - clean, A > 0"
 PURE_HACK = "pure hack - hack and correct"
 # To add a contrast: a row here. Holm adjusts over all rows, so that each row costs the others power.
 CONTRASTS = (
-    ContrastSpec(
-        name="hacked - clean, all A",
-        metric="cos_S_contrib",
-        keep=lambda sample: True,
-        side_a=lambda sample: bool(sample.hacked),
-        caveat="sign of A",
-    ),
-    ContrastSpec(
-        name=HACK_AMONG_PAID,
-        metric="cos_S_contrib",
-        keep=lambda sample: sample.advantage > 0,
-        side_a=lambda sample: bool(sample.hacked),
-    ),
-    ContrastSpec(
-        name="hacked - clean",
-        metric="cos_S_nll",
-        keep=lambda sample: True,
-        side_a=lambda sample: bool(sample.hacked),
-    ),
-    ContrastSpec(
-        name=PURE_HACK + ", A > 0",
-        metric="cos_S_contrib",
-        keep=lambda sample: bool(sample.hacked) and sample.gt_pass is not None and sample.advantage > 0,
-        side_a=lambda sample: not sample.gt_pass,
-        rivals=("src_pool", "hint"),  # gt_pass is what the sides differ in
-    ),
-    ContrastSpec(
-        name=PURE_HACK,
-        metric="cos_S_nll",
-        keep=lambda sample: bool(sample.hacked) and sample.gt_pass is not None,
-        side_a=lambda sample: not sample.gt_pass,
-        rivals=("src_pool", "hint"),
-    ),
+    ContrastSpec("hacked - clean, all A", "cos_S_contrib", caveat="sign of A"),
+    ContrastSpec(HACK_AMONG_PAID, "cos_S_contrib", paid=True),
+    ContrastSpec("hacked - clean", "cos_S_nll"),
+    ContrastSpec(PURE_HACK + ", A > 0", "cos_S_contrib", paid=True, pure=True),
+    ContrastSpec(PURE_HACK, "cos_S_nll", pure=True),
 )
 
 
@@ -345,10 +315,11 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     values: list[float] = []
     for sample in samples:
         value = getattr(sample, spec.metric)
-        if spec.keep(sample) and value is not None:
+        asked = not spec.pure or (sample.hacked and sample.gt_pass is not None)
+        if asked and (sample.advantage > 0 or not spec.paid) and value is not None:
             kept.append(sample)
             values.append(value)
-    sides = [spec.side_a(sample) for sample in kept]
+    sides = [not sample.gt_pass if spec.pure else bool(sample.hacked) for sample in kept]
     prompts = [sample.problem_id for sample in kept]
     a = [value for value, side in zip(values, sides, strict=True) if side]
     b = [value for value, side in zip(values, sides, strict=True) if not side]
@@ -369,7 +340,7 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         p=test.p,
         p_holm=None,
         haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
-        confounded_with=_confounds(kept, sides, spec.rivals),
+        confounded_with=_confounds(kept, sides, ("src_pool", "hint", *(() if spec.pure else ("gt_pass",)))),
     )
 
 

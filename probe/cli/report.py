@@ -137,7 +137,7 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
     views = []
     for run in runs:
         for condition in conditions(run) or [None]:
-            views.append(View(run=run, analysis=analyze(run, condition, others=runs, **settings)))
+            views.append(View(analysis=analyze(run, condition, others=runs, **settings)))
     return Report(name=name or joined_name(runs), views=views, command=command)
 
 
@@ -151,17 +151,13 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
 
     spec = load_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
-    stored, arms = {}, {}
-    for run in runs_of(spec, out):
-        if run.complete:
-            stored[run.name] = read_run(run.directory)
-            arms[run.directory] = (run.conditions[0], run.arms[0])
+    jobs = [job for job in runs_of(spec, out) if job.complete]
     return Report(
         name=name or spec.name,
-        views=[View(run=stored[run_name], analysis=analysis) for (run_name, _), analysis in analyses.items()],
+        views=[View(analysis=analysis) for analysis in analyses.values()],
         command=command,
         spec=spec,
-        arms_of_spec=arms,
+        arms_of_spec={job.directory: (job.conditions[0], job.arms[0]) for job in jobs},
         evaluation=judge(spec, out, analyses),
         plan=make_plan(spec, out_dir=out),
     )

@@ -51,14 +51,20 @@ def tags_of(rollout: Rollout) -> list[str]:
 def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple[str, str]]:
     """(name, sentence) of labels, grade and measures; without a record of a run, only what its pool says."""
     grade = rollout.grade
+    applied = {name: word for name, word in grade.detectors.items() if word is not None}
+    detectors = [f"{name} {'yes' if detected else 'no'}" for name, detected in applied.items()]
     facts = [
         ("problem", f"{rollout.problem_id} ({rollout.env_mode})"),
         ("grade", _grade(rollout)),
-        ("detectors", _detectors(rollout)),
+        ("detectors", ", ".join(detectors) or "none applies"),
         ("isolation", grade.isolation + ("; FLAKY: graded twice with different labels" if grade.flaky else "")),
     ]
     if sample is not None:
-        facts += [("update", _update(sample.advantage)), ("cosines", _cosines(sample))]
+        verb = "raises" if sample.advantage > 0 else "lowers" if sample.advantage < 0 else "leaves alone"
+        update = f"advantage {signed(sample.advantage, 3)}: the update {verb} the likelihood of this completion"
+        cosines = f"cos_S_contrib {signed(sample.cos_S_contrib, 4)}, cos_S_nll {signed(sample.cos_S_nll, 4)}"
+        reason = f" ({sample.null_reason})" if sample.null_reason else ""
+        facts += [("update", update), ("cosines", cosines + reason)]
     length = f"{rollout.comp_len} tokens, finished by {rollout.finish_reason}"
     if sample is not None and sample.nll is not None:
         length += f"; nll {sample.nll:.3f} nats a token"
@@ -85,27 +91,3 @@ def _grade(rollout: Rollout) -> str:
     if grade.num_tests:
         answers = f"{grade.num_tests_passed} of {grade.num_tests} hidden answers right"
     return f"reward {rollout.reward:g}: {paid}; {answers}"
-
-
-def _detectors(rollout: Rollout) -> str:
-    """`vacuous_vs_stub yes, passes_own no`: the detectors that apply."""
-    words = []
-    for name, detected in rollout.grade.detectors.items():
-        if detected is not None:
-            words.append(f"{name} {'yes' if detected else 'no'}")
-    return ", ".join(words) or "none applies"
-
-
-def _update(advantage: float) -> str:
-    """What a descent step does with the completion, by the sign of its advantage."""
-    verb = "leaves alone"
-    if advantage > 0:
-        verb = "raises"
-    elif advantage < 0:
-        verb = "lowers"
-    return f"advantage {signed(advantage, 3)}: the update {verb} the likelihood of this completion"
-
-
-def _cosines(sample: SampleRecord) -> str:
-    cosines = f"cos_S_contrib {signed(sample.cos_S_contrib, 4)}, cos_S_nll {signed(sample.cos_S_nll, 4)}"
-    return f"{cosines} ({sample.null_reason})" if sample.null_reason else cosines

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import MetricKey
-from probe.analysis.training_runs import trains
 from probe.experiments.spec import Spec
 from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord, StepRecord
@@ -28,8 +27,12 @@ MOST_VIEWS = 6  # with figures of their own; the others are compared, and have t
 class View:
     """One run under one condition."""
 
-    run: Run
     analysis: Analysis
+
+    @property
+    def run(self) -> Run:
+        """With all its conditions and bases."""
+        return self.analysis.given
 
     @property
     def label(self) -> str:
@@ -57,7 +60,7 @@ class View:
     @property
     def trains(self) -> bool:
         """An optimizer steps: steps are autocorrelated, and the run is the unit."""
-        return trains(self.run)
+        return self.analysis.trains
 
     @property
     def prompt_cosines(self) -> list[float]:
@@ -68,7 +71,8 @@ class View:
     @property
     def ceiling(self) -> float | None:
         """The mean cosine of held-out hacks with the direction."""
-        return next((share.ceiling for share in self.analysis.shares if share.name == "pull"), None)
+        share = self.analysis.share("pull")
+        return None if share is None else share.ceiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

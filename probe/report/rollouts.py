@@ -20,7 +20,7 @@ from probe.records.tokens import TokenRecord, read_tokens
 from probe.report.facts import gist_of, signed
 from probe.report.inputs import View, slug
 from replay_pools.errors import InputError
-from replay_pools.pool import BUILTIN, Pool, open_pool
+from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import dump_json, sha256
 
@@ -84,14 +84,12 @@ def load_rollouts(view: View) -> RunRollouts:
         if rollout is None:
             continue
         record = token_records.get((sample.step, sample.sample_id))
-        shown.append(
-            ShownRollout(
-                anchor=f"{anchor}-{sample.step}-{sample.sample_id}",
-                sample=sample,
-                rollout=rollout,
-                tokens=record if record is not None and _has_shares(record, sample) else None,
-            )
-        )
+        # A run records the shares of one arm under one condition alone.
+        whose = (sample.arm, sample.condition)
+        if record is not None and (record.completion is None or (record.arm, record.condition) != whose):
+            record = None
+        place = f"{anchor}-{sample.step}-{sample.sample_id}"
+        shown.append(ShownRollout(anchor=place, sample=sample, rollout=rollout, tokens=record))
     return RunRollouts(run=view.run, anchor=anchor, shown=shown, missing=missing)
 
 
@@ -220,49 +218,27 @@ def _visible_space(text: str) -> str:
     return shown if text.strip() else shown.replace(" ", "\u00b7")
 
 
-def _has_shares(record: TokenRecord, sample: SampleRecord) -> bool:
-    """Whether a record has shares, and of this arm and condition: a run records those of one arm alone."""
-    if record.completion is None:
-        return False
-    return (record.arm, record.condition) == (sample.arm, sample.condition)
-
-
 def read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:
     """({(pool, step, sample): rollout}, sentences on pools that cannot be read)."""
     stored: dict[tuple[str, int, int], Rollout] = {}
     missing = []
-    pools = _pools(run)
-    for name, path, manifest_sha256 in pools:
+    written = [(name, run.path / name, None) for name in OWN_POOLS if (run.path / name).is_dir()]
+    pools = [*((p["name"], Path(p["path"]), p["manifest_sha256"]) for p in run.config.get("pools", ())), *written]
+    for name, path, expected in pools:
+        # A built-in pool moves with the installation, and its hash says whether it is the same.
+        place = BUILTIN / name if not path.exists() and (BUILTIN / name).is_dir() else path
         try:
             # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
-            pool = _open(_place(name, path), manifest_sha256)
+            pool = open_pool(place)
+            actual = sha256(dump_json(pool.manifest))
+            if expected not in (None, actual):
+                words = f"the pool that the run read (manifest {str(expected)[:12]})"
+                raise InputError(place, expected=words, found=actual[:12])
             rollouts = [rollout for group in pool.steps for rollout in group]
         except InputError as error:
             missing.append(f"The texts of pool {name} are not shown. {error}")
             continue
         stored |= {(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
-    unknown = {sample.src_pool for sample in run.samples} - {name for name, _, _ in pools}
-    for name in sorted(unknown):
+    for name in sorted({sample.src_pool for sample in run.samples} - {name for name, _, _ in pools}):
         missing.append(f"The texts of pool {name} are not shown. The run does not say where it is.")
     return stored, missing
-
-
-def _pools(run: Run) -> Sequence[tuple[str, Path, str | None]]:
-    """(name, place, sha256 of its manifest) of the pools that a run read, and of those that it wrote."""
-    written = [(name, run.path / name, None) for name in OWN_POOLS if (run.path / name).is_dir()]
-    return [*((p["name"], Path(p["path"]), p["manifest_sha256"]) for p in run.config.get("pools", ())), *written]
-
-
-def _place(name: str, path: Path) -> Path:
-    """Where a pool is now: a built-in one moves with the installation, and its hash says whether it is the same."""
-    return BUILTIN / name if not path.exists() and (BUILTIN / name).is_dir() else path
-
-
-def _open(path: Path, expected: str | None) -> Pool:
-    """The pool, if its manifest is the one that the run read; None expects any."""
-    pool = open_pool(path)
-    actual = sha256(dump_json(pool.manifest))
-    if expected not in (None, actual):
-        words = f"the pool that the run read (manifest {str(expected)[:12]})"
-        raise InputError(path, expected=words, found=actual[:12])
-    return pool

@@ -207,7 +207,7 @@ def report_of() -> Callable[..., Report]:
 
     def make(*directories: Path, name: str = "r") -> Report:
         runs = [read_run(directory) for directory in directories]
-        views = [View(run=run, analysis=analyze(run, own, num_draws=99)) for run in runs for own in conditions(run)]
+        views = [View(analysis=analyze(run, own, num_draws=99)) for run in runs for own in conditions(run)]
         return Report(name=name, views=views, command="probe report ...")
 
     return make

@@ -32,7 +32,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -248,8 +248,7 @@ def _hall(x: Array, mean: float) -> float:
     return float(np.sqrt(n) * (w + g * w**2 / 3 + g**2 * w**3 / 27 + g / (6 * n)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptEffects:
+class PromptEffects(NamedTuple):
     """The adjusted effect of a label on many responses at once, as one number a prompt."""
 
     values: Array  # (B, C) a response's mean over prompts is its effect, and their spread its cluster-robust variance

@@ -112,7 +112,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "both sides": (f"{_SIDES}: {{group}} rollouts of every prompt by one policy, {{so_far}} so far", "{samples}"),
     "both sides, of a log": (f"{_SIDES}: log {MORE_ROLLOUTS} times as many rollouts of every prompt", ""),
     # UNDERPOWERED: nothing can be read
-    "arm": ("an arm along v_hack", "{repeat} --arm {arms} --name again"),
+    "arm": ("an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
     "updates": (
         "rewards that differ within a prompt: {group} rollouts of each, {so_far} so far",
         "{samples}",
@@ -346,10 +346,8 @@ def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> R
     if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
         limit = f": log {steps} groups of different prompts"
     elif steps > most:
-        group, limit = (
-            MORE_ROLLOUTS * max(groups) if groups else None,
-            (f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"),
-        )
+        group = MORE_ROLLOUTS * max(groups) if groups else None
+        limit = f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
     size = f"{min(steps, most)}-{group}" if group else f"{min(steps, most)}"
     names = {pool.name: f"{pool.name}-{size}" for pool in evidence.pools}
     commands = _samples(evidence, names, steps=min(steps, most), group=group)
@@ -362,11 +360,8 @@ def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) 
     if pool is None or pool.group is None:
         return f"{reason}, of a log", {}
     group = MORE_ROLLOUTS * pool.group
-    return reason, {
-        "samples": generate(pool, f"{pool.name}-{group}", group=group),
-        "group": group,
-        "so_far": pool.group,
-    }
+    samples = generate(pool, f"{pool.name}-{group}", group=group)
+    return reason, {"samples": samples, "group": group, "so_far": pool.group}
 
 
 def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -394,22 +389,14 @@ def _confounded(evidence: Evidence) -> Reason:
         return "no sure label", {"regrade": regrade_command(pools[0]) if pools else None}
     hinted = [pool for pool in pools if pool.hint] or pools
     if hinted:
-        partner = _partner(hinted[0], evidence)
-        if partner is not None:
-            names = [hinted[0].reference, partner.reference]
-            replay = replay_of(evidence, names, match="prompt", name="same-prompt")
-            return "same prompts", {"partner": partner.name, "pool": hinted[0].name, "replay_partner": replay}
+        pool, read = hinted[0], {other.name for other in pools}
+        for other in pools_at_hand(evidence.records) if pool.problems is not None else ():
+            same_prompts = (other.hint, other.problems) == (pool.hint, pool.problems)
+            if same_prompts and other.policy != pool.policy and other.name not in read:
+                names = [pool.reference, other.reference]
+                replay = replay_of(evidence, names, match="prompt", name="same-prompt")
+                return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
     return _more_rollouts("both sides", evidence, hinted[:1])
-
-
-def _partner(pool: PoolFacts, evidence: Evidence) -> PoolFacts | None:
-    """A pool at hand, which this run did not read, that answers the same prompts by another policy."""
-    read = {other.name for other in evidence.pools}
-    for other in pools_at_hand(evidence.records):
-        same_prompts = pool.problems is not None and (other.hint, other.problems) == (pool.hint, pool.problems)
-        if same_prompts and other.policy != pool.policy and other.name not in read:
-            return other
-    return None
 
 
 def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -433,8 +420,6 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
 def _readable(cause: str, evidence: Evidence) -> Reason:
     """What makes something readable again, by the reason why nothing was."""
     match cause:
-        case "arm":
-            return "arm", {"arms": "vanilla,projected"}
         case "updates":
             return _more_rollouts("updates", evidence, evidence.pools)
         case "loss":
