@@ -81,22 +81,16 @@ class HaarMean:
     """The mean cosine of several gradients against Haar directions.
 
     The same random directions measure every gradient. So under this null the cosines of gradients that point alike
-    move together, even where the gradients themselves are independent. With unit gradients e_s,
-
-        Var mean_s cos_s = Var <U, mean_s e_s> = sum_s sd_s^2 / n^2    e_s orthogonal in every module
-                                               = (mean_s sd_s)^2       e_s all equal
-
-    `shared` takes (mean_s sd_s)^2, an upper bound whatever the gradients are (Cauchy-Schwarz); `independent` takes
-    sum_s sd_s^2 / n^2, which is right when every gradient has directions of its own, and optimistic otherwise.
+    move together, even where the gradients themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all
+    are equal, an upper bound whatever the gradients are (Cauchy-Schwarz).
     """
 
     mean: float
-    sd_shared: float
+    sd_shared: float  # mean_s sd_s
     shared: HaarTest
-    independent: HaarTest
 
     def null(self) -> NullTest:
-        """The conservative reading (`shared`) as a `NullTest` of the mean."""
+        """The same as a `NullTest` of the mean."""
         return self.shared.null(self.mean)
 
 
@@ -159,18 +153,10 @@ def haar_test(cosine: float, haar_sd: float) -> HaarTest:
 
 def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean | None:
     """Test the mean of the cosines, given their standard deviations under Haar directions; None without cosines."""
-    n = len(cosines)
-    if n == 0:
+    if not cosines:
         return None
-    mean = math.fsum(cosines) / n
-    shared = math.fsum(haar_sds) / n
-    independent = math.sqrt(math.fsum(sd * sd for sd in haar_sds)) / n
-    return HaarMean(
-        mean=mean,
-        sd_shared=shared,
-        shared=haar_test(mean, shared),
-        independent=haar_test(mean, independent),
-    )
+    mean, sd = math.fsum(cosines) / len(cosines), math.fsum(haar_sds) / len(cosines)
+    return HaarMean(mean=mean, sd_shared=sd, shared=haar_test(mean, sd))
 
 
 def true_labels(held_out: NDArray[np.bool_]) -> tuple[Rows, Rows]:
