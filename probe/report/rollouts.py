@@ -163,15 +163,12 @@ def string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
     tables = []
     for name, by_line in (("lines", True), ("tokens", False)):
         for side, rows in zip(SIDES, _both_sides(shown, by_line=by_line), strict=True):
-            cells = [
-                (
-                    short(_visible_space(row.text), LONGEST_STRING),
-                    signed(row.push, 4),
-                    str(row.count),
-                    str(row.num_prompts),
-                )
-                for row in rows[:MOST_STRINGS]
-            ]
+            cells = []
+            for row in rows[:MOST_STRINGS]:
+                # Newlines and tabs always, spaces where there is nothing else.
+                text = row.text.replace("\n", "\u21b5").replace("\t", "\u21e5")
+                text = text if row.text.strip() else text.replace(" ", "\u00b7")
+                cells.append((short(text, LONGEST_STRING), signed(row.push, 4), str(row.count), str(row.num_prompts)))
             title, header = f"{name.capitalize()} that push the update {side}", ("string", "push", "times", "prompts")
             tables.append(TextTable(name=f"{name}-{side}", title=title, header=header, rows=cells))
     return [table for table in tables if table.rows]
@@ -210,12 +207,6 @@ def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[P
     ranked = pushes(shown, by_line=by_line)
     hackward = [row for row in ranked if row.push > LEAST_PUSH]
     return hackward, [row for row in reversed(ranked) if row.push < -LEAST_PUSH]
-
-
-def _visible_space(text: str) -> str:
-    """Newlines and tabs always, spaces where there is nothing else."""
-    shown = text.replace("\n", "\u21b5").replace("\t", "\u21e5")
-    return shown if text.strip() else shown.replace(" ", "\u00b7")
 
 
 def read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:

@@ -141,7 +141,11 @@ def treatments_of(report: Report) -> list[Treatment]:
         first = None if report.spec.baseline is None else spec_name(report.spec, *report.spec.baseline)
     by_name: dict[str, list[EvaluatedRun]] = {}
     for name, run in zip(names, trained, strict=True):
-        by_name.setdefault(name, []).append(_trained_run(run))
+        mode = (run.settings.get("rollouts") or {}).get("mode")
+        # An arm that routes also evaluates the weights that train, which nobody deploys.
+        by_step = {row["step"]: row["rates"].get(mode) or row["rates"][ALL] for row in deployed(run.evals)}
+        trained_run = EvaluatedRun(run=run, seed=int(run.settings["seed"]), by_step=by_step)
+        by_name.setdefault(name, []).append(trained_run)
     treatments = [Treatment(name=name, runs=runs) for name, runs in by_name.items()]
     return sorted(treatments, key=lambda treatment: treatment.name != first)
 
@@ -182,12 +186,3 @@ def group_names(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
             name = f"{arm}: {', '.join(key.rpartition('.')[2] for key in changed)}"
         names.append(name)
     return names
-
-
-def _trained_run(run: Run) -> EvaluatedRun:
-    mode = (run.settings.get("rollouts") or {}).get("mode")
-    by_step = {}
-    # An arm that routes also evaluates the weights that train, which nobody deploys.
-    for row in deployed(run.evals):
-        by_step[row["step"]] = row["rates"].get(mode) or row["rates"][ALL]
-    return EvaluatedRun(run=run, seed=int(run.settings["seed"]), by_step=by_step)

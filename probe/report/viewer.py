@@ -8,6 +8,7 @@ number. That is how the thousands of rollouts of a training fit into one page.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -138,18 +139,11 @@ def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
     numbers = [strings.number(title), strings.number(text)]
     if chars is not None and shares is not None:
         units = [round(share / SHARE_UNIT) for share in shares]
-        numbers += [strings.number(" ".join(map(str, values))) for values in (_shown_lengths(text, chars), units)]
+        # The lengths of the tokens in the page, where the escapes of invisible characters are longer.
+        ends = list(accumulate(chars, initial=0))
+        lengths = [len(visible(text[start:end])) for start, end in pairwise(ends)]
+        numbers += [strings.number(" ".join(map(str, values))) for values in (lengths, units)]
     return numbers
-
-
-def _shown_lengths(text: str, lengths: Sequence[int]) -> list[int]:
-    """The lengths of the tokens in the page, where the escapes of invisible characters are longer."""
-    shown: list[int] = []
-    start = 0
-    for length in lengths:
-        shown.append(len(visible(text[start : start + length])))
-        start += length
-    return shown
 
 
 def _largest_share(shown: Sequence[ShownRollout]) -> float | None:
