@@ -83,7 +83,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
         from probe.analysis.verdict.trained import grouped, judge_arms
 
         # A run that trains has one condition, and so one analysis.
-        trained = grouped((run, of_run[-1].outcome) for run, of_run in zip(records, by_run, strict=True))
+        trained = grouped([of_run[-1] for of_run in by_run])
         arms = judge_arms(trained) if trained is not None else []
     compared = "\n".join(arm_lines(arms)) + "\n" if arms else ""
     of_basis = f"-{settings['basis']}" if settings["basis"] else ""

@@ -18,7 +18,7 @@ from probe.analysis.evidence import PlannedTraining
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
-from probe.analysis.verdict.trained import TrainedRun, Trainings, judge_arms, of_runs
+from probe.analysis.verdict.trained import Trainings, judge_arms, of_runs
 from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
@@ -26,11 +26,10 @@ from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Spec, SpecCondition
 from probe.records.root import DEFAULT_OUT, out_of
-from probe.records.run import CONFIG_FILE, read_run, settings_of
+from probe.records.run import read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
 # Draws of a null in the analyses for a ceiling, which asks for values alone: few are enough.
@@ -185,10 +184,8 @@ def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[V
         for arm in spec.arms_of(condition):
             runs = []
             for run in done:
-                outcome = analyses[run.name, condition.name].outcome if condition.name in run.conditions else None
-                if outcome is not None and arm in run.arms:
-                    settings = settings_of(read_json(run.directory / CONFIG_FILE))
-                    runs.append(TrainedRun(path=run.directory, settings=settings, outcome=outcome))
+                if condition.name in run.conditions and arm in run.arms:
+                    runs.append(analyses[run.name, condition.name])
             shown = condition.name if len(spec.conditions) > 1 else ""
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None

@@ -84,7 +84,7 @@ def arm_verdicts(report: Report) -> list[Verdict]:
     """What the judge says of arms after training, of the spec or of runs that were given together."""
     if report.evaluation is not None:
         return report.evaluation.arms
-    trainings = grouped([(view.run, view.analysis.outcome) for view in report.views])
+    trainings = grouped([view.analysis for view in report.views])
     return [] if trainings is None else judge_arms(trainings)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import orjson
@@ -19,7 +20,7 @@ from trainings import Rates, plant
 from extraction.selection import selected_pairs
 from probe.analysis.formatting import WIDTH
 from probe.analysis.training_runs import TrainingOutcome
-from probe.analysis.verdict.trained import TrainedArm, TrainedRun, Trainings, next_step, of_runs, questions
+from probe.analysis.verdict.trained import TrainedArm, Trainings, next_step, of_runs, questions
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
@@ -271,7 +272,8 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
         problem_trials={name: {"p": 8} for name in values},
         stopped=None,
     )
-    return of_runs(condition, arm, [TrainedRun(path=Path("a run"), settings=config, outcome=outcome)], remedy)
+    run = SimpleNamespace(records=SimpleNamespace(path=Path("a run"), settings=config), outcome=outcome)
+    return of_runs(condition, arm, [run], remedy)
 
 
 def changed(command: str, arm: TrainedArm) -> RunConfig:

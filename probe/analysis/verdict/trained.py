@@ -33,13 +33,14 @@ from typing import Any, Literal
 import numpy as np
 
 from extraction.words import ExtractionSettings
+from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.crossed import MANY, Cells, Comparison, change, difference, mean, rate
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.analysis.verdict.advice import K, Reason, advise
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.root import DEFAULT_OUT, out_of
-from probe.records.run import CONFIG_FILE, Run
+from probe.records.run import CONFIG_FILE
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.remedy import TRAITS, Traits
@@ -58,21 +59,12 @@ Place = Literal["start", "final"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRun:
-    """What a verdict needs of one run of `probe train`."""
-
-    path: Path
-    settings: Mapping[str, Any]  # of its config.json
-    outcome: TrainingOutcome  # with the first and the last evaluation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedArm:
     """The evaluated runs of one arm under one condition, one a seed."""
 
     condition: str  # '' where all runs have the same settings
     arm: str
-    runs: Sequence[TrainedRun]
+    runs: Sequence[Evidence]
     remedy: Traits | None = None  # of its settings, whether or not a run is finished
 
     @property
@@ -95,12 +87,12 @@ class TrainedArm:
     @property
     def seeds(self) -> list[int]:
         """The seeds of its runs."""
-        return [int(run.settings["seed"]) for run in self.runs]
+        return [int(run.records.settings["seed"]) for run in self.runs]
 
     @property
     def outcomes(self) -> list[TrainingOutcome]:
         """What became of its runs."""
-        return [run.outcome for run in self.runs]
+        return [run.outcome for run in self.runs if run.outcome is not None]
 
     def mean(self, name: RateName, place: Place) -> float:
         """The mean over seeds of a rate."""
@@ -124,7 +116,7 @@ class TrainedArm:
 
     def _metric(self, name: RateName, place: Place) -> str:
         """The rate in the loophole that was trained on, where others were evaluated beside it."""
-        mode = self.runs[0].settings["rollouts"]["mode"]
+        mode = self.runs[0].records.settings["rollouts"]["mode"]
         in_mode = f"{name}_{place}/{mode}"
         return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
@@ -150,39 +142,29 @@ class Trainings:
         return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
 
 
-def of_runs(
-    condition: str,
-    arm: str,
-    runs: Iterable[TrainedRun],
-    remedy: Remedy | None = None,
-) -> TrainedArm:
+def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy | None = None) -> TrainedArm:
     """An arm from its runs: those that were evaluated, each seed once."""
-    by_seed: dict[int, TrainedRun] = {}
+    by_seed: dict[int, Evidence] = {}
     for run in runs:
-        if {"hack_final", "solve_final"} <= run.outcome.values.keys():
-            by_seed.setdefault(int(run.settings["seed"]), run)
-    return TrainedArm(
-        condition=condition,
-        arm=arm,
-        runs=[by_seed[seed] for seed in sorted(by_seed)],
-        remedy=None if remedy is None else TRAITS[remedy],
-    )
+        if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
+            by_seed.setdefault(int(run.records.settings["seed"]), run)
+    traits = None if remedy is None else TRAITS[remedy]
+    return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
 
 
-def grouped(runs: Iterable[tuple[Run, TrainingOutcome | None]]) -> Trainings | None:
+def grouped(runs: Iterable[Evidence]) -> Trainings | None:
     """The training runs among some, by arm and settings; None where vanilla is not among them, or is alone."""
-    trained = [(run, outcome) for run, outcome in runs if is_training(run)]
+    trained = [run for run in runs if is_training(run.records)]
     if len(trained) < 2:
         return None
-    groups: list[tuple[Mapping[str, Any], str, list[TrainedRun]]] = []  # settings, arm, runs
-    for run, outcome in trained:
-        key = shared_settings(run.config), str(run.settings["intervention"]["arms"][0])
+    groups: list[tuple[Mapping[str, Any], str, list[Evidence]]] = []  # settings, arm, runs
+    for run in trained:
+        key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
         same = next((group for group in groups if group[:2] == key), None)
         if same is None:
             same = (*key, [])
             groups.append(same)
-        if outcome is not None:
-            same[2].append(TrainedRun(path=run.path, settings=run.settings, outcome=outcome))
+        same[2].append(run)
     first = next((group for group in groups if group[1] == "vanilla"), None)
     if first is None or len(groups) < 2:
         return None
@@ -194,7 +176,7 @@ def grouped(runs: Iterable[tuple[Run, TrainingOutcome | None]]) -> Trainings | N
             keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
             different = ", ".join(f"{key}={here.get(key)}" for key in keys)
             treated.append(of_runs(different, arm, of_arm, remedy))
-    out = out_of(trained[0][0].path)
+    out = out_of(trained[0].records.path)
     return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
 
 
@@ -394,7 +376,7 @@ def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings:
         return "unfinished", {"arm": arm.name if vanilla is not None and vanilla.runs else "vanilla"}
     match word:
         case Word.NO_QUESTION:
-            steps = 2 * int(vanilla.runs[0].settings["steps"])
+            steps = 2 * int(vanilla.runs[0].records.settings["steps"])
             train = _train(vanilla, vanilla.arm, trainings)
             return "longer", {"steps": steps, "points": 100 * MATERIAL_RATE, "train": train}
         case Word.WORKS:
@@ -434,7 +416,7 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
 
 def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Reason:
     """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
-    settings = flat(arm.runs[0].settings)
+    settings = flat(arm.runs[0].records.settings)
     if arm.arm != "vanilla":
         key = K
     elif arm.remedy is not None:
@@ -457,7 +439,7 @@ def _most(key: str, arm: TrainedArm) -> int:
     """How large a count can be with the pairs of a training; 0 where they are not there any more."""
     from extraction.selection import selected_pairs  # with the problems that pairs are made of, for this advice alone
 
-    extraction = decode(ExtractionSettings, arm.runs[0].settings["intervention"]["extraction"], "settings")
+    extraction = decode(ExtractionSettings, arm.runs[0].records.settings["intervention"]["extraction"], "settings")
     if key == K and extraction.method == "mean":
         return 1
     try:
@@ -478,7 +460,7 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     if open_one.n < 2:
         return "two seeds", {"so_far": len(behind.seeds), "arm": behind.name, "train": train}
     if open_one.needed is None:
-        evaluation = arm.runs[0].settings["evaluation"]
+        evaluation = arm.runs[0].records.settings["evaluation"]
         sizes = {"problems": evaluation["num_problems"], "rollouts": evaluation["rollouts_per_problem"]}
         return "no seeds", {"most": MANY, "question": open_one.question, **sizes}
     seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
@@ -487,12 +469,12 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
 
 def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
     """{key with dots: value} of the settings of an arm that are not those of vanilla."""
-    here, there = flat(arm.runs[0].settings), flat(vanilla.runs[0].settings)
+    here, there = flat(arm.runs[0].records.settings), flat(vanilla.runs[0].records.settings)
     return {key: value for key, value in here.items() if key not in NOT_THE_ARM and value != there.get(key)}
 
 
 def _train(arm: TrainedArm, as_arm: str, trainings: Trainings) -> str:
     """A training with the settings of an arm, on the first seed that no run here had; its --name is left to add."""
     known = [seed for side in (trainings.baseline, *trainings.treated) if side is not None for seed in side.seeds]
-    config = shlex.quote(str(arm.runs[0].path / CONFIG_FILE))
+    config = shlex.quote(str(arm.runs[0].records.path / CONFIG_FILE))
     return f"probe train --config {config} --arm {as_arm} --seed {max(known) + 1}"
