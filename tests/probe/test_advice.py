@@ -60,7 +60,9 @@ FIXED = {
 @pytest.mark.parametrize("part", FIXED)
 def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
     evidence = Evidence(stored)
-    vars(evidence)["pools"] = [replace(pool, isolation=UNSAFE) for pool in evidence.pools]
+    vars(evidence)["pools"] = [
+        replace(pool, manifest={**pool.manifest, "grader": {"isolation": UNSAFE}}) for pool in evidence.pools
+    ]
     broken = Finding(name=part, question="", says=Word.BROKEN, text="")
     advice = next_step(Word.BROKEN, evidence, [], [broken])
     assert FIXED[part] in advice.command

@@ -134,7 +134,8 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         flaky=None,
         without_label=0,
     )
-    return PoolFacts(name="mine", reference="mine", grader="1", isolation="B", prompt_tail="", regrade=record)
+    manifest = {"grader": {"version": "1", "isolation": "B"}, "prompt_tail": ""}
+    return PoolFacts(name="mine", reference="mine", manifest=manifest, regrade=record)
 
 
 @pytest.mark.parametrize(

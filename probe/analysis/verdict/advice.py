@@ -292,7 +292,7 @@ def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int
     """
     if pool.recipe is None:
         return None
-    sizes = {"--steps": steps or pool.steps, "--group": group or pool.group}
+    sizes = {"--steps": steps or pool.said("plan.steps"), "--group": group or pool.said("plan.group")}
     options = [f"{flag} {number}" for flag, number in sizes.items() if number is not None]
     return " ".join(filter(None, ["probe pool generate", pool.recipe, *options, f"--name {shlex.quote(name)}"]))
 
@@ -312,7 +312,7 @@ def _broken(part: str, evidence: Evidence) -> Reason:
         return trained, {}
     match part:
         case "grader canaries":
-            unsafe = [pool for pool in pools if pool.isolation == UNSAFE]
+            unsafe = [pool for pool in pools if pool.said("grader.isolation") == UNSAFE]
             names = [pool.again if pool in unsafe else pool.reference for pool in pools]
             regrades = "\n".join(map(regrade_command, unsafe))
             return part, {"regrades": regrades, "replay_regraded": replay_of(evidence, names)}
@@ -341,7 +341,7 @@ def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> R
     Where the environment has fewer problems: with more rollouts of each.
     """
     most = min(filter(None, map(num_problems, evidence.pools)), default=steps)
-    groups = [pool.group for pool in evidence.pools if pool.group is not None]
+    groups = [group for pool in evidence.pools if (group := pool.said("plan.group")) is not None]
     group, limit = None, ""
     if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
         limit = f": log {steps} groups of different prompts"
@@ -356,12 +356,12 @@ def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> R
 
 def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) -> Reason:
     """More rollouts of each prompt, in the first pool that can be sampled again."""
-    pool = next((pool for pool in pools if pool.recipe is not None and pool.group is not None), None)
-    if pool is None or pool.group is None:
+    pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
+    if pool is None:
         return f"{reason}, of a log", {}
-    group = MORE_ROLLOUTS * pool.group
+    group = MORE_ROLLOUTS * pool.said("plan.group")
     samples = generate(pool, f"{pool.name}-{group}", group=group)
-    return reason, {"samples": samples, "group": group, "so_far": pool.group}
+    return reason, {"samples": samples, "group": group, "so_far": pool.said("plan.group")}
 
 
 def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -390,7 +390,7 @@ def _confounded(evidence: Evidence) -> Reason:
     hinted = [pool for pool in pools if pool.hint] or pools
     if hinted:
         pool, read = hinted[0], {other.name for other in pools}
-        for other in pools_at_hand(evidence.records) if pool.problems is not None else ():
+        for other in pools_at_hand(evidence.records) if pool.said("plan") else ():
             same_prompts = (other.hint, other.problems) == (pool.hint, pool.problems)
             if same_prompts and other.policy != pool.policy and other.name not in read:
                 names = [pool.reference, other.reference]

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,47 @@ from replay_pools.storage.files import dump_json, parse_json, sha256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What the manifest of a pool says; None where it says nothing, or is not there any more."""
+    """A pool that a run read or wrote, as its manifest describes it."""
 
     name: str
     reference: str  # what a command calls it: its name, or its path where the name does not find it
-    known: bool = True  # its manifest is there, and is that of the run
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: it is not there, or not that of the run
     again: str = ""  # what a regrade of it is called
-    grader: str | None = None  # of `probe pool generate`, which refuses to sample when the grader's canary fails
-    isolation: str | None = None  # tier of its grades
-    prompt_tail: str | None = None
-    hint: bool | None = None  # whether its prompts tell how submissions are evaluated
-    policy: str | None = None  # model and adapter that sampled it
-    problems: str | None = None  # environment, split, mode, number of steps and seed
-    env: str | None = None  # of its problems, and the split of it; None where `probe train` cannot sample them
-    split: str | None = None
-    steps: int | None = None  # groups
-    group: int | None = None  # rollouts of a problem
-    recipe: str | None = None  # options of `probe pool generate` that make it, but for --steps, --group and --name
     regrade: Regrade | None = None  # a second grading
+
+    def said(self, key: str) -> Any:
+        """A value of the manifest by its key with dots; None where it says nothing."""
+        value: Any = self.manifest
+        for part in key.split("."):
+            value = (value or {}).get(part)
+        return value
+
+    @property
+    def hint(self) -> bool | None:
+        """Whether its prompts tell how submissions are evaluated; None of a log, which has both kinds."""
+        return self.said("plan.hint") if isinstance(self.said("plan.hint"), bool) else None
+
+    @property
+    def policy(self) -> tuple[Any, ...]:
+        """Model and adapter that sampled it."""
+        return self.said("policy.base_model"), self.said("policy.adapter")
+
+    @property
+    def problems(self) -> tuple[Any, ...]:
+        """Environment, split, mode, number of steps and seed."""
+        return tuple(self.said(f"plan.{key}") for key in ("env", "split", "mode", "steps", "seed"))
+
+    @property
+    def env(self) -> str | None:
+        """Of its problems; None where `probe train` cannot sample them."""
+        return environment_of(self.said("plan") or {})
+
+    @property
+    def recipe(self) -> str | None:
+        """Options of `probe pool generate` that make it, but for --steps, --group and --name."""
+        # Logs of another program have no recipe, nor have the rollouts of a policy that moved.
+        has_recipe = self.said("plan.steps_per_batch") is not None and self.name not in OWN_POOLS
+        return _recipe(self.manifest) if has_recipe else None
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
@@ -66,7 +89,8 @@ def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> P
         manifest = {}
     # Of a pool that was moved the name may find a copy, as of a built-in one; its old path finds nothing.
     reference = pool_reference(directory, out_dir) if path.is_file() else name
-    return _of_manifest(name, reference, manifest, again=again, regrade=read_regrade(out_dir, identity))
+    regrade = read_regrade(out_dir, identity)
+    return PoolFacts(name=name, reference=reference, manifest=manifest, again=again, regrade=regrade)
 
 
 def pools_at_hand(run: Run) -> list[PoolFacts]:
@@ -75,32 +99,8 @@ def pools_at_hand(run: Run) -> list[PoolFacts]:
     facts = []
     for name in pool_names(out_dir):
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
-        facts.append(_of_manifest(name, name, parse_json(path.read_bytes(), path)))
+        facts.append(PoolFacts(name=name, reference=name, manifest=parse_json(path.read_bytes(), path)))
     return facts
-
-
-def _of_manifest(name: str, reference: str, manifest: Mapping[str, Any], **known: Any) -> PoolFacts:
-    plan, policy, grader = (manifest.get(part) or {} for part in ("plan", "policy", "grader"))
-    problems = [str(plan.get(key)) for key in ("env", "split", "mode", "steps", "seed")]
-    has_environment = environment_of(plan) is not None
-    return PoolFacts(
-        name=name,
-        reference=reference,
-        known=bool(manifest),
-        grader=grader.get("version"),
-        isolation=grader.get("isolation"),
-        prompt_tail=manifest.get("prompt_tail"),
-        hint=plan["hint"] if isinstance(plan.get("hint"), bool) else None,  # a list of an imported log
-        policy=f"{policy.get('base_model')}, adapter {policy.get('adapter')}" if policy else None,
-        problems=", ".join(problems) if plan else None,
-        env=environment_of(plan),
-        split=plan.get("split") if has_environment else None,
-        steps=plan.get("steps"),
-        group=plan.get("group"),
-        # Logs of another program have no recipe, nor have the rollouts of a policy that moved.
-        recipe=_recipe(manifest) if "steps_per_batch" in plan and name not in OWN_POOLS else None,
-        **known,
-    )
 
 
 def environment_of(plan: Mapping[str, Any]) -> str | None:
@@ -110,13 +110,13 @@ def environment_of(plan: Mapping[str, Any]) -> str | None:
 
 def num_problems(pool: PoolFacts) -> int | None:
     """How many problems the environment of a pool has in its split; None where it has none, or its files are gone."""
-    if pool.env is None or pool.split is None:
+    if pool.env is None or pool.said("plan.split") is None:
         return None
     # Imported here: only this advice needs the parsers of problems.
     from replay_pools.environments.registry import get_environment
 
     try:
-        return len(get_environment(pool.env).problems(pool.split))  # pyright: ignore[reportArgumentType]
+        return len(get_environment(pool.env).problems(pool.said("plan.split")))  # pyright: ignore[reportArgumentType]
     except InputError:
         return None
 

@@ -40,13 +40,13 @@ def validity(evidence: Evidence) -> list[Finding]:
 def _canaries(evidence: Evidence) -> Part:
     if evidence.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    unknown = [pool.name for pool in evidence.pools if pool.grader is None]
+    unknown = [pool.name for pool in evidence.pools if pool.said("grader.version") is None]
     if unknown or not evidence.pools:
         return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    unsafe = [pool.name for pool in evidence.pools if pool.isolation == UNSAFE]
+    unsafe = [pool.name for pool in evidence.pools if pool.said("grader.isolation") == UNSAFE]
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
-    logged = [pool for pool in evidence.pools if pool.isolation == UNKNOWN]
+    logged = [pool for pool in evidence.pools if pool.said("grader.isolation") == UNKNOWN]
     unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
     if unjudged:
         who = f"labels of {', '.join(unjudged)} are the logger's own"
@@ -74,11 +74,11 @@ def _regraded(evidence: Evidence) -> Part:
 def repeats(pool: PoolFacts, command: str = "") -> Part:
     """Whether a second grading of a pool repeats every label of the first; `command` would make one."""
     record = pool.regrade
-    if record is None and not pool.known:
+    if record is None and not pool.manifest:
         return NOT_SEEN, "moved or changed before it was graded again"
     if record is None:
         # The problems of a foreign pool are its logger's: the command may need their file.
-        hint = " (LeetCode problems: --problems FILE)" if pool.isolation == UNKNOWN else ""
+        hint = " (LeetCode problems: --problems FILE)" if pool.said("grader.isolation") == UNKNOWN else ""
         return NOT_SEEN, f"not graded again: {command}{hint}"
     old, new = record.old, record.new
     if new.isolation == UNSAFE:
@@ -180,7 +180,7 @@ def _transfers(evidence: Evidence) -> Part:
 
 
 def _tails(evidence: Evidence) -> Part:
-    tails = {pool.prompt_tail for pool in evidence.pools}
+    tails = {pool.said("prompt_tail") for pool in evidence.pools}
     if None in tails or not tails:
         return NOT_SEEN, "not recorded by every pool"
     return (BROKEN, f"{len(tails)} different") if len(tails) > 1 else (HOLDS, "the same in every pool")
