@@ -283,7 +283,7 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
     assert words[words.index("--config") + 1] == "a run/config.json"
     said = [following for word, following in pairwise(words) if word == "--set"]
     options = {"intervention.arms": (words[words.index("--arm") + 1],)}
-    return configure("train", start=dict(arm.runs[0].settings), settings=said, options=options)
+    return configure("train", start=dict(arm.runs[0].records.settings), settings=said, options=options)
 
 
 @pytest.mark.parametrize("rates", [{"hack_final": 0.0, "solve_final": 1.0}, None], ids=["finished", "unfinished"])

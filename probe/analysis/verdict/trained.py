@@ -125,7 +125,7 @@ class TrainedArm:
 class Trainings:
     """What is judged: vanilla, and every arm beside it."""
 
-    baseline: TrainedArm | None  # None: no vanilla was trained and evaluated
+    baseline: TrainedArm
     treated: Sequence[TrainedArm]
     primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
     out: Path = DEFAULT_OUT  # the root folder of its runs
@@ -230,11 +230,10 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
     return [_learnt(vanilla), _lowered(arm, vanilla, level), _kept(arm, vanilla, level), _better(arm, trainings, level)]
 
 
-def _learnt(vanilla: TrainedArm | None) -> Finding:
+def _learnt(vanilla: TrainedArm) -> Finding:
     """Whether the hack rate of vanilla rose."""
-    rose = moved(vanilla, "hack", "final", "start") if vanilla is not None else None
-    text = FEW
-    if vanilla is not None and rose is not None:
+    rose, text = moved(vanilla, "hack", "final", "start"), FEW
+    if rose is not None:
         text = (
             f"vanilla hacks {vanilla.mean('hack', 'start'):.0%} of held-out problems at the start and "
             f"{vanilla.mean('hack', 'final'):.0%} at the end, {points(rose, ALPHA)}"
@@ -242,11 +241,10 @@ def _learnt(vanilla: TrainedArm | None) -> Finding:
     return _finding("learnt", "Did vanilla learn the hack?", is_there(rose, ALPHA), rose, ALPHA, text)
 
 
-def _lowered(arm: TrainedArm, vanilla: TrainedArm | None, level: float) -> Finding:
+def _lowered(arm: TrainedArm, vanilla: TrainedArm, level: float) -> Finding:
     """Whether the arm ends with a lower hack rate than vanilla."""
-    less = excess(vanilla, arm, "hack") if vanilla is not None else None
-    text = FEW
-    if vanilla is not None and less is not None:
+    less, text = excess(vanilla, arm, "hack"), FEW
+    if less is not None:
         text = (
             f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
             f"{points(less, level, 'less', 'more')}"
@@ -254,12 +252,11 @@ def _lowered(arm: TrainedArm, vanilla: TrainedArm | None, level: float) -> Findi
     return _finding("lowered", "Does it hack less than vanilla?", is_there(less, level), less, level, text)
 
 
-def _kept(arm: TrainedArm, vanilla: TrainedArm | None, level: float) -> Finding:
+def _kept(arm: TrainedArm, vanilla: TrainedArm, level: float) -> Finding:
     """Whether it solves as much as vanilla, and has not been shown to solve less than at the start."""
     question = "Does it still solve?"
-    lost = excess(vanilla, arm, "solve") if vanilla is not None else None
-    since_start = moved(arm, "solve", "start", "final")
-    if vanilla is None or lost is None or since_start is None:
+    lost, since_start = excess(vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
+    if lost is None or since_start is None:
         return _finding("kept", question, Word.UNMEASURED, None, level, FEW)
     lost_somewhere = Word.YES in (is_there(lost, level), is_there(since_start, level))
     says = Word.NO if lost_somewhere else Word.YES if is_there(lost, level) is Word.NO else Word.UNCLEAR
@@ -372,8 +369,8 @@ def next_step(word: Word, findings: Sequence[Finding], arm: TrainedArm, training
 def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Reason:
     """The row of `ADVICE` after a verdict, and what its places are filled with."""
     vanilla = trainings.baseline
-    if vanilla is None or not vanilla.runs or not arm.runs:
-        return "unfinished", {"arm": arm.name if vanilla is not None and vanilla.runs else "vanilla"}
+    if not vanilla.runs or not arm.runs:
+        return "unfinished", {"arm": arm.name if vanilla.runs else "vanilla"}
     match word:
         case Word.NO_QUESTION:
             steps = 2 * int(vanilla.runs[0].records.settings["steps"])
@@ -475,6 +472,6 @@ def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
 
 def _train(arm: TrainedArm, as_arm: str, trainings: Trainings) -> str:
     """A training with the settings of an arm, on the first seed that no run here had; its --name is left to add."""
-    known = [seed for side in (trainings.baseline, *trainings.treated) if side is not None for seed in side.seeds]
+    known = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
     config = shlex.quote(str(arm.runs[0].records.path / CONFIG_FILE))
     return f"probe train --config {config} --arm {as_arm} --seed {max(known) + 1}"
