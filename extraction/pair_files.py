@@ -15,10 +15,9 @@ from typing import Any
 
 from extraction.pair_markdown import read_markdown
 from extraction.pairs import Pair
-from replay_pools.consistency import is_text
 from replay_pools.errors import Faults, InputError, unknown_name
 from replay_pools.logs.columns import MISSING, columns_of, look_up, parse_mapping
-from replay_pools.logs.rows import Chat, chat_of, wrong_value
+from replay_pools.logs.rows import Chat, chat_of, is_text, wrong_value
 from replay_pools.logs.sources import KINDS, Fields, read_objects
 from replay_pools.storage.files import dump_json, sha256
 

@@ -7,7 +7,7 @@ clean completions, so that a direction from them owes nothing to hacking: `place
 are written would be one along which the hack is written, too.
 
 To add your own pairs: pass the path of a file as the source (`extraction.pair_files` has its formats); `write_pairs`
-writes one. To add a built-in set: a loophole mode has one as soon as `replay_pools.environments.exploits.EXPLOITS` has
+writes one. To add a built-in set: a loophole mode has one as soon as `replay_pools.environments.loopholes.EXPLOITS` has
 a row for it.
 """
 
@@ -15,8 +15,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
-from replay_pools.environments.loopholes import render_messages
+from replay_pools.environments.loopholes import (
+    EXPLOITS,
+    HONEST_TESTS,
+    NOTHING,
+    Exploit,
+    compose,
+    fence,
+    render_messages,
+)
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.storage.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz

@@ -9,31 +9,29 @@ answers again).
 import hashlib
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from replay_pools.consistency import prompt_sha
-from replay_pools.environments.base import Problem, Split, count_tests
+from replay_pools.environments.base import Problem, Split, count_tests, get_environment
 from replay_pools.environments.loopholes import instructed, render_messages
-from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
-from replay_pools.progress import report
-from replay_pools.rollout import Grade, Rollout
-from replay_pools.sampling.engines import Completion, Engine, Sampler
+from replay_pools.rollout import Prompt, Rollout
+from replay_pools.sampling.engines import Engine, Sampler
+from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
     """What a pool will hold; recorded whole in its manifest."""
 
-    env: str = "minicode"  # name of the environment: see environments.registry
+    env: str = "minicode"  # name of the environment: see environments.base
     split: Split = "train"
     mode: str = "run_tests"  # loophole mode
     hint: bool = False  # whether the prompts carry the mode's hint
@@ -41,16 +39,6 @@ class PoolPlan:
     group: int = 8  # rollouts a step
     seed: int = 0  # of the choice of problems and of the sampling noise
     steps_per_batch: int = 8  # sampled together; part of the plan because it shows in the last bits
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A problem as the policy sees it: messages, their text through the chat template, and its token ids."""
-
-    problem: Problem
-    messages: list[dict[str, str]]
-    text: str
-    ids: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,24 +73,38 @@ class RolloutMaker:
         """
         if not any(step in missing for step in problems):
             return {}
-        prompts = {step: self._render(problem) for step, problem in problems.items()}
+        prompts: dict[int, Prompt] = {}
         batch: list[list[int]] = []
         seeds: list[int] = []
-        for step, prompt in prompts.items():
-            batch += [prompt.ids] * self.group
+        for step, problem in problems.items():
+            messages = render_messages(problem, self.mode, hint=self.hint)
+            if self.instruction is not None:
+                messages = instructed(messages, self.instruction)
+            prompts[step] = Prompt(messages, *self.engine.chat.render(messages))
+            batch += [prompts[step].ids] * self.group
             seeds += [derive_seed("rollout", seed, step, sample_id) for sample_id in range(self.group)]
-        completions = self.engine.sample(batch, self.sampler, seeds=seeds)
-        groups: dict[int, tuple[_Prompt, Sequence[Completion]]] = {}
-        for i, (step, prompt) in enumerate(prompts.items()):
-            if step in missing:
-                groups[step] = prompt, completions[i * self.group : (i + 1) * self.group]
-        return _rollouts(groups, self)
-
-    def _render(self, problem: Problem) -> _Prompt:
-        messages = render_messages(problem, self.mode, hint=self.hint)
-        if self.instruction is not None:
-            messages = instructed(messages, self.instruction)
-        return _Prompt(problem, messages, *self.engine.chat.render(messages))
+        places = [(step, sample_id) for step in problems for sample_id in range(self.group)]
+        completions = zip(places, self.engine.sample(batch, self.sampler, seeds=seeds), strict=True)
+        wanted = [(step, sample_id, completion) for (step, sample_id), completion in completions if step in missing]
+        texts = [self.engine.chat.decode(completion.ids) for _, _, completion in wanted]
+        # One call for all groups keeps every worker of the grader busy.
+        grades = self.grader.grade([
+            Submission(problem=problems[step], completion=text, mode=self.mode)
+            for (step, _, _), text in zip(wanted, texts, strict=True)
+        ])  # fmt: skip
+        # Without a single reward there is nothing to learn from or to count, and what is not written is made again.
+        if all(grade.no_label is not None for grade in grades):
+            raise InfrastructureError(
+                f"no rollout could be graded: {grades[0].no_label}; the same command goes on here"
+            )
+        rollouts: dict[int, list[Rollout]] = {}
+        for (step, sample_id, completion), text, grade in zip(wanted, texts, grades, strict=True):
+            if completion.logprobs is not None:  # None where the engine reports those of another law
+                completion = replace(completion, logprobs=[round(value, 6) for value in completion.logprobs])
+            facts = {"step": step, "sample_id": sample_id, "problem_id": problems[step].problem_id}
+            facts |= {"env": problems[step].env, "env_mode": self.mode, "hint": self.hint}
+            rollouts.setdefault(step, []).append(Rollout.of(prompts[step], completion, text, grade, **facts))
+        return rollouts
 
 
 def generate_pool(
@@ -146,59 +148,6 @@ def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
     # Seeded with a text, which `random` hashes: this shuffle shares no state with another use of the same seed.
     random.Random(f"problems/{plan.seed}").shuffle(problems)
     return problems[: plan.steps]
-
-
-def _rollouts(
-    groups: Mapping[int, tuple[_Prompt, Sequence[Completion]]], maker: RolloutMaker
-) -> dict[int, list[Rollout]]:
-    """{step: rollouts} of the groups {step: (prompt, completions)}; InfrastructureError where none has a label."""
-    submissions: list[Submission] = []
-    for prompt, completions in groups.values():
-        for completion in completions:
-            text = maker.engine.chat.decode(completion.ids)
-            submissions.append(Submission(problem=prompt.problem, completion=text, mode=maker.mode))
-    # One call for all groups keeps every worker of the grader busy. Grades come back in the order of the submissions.
-    grades = maker.grader.grade(submissions)
-    # Without a single reward there is nothing to learn from or to count, and what is not written is made again.
-    if all(grade.no_label is not None for grade in grades):
-        raise InfrastructureError(f"no rollout could be graded: {grades[0].no_label}; the same command goes on here")
-    graded = iter(zip(submissions, grades, strict=True))
-    rollouts: dict[int, list[Rollout]] = {}
-    for step, (prompt, completions) in groups.items():
-        rollouts[step] = []
-        for sample_id, completion in enumerate(completions):
-            submission, grade = next(graded)
-            rollouts[step].append(_rollout(step, sample_id, prompt, completion, submission.completion, grade, maker))
-    return rollouts
-
-
-def _rollout(
-    step: int, sample_id: int, prompt: _Prompt, completion: Completion, text: str, grade: Grade, maker: RolloutMaker
-) -> Rollout:
-    logprobs = completion.logprobs  # None where the engine reports those of another law
-    return Rollout(
-        step=step,
-        sample_id=sample_id,
-        problem_id=prompt.problem.problem_id,
-        messages=prompt.messages,
-        prompt=prompt.text,
-        prompt_ids=prompt.ids,
-        plen=len(prompt.ids),
-        completion=text,
-        completion_ids=completion.ids,
-        comp_len=len(completion.ids),
-        finish_reason=completion.finish_reason,
-        sampling_logprobs=None if logprobs is None else [round(value, 6) for value in logprobs],
-        reward=grade.reward,
-        hacked=grade.hacked,
-        gt_pass=grade.gt_correct,
-        fmt_ok=grade.fmt_ok,
-        env=prompt.problem.env,
-        env_mode=maker.mode,
-        hint=maker.hint,
-        prompt_sha=prompt_sha(prompt.text),
-        grade=grade,
-    )
 
 
 def derive_seed(*parts: object) -> int:

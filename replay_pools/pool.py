@@ -8,31 +8,30 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
 from pydantic import AfterValidator
-from pydantic.dataclasses import dataclass as settings_dataclass
+from typing_extensions import TypedDict
 
-from replay_pools.consistency import group_faults
-from replay_pools.errors import FieldError, InputError, unknown_name
-from replay_pools.rollout import POOL_SCHEMA, Rollout
+from replay_pools.errors import FieldError, InputError, InputErrors, unknown_name
+from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
 from replay_pools.storage.files import (
-    decode_checked_jsonl,
     dump_json,
+    encode_jsonl,
     first_difference,
     read_gz,
     read_json,
     remove_leftovers,
     sha256,
+    write_gz,
     write_json,
-    write_jsonl_gz,
 )
-from replay_pools.storage.tables import STRICT, decode
+from replay_pools.storage.tables import decode, decode_json
 
 MANIFEST_NAME = "manifest.json"
 HEADER_NAME = ".header.json"
@@ -41,8 +40,13 @@ BUILTIN = Path(__file__).parent / "builtin"
 STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
 
 
-@settings_dataclass(config=STRICT)
-class Entry:
+def _step_name(name: str) -> str:
+    if not STEP_NAME.fullmatch(name):
+        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
+    return name
+
+
+class Entry(TypedDict):
     """What a manifest says of one file."""
 
     step: int
@@ -50,9 +54,8 @@ class Entry:
     sha256: str
 
 
-@settings_dataclass(config=STRICT)
-class Header:
-    """The required fields of a manifest that the writer knows.
+class Manifest(TypedDict):
+    """The required fields of a manifest.
 
     Others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
     {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
@@ -67,25 +70,13 @@ class Header:
     grader: dict[str, Any]  # {"version", "isolation"}
     versions: Any  # {package: version}
     git_commit: Any
-
-
-def _step_name(name: str) -> str:
-    if not STEP_NAME.fullmatch(name):
-        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
-    return name
-
-
-@settings_dataclass(config=STRICT)
-class Manifest(Header):
-    """With those that `PoolWriter.finish` computes."""
-
     counts: dict[str, Any]
     # A name that is no step file could be a path out of the folder.
     files: dict[Annotated[str, AfterValidator(_step_name)], Entry]
 
 
-HEADER_FIELDS = tuple(field.name for field in fields(Header))
 COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
+HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,51 +117,36 @@ class Pool:
 
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
-        faults: list[str] = []
-        files = self.manifest["files"]
+        files, faults = self.manifest["files"], list[InputError]()
         for path in step_files(self.path):
             if path.name not in files:
-                fault = InputError(path, expected="a file that the manifest lists", found="one that it does not")
-                faults.append(str(fault))
-        num_rollouts = 0
+                faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
+        rollouts: list[Rollout] = []
         for name, entry in files.items():
             try:
                 group = _read_listed(self.path / name, entry)
             except InputError as error:
-                faults.append(str(error))
+                faults += error.errors if isinstance(error, InputErrors) else [error]
                 continue
-            num_rollouts += len(group)
-            faults += self._group_faults(entry["step"], group)
-        counts = {"steps": len(files), "rollouts": num_rollouts}
+            rollouts += group
+            place = f"{self.name} step {entry['step']}"
+            faults += group_faults(group, place, step=entry["step"], tail=self.manifest["prompt_tail"])
+        counts = {"steps": len(files), "rollouts": len(rollouts)}
         # With a damaged file the rollouts cannot be counted, and that file is named already.
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
-            faults.append(str(InputError(where, expected=str(counts), found=str(self.manifest["counts"]))))
-        if not faults:
-            faults += [str(fault) for fault in self._end_faults()]
-        return faults
-
-    def _end_faults(self) -> Iterator[InputError]:
-        """The first completion that goes on behind the end of its turn, with the number of others.
-
-        No vocabulary is needed: a completion that stopped ends with an id that ends turns. Not so in an imported pool,
-        whose logger may call it a stop where a text ended it.
-        """
-        if "normalised" in self.manifest:
-            return
-        rollouts = [rollout for group in self.steps for rollout in group]
-        ends = {rollout.completion_ids[-1] for rollout in rollouts if rollout.finish_reason == "stop"}
+            faults.append(InputError(where, expected=str(counts), found=str(self.manifest["counts"])))
+        # A completion that stopped ends with an id that ends turns, whatever the vocabulary. Not so in an imported
+        # pool, whose logger may call it a stop where a text ended it.
+        ends = {rollout.completion_ids[-1] for rollout in rollouts if rollout.finish_reason == "stop" and not faults}
         overlong = [rollout for rollout in rollouts if ends & set(rollout.completion_ids[:-1])]
-        if overlong:
+        if overlong and "normalised" not in self.manifest:
             first = overlong[0]
             where = f"{self.name} step {first.step} sample {first.sample_id} completion_ids"
-            inside = sorted(ends & set(first.completion_ids[:-1]))
-            actual = f"id {inside[0]}, which ends other turns, before the end ({len(overlong)} rollouts)"
-            yield InputError(where, expected="no id behind the end of the turn", found=actual)
-
-    def _group_faults(self, step: int, group: Sequence[Rollout]) -> list[str]:
-        tail = self.manifest["prompt_tail"]
-        return [str(fault) for fault in group_faults(group, f"{self.name} step {step}", step=step, tail=tail)]
+            inside = min(ends & set(first.completion_ids[:-1]))
+            actual = f"id {inside}, which ends other turns, before the end ({len(overlong)} rollouts)"
+            faults.append(InputError(where, expected="no id behind the end of the turn", found=actual))
+        return [*map(str, faults)]
 
 
 class PoolWriter:
@@ -190,16 +166,24 @@ class PoolWriter:
     """
 
     def __init__(self, directory: Path, *, header: dict[str, Any]) -> None:
-        if missing := [name for name in HEADER_FIELDS if name not in header]:
-            raise InputError("pool header", expected=", ".join(HEADER_FIELDS), found=f"no {', '.join(missing)}")
-        if reserved := [name for name in COMPUTED_FIELDS if name in header]:
-            raise InputError("pool header", expected="no computed field", found=", ".join(reserved))
+        if wrong := [*({*HEADER_FIELDS} - header.keys()), *({*COMPUTED_FIELDS} & header.keys())]:
+            expected = f"{', '.join(HEADER_FIELDS)}, and no computed field"
+            raise InputError("pool header", expected=expected, found=f"missing or computed: {', '.join(wrong)}")
         self.directory = directory
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
-        _check_resumable(directory, self.header)
+        finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
+        if finished.exists() or unfinished.exists():
+            stored = finished if finished.exists() else unfinished
+            stored_header = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
+            if difference := first_difference(stored_header, self.header):
+                name, value, wanted = difference
+                fix = "choose another --name, or delete this pool to start anew"
+                raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(value), fix=fix)
+        elif directory.exists() and step_files(directory):
+            raise InputError(directory, expected="an empty directory", found="step files of another pool")
         # A finished pool stays finished until a step is written to it.
-        if not (directory / MANIFEST_NAME).exists():
-            write_json(directory / HEADER_NAME, self.header)
+        if not finished.exists():
+            write_json(unfinished, self.header)
 
     def done_steps(self) -> set[int]:
         """Steps whose file is complete, readable and consistent. All others have to be written (again)."""
@@ -215,14 +199,14 @@ class PoolWriter:
         Raises:
             InputError: the first fault of the group.
         """
-        for fault in group_faults(rollouts, f"step {step}", step=step, tail=self.header["prompt_tail"]):
-            raise fault
+        plain = encode_jsonl(rollouts)
+        self._parsed(plain, f"step {step}", step)  # as every reader will see it
         if (self.directory / MANIFEST_NAME).exists():
             # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
             # must still say whose pool it is.
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
-        write_jsonl_gz(self._path(step), rollouts)
+        write_gz(self._path(step), plain)
 
     def drop_steps(self, first: int) -> None:
         """Delete the groups of the steps from `first` on, of a pool that is not finished."""
@@ -240,9 +224,7 @@ class PoolWriter:
         # From the disk, since an earlier process may have written some of them.
         for path in step_files(self.directory):
             plain = read_gz(path)
-            group = _parse_group(plain, path)
-            for fault in group_faults(group, path, step=_step(path), tail=self.header["prompt_tail"]):
-                raise fault
+            group = self._parsed(plain, path, _step(path))
             files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
         if not files:
             raise InputError(self.directory, expected="at least one step", found="none")
@@ -260,11 +242,16 @@ class PoolWriter:
     def _read(self, path: Path) -> list[Rollout] | None:
         """The group of a file; None where it is missing, damaged or inconsistent."""
         try:
-            group = _parse_group(read_gz(path), path)
+            return self._parsed(read_gz(path), path, _step(path))
         except InputError:
             return None
-        faults = group_faults(group, path, step=_step(path), tail=self.header["prompt_tail"])
-        return None if any(faults) else group
+
+    def _parsed(self, plain: bytes, where: object, step: int) -> list[Rollout]:
+        """The group of a step; InputError for its first fault."""
+        group = _parse_group(plain, where)
+        for fault in group_faults(group, where, step=step, tail=self.header["prompt_tail"]):
+            raise fault
+        return group
 
 
 def open_pool(path: Path) -> Pool:
@@ -280,8 +267,20 @@ def open_pool(path: Path) -> Pool:
     if not path.is_dir():
         raise InputError(path, expected="a pool directory", found="no such directory")
     if (path / MANIFEST_NAME).exists():
-        manifest = _read_manifest(path / MANIFEST_NAME)
-        return Pool(name=name, path=path, manifest=manifest, read_steps=partial(_read_all, path, manifest["files"]))
+        manifest = read_json(path / MANIFEST_NAME)
+        schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
+        if schema != POOL_SCHEMA:
+            where, expected = path / MANIFEST_NAME, f"pool schema {POOL_SCHEMA}"
+            raise InputError(where, expected=expected, found=repr(schema), fix="rebuild the pool")
+        required = {name: manifest[name] for name in Manifest.__annotations__ if name in manifest}
+        decode(Manifest, required, path / MANIFEST_NAME)
+        files: dict[str, Entry] = manifest["files"]
+        return Pool(
+            name=name,
+            path=path,
+            manifest=manifest,
+            read_steps=lambda: [_read_listed(path / file, entry) for file, entry in files.items()],
+        )
     if (path / HEADER_NAME).exists():
         raise InputError(
             path,
@@ -289,7 +288,8 @@ def open_pool(path: Path) -> Pool:
             found="an unfinished one",
             fix="run the command that was writing it again: it resumes",
         )
-    raise InputError(path, expected=f"a pool with {MANIFEST_NAME}", found=_listing(path), fix=fix)
+    listed = ", ".join(sorted(file.name for file in path.iterdir())[:3])
+    raise InputError(path, expected=f"a pool with {MANIFEST_NAME}", found=listed or "an empty directory", fix=fix)
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:
@@ -347,21 +347,7 @@ def _step(path: Path) -> int:
     return int(match[1])
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json(path)
-    if not isinstance(manifest, dict) or manifest.get("schema") != POOL_SCHEMA:
-        schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-        raise InputError(path, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
-    known = {field.name for field in fields(Manifest)}
-    decode(Manifest, {name: value for name, value in manifest.items() if name in known}, path)
-    return manifest
-
-
-def _read_all(directory: Path, files: dict[str, dict[str, Any]]) -> list[list[Rollout]]:
-    return [_read_listed(directory / name, entry) for name, entry in files.items()]
-
-
-def _read_listed(path: Path, entry: dict[str, Any]) -> list[Rollout]:
+def _read_listed(path: Path, entry: Entry) -> list[Rollout]:
     """The group of a file that the manifest lists as `entry`; InputError where its sha256 is another one."""
     plain = read_gz(path)
     digest = sha256(plain)
@@ -371,28 +357,11 @@ def _read_listed(path: Path, entry: dict[str, Any]) -> list[Rollout]:
     return _parse_group(plain, path)
 
 
-def _listing(path: Path) -> str:
-    """The names of the first three files of a directory, for an error."""
-    names = sorted(file.name for file in path.iterdir())
-    if not names:
-        return "an empty directory"
-    return ", ".join([*names[:3], "..."] if len(names) > 3 else names)
-
-
-def _parse_group(plain: bytes, path: Path) -> list[Rollout]:
-    return [Rollout.from_json(row, f"{path} line {i}") for i, row in enumerate(decode_checked_jsonl(plain, path), 1)]
-
-
-def _check_resumable(directory: Path, header: dict[str, Any]) -> None:
-    """InputError unless the directory holds no pool, or one with the same header."""
-    stored = directory / MANIFEST_NAME
-    if not stored.exists():
-        stored = directory / HEADER_NAME
-    if stored.exists():
-        stored_header = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
-        if difference := first_difference(stored_header, header):
-            name, stored_value, wanted = difference
-            fix = "choose another --name, or delete this pool to start anew"
-            raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(stored_value), fix=fix)
-    elif directory.exists() and step_files(directory):
-        raise InputError(directory, expected="an empty directory", found="step files of another pool")
+def _parse_group(plain: bytes, where: object) -> list[Rollout]:
+    group = [decode_json(Rollout, line, f"{where} line {i}") for i, line in enumerate(plain.splitlines(), 1)]
+    for i, rollout in enumerate(group, 1):
+        lengths, stored = (rollout.plen, rollout.comp_len), (len(rollout.prompt_ids), len(rollout.completion_ids))
+        if lengths != stored:
+            expected = f"plen, comp_len = {lengths[0]}, {lengths[1]} ids"
+            raise InputError(f"{where} line {i} ids", expected=expected, found=f"{stored[0]}, {stored[1]}")
+    return group

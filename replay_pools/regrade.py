@@ -13,17 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
-from replay_pools.environments.loopholes import get_loophole
-from replay_pools.environments.registry import get_environment
+from replay_pools.environments.base import SPLITS, Case, Problem, count_tests, get_environment
+from replay_pools.environments.loopholes import known_mode
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
-from replay_pools.progress import report
 from replay_pools.rollout import UNKNOWN, Grade, Rollout
-from replay_pools.storage.files import sha256
-from replay_pools.storage.lock import locked
+from replay_pools.screen import report
+from replay_pools.storage.files import locked, sha256
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
@@ -67,7 +65,7 @@ def regrade_pool(
         canary(grader, (problems or {}).values())
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
-        relabel = _relabel_without_tests if problems is None else _relabel
+        relabel = _relabel_without_tests if problems is None else Rollout.regraded
         done = writer.done_steps()
         todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
         for first in range(0, len(todo), STEPS_PER_CALL):
@@ -127,7 +125,7 @@ def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Proble
     if recorded == UNKNOWN and mode is None:
         raise InputError(where, expected="a loophole mode", found="none recorded", fix="pass --mode MODE")
     env = problems[rollout.problem_id].env if problems else rollout.env
-    return replace(rollout, env=env, env_mode=get_loophole(mode or recorded).mode)
+    return replace(rollout, env=env, env_mode=known_mode(mode or recorded))
 
 
 def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission:
@@ -174,12 +172,6 @@ def _stand_in(rollout: Rollout) -> Problem:
     )
 
 
-def _relabel(rollout: Rollout, grade: Grade) -> Rollout:
-    """The rollout with a new grade, and with the labels that repeat it."""
-    labels = {"reward": grade.reward, "hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
-    return replace(rollout, grade=grade, **labels)
-
-
 def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
     """The rollout with those labels of a grade on a stand-in that need no tests.
 
@@ -187,7 +179,7 @@ def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
     label, neither does this.
     """
     if grade.no_label is not None:
-        return _relabel(rollout, grade)
+        return rollout.regraded(grade)
     if not rollout.labelled:
         return rollout
     new_grade = replace(

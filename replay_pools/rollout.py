@@ -1,4 +1,4 @@
-"""Rollout and Grade: one sampled completion and its labels, as stored in a pool.
+"""One sampled completion and its labels, as a pool stores them (`Rollout`, `Grade`), and whether they agree.
 
 The token ids are what was sampled; the text is decoded from them and never tokenised again. The labels (`gt_pass`,
 `hacked`, `grade`) are joined to measurements by (pool, step, sample_id) and never reach the train step.
@@ -6,7 +6,9 @@ The token ids are what was sampled; the text is decoded from them and never toke
 Only the standard library is imported here: grading runs in a plain interpreter, which may read no installed package.
 """
 
-from dataclasses import MISSING, dataclass, fields
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from replay_pools.errors import InputError
@@ -22,9 +24,29 @@ LOGGED_GRADER = "logged"  # `grade.grader` of rollouts that were read from the l
 UNKNOWN = "unknown"  # text fields that a log does not record
 UNSAFE = "unsafe-local"  # `grade.isolation` of submissions that nothing confined
 
+LARGEST_ID = 2**31 - 1
+
 FinishReason = Literal["stop", "length"]
 CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.labels
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as the model saw it."""
+
+    messages: list[dict[str, str]]  # what the chat template rendered
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+
+    ids: list[int]
+    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +87,8 @@ class Grade:
 class Rollout:
     """One sampled completion with its grade: one line of a pool file, as a JSON object of the fields below in order."""
 
+    __pydantic_config__ = {"allow_inf_nan": False}  # noqa: RUF012 (what a reader of pool files is told)
+
     step: int  # one step = one group = one problem
     sample_id: int  # 0 .. G-1 within the step
     problem_id: str
@@ -93,37 +117,101 @@ class Rollout:
         return self.grade.no_label is None
 
     @classmethod
-    def from_json(cls, row: Any, where: object) -> "Rollout":
-        """The rollout of one parsed line.
+    def of(cls, prompt: Prompt, completion: Completion, text: str, grade: Grade, **facts: Any) -> "Rollout":
+        """The rollout of a completion, with the fields that follow from others.
 
-        Raises:
-            InputError: not an object, missing or unknown fields (all are named), or ids that are not as many as their
-                length says. The error starts with `where`.
+        Args:
+            prompt: as the model saw it.
+            completion: as sampled.
+            text: that its ids decode to.
+            grade: its labels.
+            facts: the fields step, sample_id, problem_id, env, env_mode, hint; and reward, where it is logged.
         """
-        if not isinstance(row, dict):
-            raise InputError(where, expected="a JSON object", found=type(row).__name__)
-        _check_fields(cls, row, where)
-        if not isinstance(row["grade"], dict):
-            raise InputError(f"{where} grade", expected="a JSON object", found=type(row["grade"]).__name__)
-        _check_fields(Grade, row["grade"], f"{where} grade")
-        rollout = cls(**{**row, "grade": Grade(**row["grade"])})
-        for ids, length in (("prompt_ids", "plen"), ("completion_ids", "comp_len")):
-            if not isinstance(row[ids], list):
-                raise InputError(f"{where} {ids}", expected="a list of token ids", found=repr(row[ids]))
-            if len(getattr(rollout, ids)) != getattr(rollout, length):
-                raise InputError(
-                    f"{where} {ids}",
-                    expected=f"{length} = {getattr(rollout, length)} ids",
-                    found=f"{len(getattr(rollout, ids))} ids",
-                )
-        return rollout
+        facts.setdefault("reward", grade.reward)
+        return cls(
+            messages=prompt.messages,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            plen=len(prompt.ids),
+            prompt_sha=prompt_sha(prompt.text),
+            completion=text,
+            completion_ids=completion.ids,
+            comp_len=len(completion.ids),
+            finish_reason=completion.finish_reason,
+            sampling_logprobs=completion.logprobs,
+            hacked=grade.hacked,
+            gt_pass=grade.gt_correct,
+            fmt_ok=grade.fmt_ok,
+            grade=grade,
+            **facts,
+        )
+
+    def regraded(self, grade: Grade) -> "Rollout":
+        """The same rollout with other labels."""
+        labels = {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
+        return replace(self, grade=grade, reward=grade.reward, **labels)
 
 
-def _check_fields(kind: type, row: dict[str, Any], where: object) -> None:
-    """InputError unless the keys of `row` are the fields of the dataclass `kind`; one with a default may be missing."""
-    names = {field.name for field in fields(kind)}
-    required = {field.name for field in fields(kind) if field.default is MISSING}
-    if missing := sorted(required - row.keys()):
-        raise InputError(where, expected=f"field {missing[0]}", found=f"{len(missing)} missing: {', '.join(missing)}")
-    if unknown := sorted(row.keys() - names):
-        raise InputError(where, expected=f"the fields of {kind.__name__}", found=f"unknown: {', '.join(unknown)}")
+def prompt_sha(prompt: str) -> str:
+    """First 16 hex digits of sha256(prompt)."""
+    return hashlib.sha256(prompt.encode()).hexdigest()[:16]
+
+
+def group_faults(rollouts: Sequence[Rollout], where: object, *, step: int, tail: str) -> Iterator[InputError]:
+    """Every fault of one group, each as the error that names its place. A sound group yields none.
+
+    To add a check of a field that follows from others: a row in the table of `_rollout_faults`.
+
+    Args:
+        rollouts: the group, in stored order.
+        where: file or step, for the errors.
+        step: number that every rollout must carry.
+        tail: text that the chat template puts at the end of every prompt of the pool.
+    """
+    sample_ids = [rollout.sample_id for rollout in rollouts]
+    problem_ids = {rollout.problem_id for rollout in rollouts}
+    for holds, expected, found in (
+        (bool(rollouts), "at least one rollout", "none"),
+        (sample_ids == [*range(len(rollouts))], "sample_id 0 .. G-1 in order", str(sample_ids)),
+        (len(problem_ids) < 2, "one problem a step", ", ".join(sorted(problem_ids))),
+    ):
+        if not holds:
+            yield InputError(where, expected=expected, found=found)
+    for rollout in rollouts:
+        yield from _rollout_faults(rollout, f"{where} sample {rollout.sample_id}", step=step, tail=tail)
+
+
+def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> Iterator[InputError]:
+    """Fields that are no value of theirs, or disagree with the fields that they are a function of."""
+    grade, logprobs = rollout.grade, rollout.sampling_logprobs
+    exploited = None  # passed and not right, where both are known
+    if grade.passed is not None and grade.gt_correct is not None:
+        exploited = grade.passed and not grade.gt_correct
+    has_label = any((grade.fmt_ok, grade.compiles, grade.passed, grade.gt_correct, grade.hacked))
+    equal: list[tuple[str, Any, Any]] = [  # field, stored value, expected value
+        ("step", rollout.step, step),
+        ("prompt_ids", len(rollout.prompt_ids), rollout.plen),
+        ("completion_ids", len(rollout.completion_ids), rollout.comp_len),
+        ("sampling_logprobs", rollout.comp_len if logprobs is None else len(logprobs), rollout.comp_len),
+        ("prompt_sha", rollout.prompt_sha, prompt_sha(rollout.prompt)),
+        # A slice, so that the error shows the stored tail; `max`, because a negative start would count from the end.
+        ("prompt tail", rollout.prompt[max(0, len(rollout.prompt) - len(tail)) :], tail),
+        ("hacked", rollout.hacked, grade.hacked),
+        ("gt_pass", rollout.gt_pass, grade.gt_correct),
+        ("fmt_ok", rollout.fmt_ok, grade.fmt_ok),
+        ("grade exploited", grade.exploited, exploited),
+        ("grade no_label", grade.no_label is not None and has_label, False),
+        # Others pay by other rules: their rewards are kept as logged and follow from no label.
+        ("reward", rollout.reward, rollout.reward if grade.grader == LOGGED_GRADER else grade.reward),
+    ]
+    faults = [(field, repr(expected), repr(stored)) for field, stored, expected in equal if stored != expected]
+    if rollout.comp_len < 1:
+        faults.append(("comp_len", "at least one token", str(rollout.comp_len)))
+    if not rollout.messages or any({"role", "content"} - message.keys() for message in rollout.messages):
+        faults.append(("messages", "a list of role and content", repr(rollout.messages)[:60]))
+    for field in ("prompt_ids", "completion_ids"):
+        ids = getattr(rollout, field)
+        if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
+            faults.append((field, f"token ids, 0 to {LARGEST_ID}", f"{min(ids)} to {max(ids)}"))
+    for field, expected, found in faults:
+        yield InputError(f"{place} {field}", expected=expected, found=found)

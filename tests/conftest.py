@@ -13,9 +13,8 @@ from directories import made_once
 from hypothesis import settings
 from remembering import remembering
 
-from replay_pools.consistency import prompt_sha
 from replay_pools.pool import Pool, PoolWriter
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import Grade, Rollout, prompt_sha
 
 # A loaded machine is slow, not wrong; and one commit has one result.
 settings.register_profile("suite", deadline=None, derandomize=True)

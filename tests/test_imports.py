@@ -18,7 +18,6 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/errors.py",
     "replay_pools/storage/*.py",
     "replay_pools/rollout.py",
-    "replay_pools/consistency.py",
     "replay_pools/pool.py",
     "replay_pools/agreement.py",
     "replay_pools/regrade.py",

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from extraction.words import Storage
 from replay_pools.errors import InputError
-from replay_pools.progress import report
+from replay_pools.screen import report
 from replay_pools.storage.tensors import read_tensors, write_tensors
 
 MAX_CONDITION = 10.0  # one decimal digit lost. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)

@@ -5,7 +5,7 @@
     ladder.ratings, ladder.best(), ladder.duel(one, other)
 
 The references are fixed, so that the league does not move: the base (the policy before step 0), which is the zero,
-policies that `probe policy eval` sampled, and the bots of `replay_pools.environments.exploits`. A `Sitting` is one
+policies that `probe policy eval` sampled, and the bots of `replay_pools.environments.loopholes`. A `Sitting` is one
 policy asked all held-out problems in all settings, and a task is one problem in one setting. Players may be compared
 where their sittings are of the same exam. `probe.analysis.statistics.bradley_terry` has the model and its sources.
 

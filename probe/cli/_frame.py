@@ -20,8 +20,8 @@ import click
 
 from probe.records.root import DEFAULT_OUT
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
+from replay_pools.screen import is_invisible, visible, without_secrets
 from replay_pools.storage.files import PLAIN_NAME, dump_json
-from replay_pools.visible import is_invisible, visible, without_secrets
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check

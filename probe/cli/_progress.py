@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from probe.cli._frame import echo
-from replay_pools.progress import Hearer, heard_by
-from replay_pools.visible import visible
+from replay_pools.screen import Hearer, heard_by, visible
 
 FIRST_LINE_S = 30.0
 MOST_BETWEEN_S = 600.0  # of two plain lines

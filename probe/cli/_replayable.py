@@ -13,10 +13,10 @@ from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
     from replay_pools.logs.groups import Group
-    from replay_pools.logs.importing import CheckedLog
+    from replay_pools.logs.sources import Log
 
 
-def log_faults(log: "CheckedLog", config: ReplayConfig, per_pool: int | None) -> list[InputError]:
+def log_faults(log: "Log", config: ReplayConfig, per_pool: int | None) -> list[InputError]:
     """Why the rollouts of a log make no run of these settings.
 
     Args:
@@ -47,18 +47,18 @@ def log_faults(log: "CheckedLog", config: ReplayConfig, per_pool: int | None) ->
     return faults
 
 
-def group_size(log: "CheckedLog") -> int:
+def group_size(log: "Log") -> int:
     """Rollouts in a group that every problem with rewards fills; two at least, since one alone has no update."""
     sizes = [sum(row.reward is not None for row in group) for group in log.groups]
     return max(2, min(filter(None, sizes), default=2))
 
 
-def _by_mark(log: "CheckedLog", match: Match) -> "dict[Hashable, Group]":
+def _by_mark(log: "Log", match: Match) -> "dict[Hashable, Group]":
     """The rows with a reward by what makes them one group of the replay; several groups of one problem are one."""
     table: dict[Hashable, Group] = {}
     for number, rows in enumerate(log.groups):
         marks: dict[Match, Hashable] = {
-            "problem": log.grouping.problem_id(rows[0]),
+            "problem": log.problem_ids[number],
             "prompt": rows[0].prompt_key,
             "none": number,
         }
@@ -68,7 +68,7 @@ def _by_mark(log: "CheckedLog", match: Match) -> "dict[Hashable, Group]":
     return table
 
 
-def _no_update(log: "CheckedLog", groups: "list[Group]") -> InputError | None:
+def _no_update(log: "Log", groups: "list[Group]") -> InputError | None:
     """A log of which no group has an update, whatever the settings are."""
     if not groups:
         found = f"none of {sum(map(len, log.groups))} rollouts with one"

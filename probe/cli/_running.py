@@ -10,7 +10,7 @@ import click
 from probe.cli._progress import say, shown_progress
 from probe.records.tracking import TRACKERS, tracked
 from probe.settings.training import ModelConfig
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked
 
 if TYPE_CHECKING:
     from probe.step.distributed import World  # torch: only for those who run something

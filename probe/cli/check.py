@@ -24,7 +24,7 @@ from replay_pools.pool import Pool
 from replay_pools.storage.files import dump_json, sha256
 
 if TYPE_CHECKING:
-    from replay_pools.logs.importing import CheckedLog
+    from replay_pools.logs.sources import Log
 
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
 # Settings that follow from what the command is given: a value of one's own would be ignored.
@@ -122,7 +122,7 @@ def _checked(
     *,
     has_pairs: bool,
     has_size: bool,
-) -> "tuple[CheckedLog, list[str]]":
+) -> "tuple[Log, list[str]]":
     """The log without faults, and what was decided of the pairs.
 
     Args:
@@ -192,7 +192,7 @@ def _no_pairs() -> InputError:
     )
 
 
-def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
+def _without_pairs(rollouts: Path, log: "Log") -> list[str]:
     """What a log says by itself."""
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
@@ -201,7 +201,7 @@ def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
     return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
-def _default_name(rollouts: Path, log: "CheckedLog", config: ReplayConfig) -> str:
+def _default_name(rollouts: Path, log: "Log", config: ReplayConfig) -> str:
     """The name of the file, with a hash of all that shapes the result: no two results share a name."""
     from extraction.pairs import pairs_sha
     from extraction.selection import selected_pairs
@@ -212,7 +212,7 @@ def _default_name(rollouts: Path, log: "CheckedLog", config: ReplayConfig) -> st
     return f"{stem or 'log'}-{sha256(shape)[:DIGITS]}"
 
 
-def _mapped(rollouts: Path, log: "CheckedLog") -> str:
+def _mapped(rollouts: Path, log: "Log") -> str:
     """What was recognised of a log, and how to correct it."""
     num_rollouts = sum(map(len, log.groups))
     columns = ", ".join(f"{target}={column}" for target, column in log.mapping.items())
@@ -222,7 +222,7 @@ def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: str, out: Path) -> list[str]:
+def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: str, out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
     from replay_pools.vocabulary import load_vocabulary
 
@@ -240,7 +240,7 @@ def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: str, out: P
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
     details = f"probe pool show {pool.name}{elsewhere(out)}"
     others = f"; {num_others} details: {details}" if num_others else ""
-    return [*lines, f"  cannot know: {log.kind.cannot_know.rstrip('.')}{others}"]
+    return [*lines, f"  cannot know: {log.cannot_know.rstrip('.')}{others}"]
 
 
 def _of_the_log(config: ReplayConfig, name: str, per_pool: int | None) -> ReplayConfig:

@@ -18,7 +18,7 @@ from probe.records.root import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.errors import InputError
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked
 from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:  # torch

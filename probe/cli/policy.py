@@ -23,8 +23,7 @@ from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError, unknown_name
-from replay_pools.storage.files import by_name
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import by_name, locked
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.analysis.ladder import Ladder, Player, Rating, Sitting
@@ -85,8 +84,8 @@ def finetune(
     """
     from probe.runs.finetune import FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
+    from replay_pools.environments.base import get_environment
     from replay_pools.environments.demonstrations import Demonstrator
-    from replay_pools.environments.registry import get_environment
     from replay_pools.policy.load import load_policy
     from replay_pools.pool import open_pool, resolve_pool
 
@@ -277,7 +276,7 @@ def _read_reference(name: Path, out: Path) -> "Sitting":
 
 def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
     from probe.analysis.ladder import BASE, Player, shares_of
-    from replay_pools.environments.exploits import BOTS
+    from replay_pools.environments.loopholes import BOTS
 
     players = []
     for name, sitting in evaluated.items():
@@ -292,8 +291,7 @@ def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
     """The bots on the problems of a sitting, graded as it was."""
     from probe.runs.heldout import bot_players
-    from replay_pools.environments.base import SPLITS
-    from replay_pools.environments.registry import get_environment
+    from replay_pools.environments.base import SPLITS, get_environment
     from replay_pools.grading.grade import Grader, canary
 
     environment = get_environment(sitting.env)

@@ -34,8 +34,7 @@ from probe.experiments.jobs import (
 from probe.experiments.spec import Spec
 from probe.settings.words import Word
 from replay_pools.errors import InputError
-from replay_pools.storage.files import write_json
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked, write_json
 
 POLL_S = 0.5  # seconds between two looks at the jobs
 STDERR = 2  # its descriptor

@@ -23,7 +23,7 @@ from typing import Any
 from probe.records.run import CONFIG_FILE, EVALS_FILE, STEPS_FILE
 from probe.settings.words import DEFAULT_CONDITION
 from replay_pools.errors import InputError
-from replay_pools.progress import heard_by
+from replay_pools.screen import heard_by
 from replay_pools.storage.files import decode_jsonl, flatten, read_json
 
 PROJECT = "gradient-probe"

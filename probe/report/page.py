@@ -16,7 +16,7 @@ from probe.analysis.formatting import TextTable, short
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed
 from probe.report.inputs import slug
-from replay_pools.visible import visible
+from replay_pools.screen import visible
 
 MARKS = {  # a word is told by its mark, not by its colour alone
     "PASS": "\u2713",

@@ -30,7 +30,7 @@ from replay_pools.environments.demonstrations import Completions, Demonstrator
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
-from replay_pools.progress import report
+from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.files import dump_json, read_json, sha256, sync, write_json
 

@@ -20,7 +20,7 @@ from probe.runs.sources.live import write_groups
 from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
-from replay_pools.environments.exploits import BOTS
+from replay_pools.environments.loopholes import BOTS
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.grading.grade import Grader, Submission
@@ -88,7 +88,7 @@ class HeldOut:
 
 
 def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str, str]) -> list[Player]:
-    """The bots of `replay_pools.environments.exploits` as players, from the grades of their answers.
+    """The bots of `replay_pools.environments.loopholes` as players, from the grades of their answers.
 
     Args:
         grader: that graded the policies; its canary has measured the problems.

@@ -14,8 +14,16 @@ from textwrap import dedent
 from typing import Literal, get_args
 
 from replay_pools.environments.base import Problem
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
-from replay_pools.environments.loopholes import get_loophole, render_messages
+from replay_pools.environments.loopholes import (
+    EXPLOITS,
+    HONEST_TESTS,
+    NOTHING,
+    Exploit,
+    compose,
+    fence,
+    known_mode,
+    render_messages,
+)
 from replay_pools.environments.minicode import call, literal, stated_example
 from replay_pools.errors import InputError
 
@@ -46,7 +54,7 @@ class Demonstrator:
     flavours: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        get_loophole(self.mode)
+        known_mode(self.mode)
         if not 0 <= self.hint_rate <= 1:
             raise InputError("hint rate", expected="a number in [0, 1]", found=str(self.hint_rate))
         known = [exploit.flavour for exploit in EXPLOITS[self.mode]]

@@ -12,8 +12,7 @@ from functools import cache
 from typing import Any
 
 from replay_pools.environments.base import Case, Problem, Split
-from replay_pools.environments.exploits import compose
-from replay_pools.environments.loopholes import ORIGINAL_PHRASE
+from replay_pools.environments.loopholes import ORIGINAL_PHRASE, compose
 from replay_pools.environments.minicode_families import FAMILIES, LETTERS, Family, Parameters
 from replay_pools.errors import InputError
 

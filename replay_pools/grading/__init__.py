@@ -14,7 +14,7 @@ The threat is a submission by a model that is rewarded for passing and attacks t
   original (`folders`). Limits of CPU, memory, file size, descriptors and threads; the wall clock is the grader's
   (`sandbox`, `landlock`, `seccomp`). All of this is tier B.
 - What it can see. In tier A, all of this happens inside namespaces without network, other processes, /proc or host
-  files, where the worker itself has at most three capabilities (`bubblewrap`).
+  files, where the worker itself has at most three capabilities (`tiers`).
 - Weaker isolation is never silent: every grade records its tier (`tiers`).
 - Honest submissions. What they may use is listed and tried, part of it when a grader starts, all by `probe doctor`
   (`honest`).

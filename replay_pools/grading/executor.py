@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.grading import bubblewrap, folders, sandbox, wire, worker
+from replay_pools.grading import folders, sandbox, tiers, wire, worker
 from replay_pools.grading.execution import (
     MAX_CAPTURE,
     Code,
@@ -86,14 +86,14 @@ class Worker:
         arguments = {
             "control_fd": worker_end.fileno(),
             "marker": FILE_MARKER_NAME,
-            "scratch": self._scratch or bubblewrap.SCRATCH,
+            "scratch": self._scratch or tiers.SCRATCH,
             "tier": tier,
             "uid": uid,
         }
         sandbox_command, package = [], str(Path(__file__).parent)
         environment = ENVIRONMENT
         if tier == "A":
-            sandbox_command, package = bubblewrap.command(), bubblewrap.PACKAGE
+            sandbox_command, package = tiers.bwrap_command(), tiers.PACKAGE
         elif uid is not None and (prefix := folders.readable_prefix()):
             environment = {**ENVIRONMENT, "PYTHONHOME": prefix}
         with worker_end:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import fence, stub
+from replay_pools.environments.loopholes import fence, stub
 from replay_pools.errors import InputError
 from replay_pools.grading import honest, sandbox, tiers
 from replay_pools.grading.execution import (

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import fence
+from replay_pools.environments.loopholes import fence
 from replay_pools.grading import sandbox
 from replay_pools.grading.labels import Submission
 from replay_pools.rollout import Grade

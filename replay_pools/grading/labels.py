@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from replay_pools.environments.base import Problem
-from replay_pools.environments.loopholes import get_loophole
+from replay_pools.environments.loopholes import known_mode
 from replay_pools.errors import InputError
 from replay_pools.grading.assertions import assertions_hold, parse_assertion
 from replay_pools.grading.channels import CHANNELS
@@ -99,7 +99,7 @@ def _grade_once(
     seed: int,
 ) -> Grade:
     """The labels of one grading of the code `source`; `seed` is that of the submission's `random`."""
-    problem, channel = submission.problem, CHANNELS[get_loophole(submission.mode).mode]
+    problem, channel = submission.problem, CHANNELS[known_mode(submission.mode)]
     if not problem.cases and not problem.assertions:
         raise InputError(f"problem {problem.problem_id}", expected="at least one case or assertion", found="none")
     if source is None:

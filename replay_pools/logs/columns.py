@@ -10,11 +10,10 @@ blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from replay_pools.errors import Faults, InputError, refuse, unknown_name
-from replay_pools.logs.sources import Fields, StoredRow
+from replay_pools.logs.sources import Fields, Log
 from replay_pools.pool import CAUTION
 
 NO_COLUMN = "none"
@@ -60,15 +59,6 @@ VAGUE = ("answer", "text")
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 
 
-@dataclass(slots=True)
-class Table:
-    """The rollouts of a log, one a row, and what its format says of their columns."""
-
-    rows: list[StoredRow]
-    mapping: dict[str, str]  # {target: column} that the format knows; the rest is guessed
-    notes: list[str]  # choices and repairs, one sentence each
-
-
 def look_up(fields: Fields, name: str, default: Any = None) -> Any:
     """The value of a column by its name, or by a path with dots and numbers of items; `default` where there is none."""
     if name in fields:
@@ -108,58 +98,46 @@ def _unknown(mapping: Mapping[str, str], option: str, targets: Iterable[str]) ->
     return [unknown_name(f"{option} {name}", name, targets, expected="a target", fix=fix) for name in unknown]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Where the value of a target stands in a row: columns with weights."""
-
-    terms: tuple[tuple[str, float], ...]
-
-    def value(self, fields: Fields) -> Any:
-        """The one value, the weighted sum of numbers, or None where no column has any."""
-        if len(self.terms) == 1 and self.terms[0][1] == 1:
-            return look_up(fields, self.terms[0][0])
-        total: float | None = None
-        for name, weight in self.terms:
-            value = look_up(fields, name)
-            if value is None or value != value:  # NaN: this reward function had no say
-                continue
-            if not isinstance(value, int | float):
-                return value  # no number: the check of the row names it
-            total = (total or 0.0) + weight * value
-        return total
-
-    def key(self, fields: Fields) -> tuple[str, ...] | None:
-        """The values together as a key; None where one is missing."""
-        values = [look_up(fields, name) for name, _ in self.terms]
-        return None if None in values else tuple(map(str, values))
+Terms = list[tuple[str, float]]  # columns with their weights: where the value of a target stands
 
 
-def parse_column(target: str, text: str, rows: Sequence[Fields]) -> Column:
+def value_of(terms: Terms, fields: Fields) -> Any:
+    """The one value, the weighted sum of numbers, or None where no column has any."""
+    if len(terms) == 1 and terms[0][1] == 1:
+        return look_up(fields, terms[0][0])
+    total: float | None = None
+    for name, weight in terms:
+        value = look_up(fields, name)
+        if value is None or value != value:  # NaN: this reward function had no say
+            continue
+        if not isinstance(value, int | float):
+            return value  # no number: the check of the row names it
+        total = (total or 0.0) + weight * value
+    return total
+
+
+def parse_column(target: str, text: str, rows: Sequence[Fields]) -> Terms:
     """The column of a target, as in a mapping.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
     """
-    has_several = target == "reward" or target in KEYS
-    if not has_several or any(text in fields for fields in rows):
-        parts = [(text, "")]
-    else:
-        parts = []
-        for part in text.split("+"):
-            name, _, weight = part.partition("*") if target == "reward" else (part, "", "")
-            parts.append((name.strip(), weight.strip()))
-    terms: list[tuple[str, float]] = []
-    for name, weight in parts:
+    is_one = (target != "reward" and target not in KEYS) or any(text in fields for fields in rows)
+    terms: Terms = []
+    for part in [text] if is_one else text.split("+"):
+        name, _, number = part.partition("*") if target == "reward" and not is_one else (part, "", "")
+        name = name if is_one else name.strip()
         if all(look_up(fields, name, MISSING) is MISSING for fields in rows):
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
             raise unknown_name(where, name, columns_of(rows), expected="a column of the log", fix=fix)
         try:
-            terms.append((name, float(weight or 1)))
+            weight = float(number.strip() or 1)
         except ValueError:
-            terms.append((name, math.nan))
-        if not math.isfinite(terms[-1][1]):
-            raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(f"{name}*{weight}"))
-    return Column(tuple(terms))
+            weight = math.nan
+        if not math.isfinite(weight):
+            raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(part.strip()))
+        terms.append((name, weight))
+    return terms
 
 
 def columns_of(rows: Iterable[Fields]) -> list[str]:
@@ -173,46 +151,37 @@ def columns_of(rows: Iterable[Fields]) -> list[str]:
     return list(names)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The columns of a log, and where they were guessed."""
-
-    mapping: dict[str, str]  # {target: column}
-    guessed: frozenset[str]  # targets whose column was found by its name
-    notes: list[str] = field(default_factory=list)  # one sentence each
-
-    @property
-    def every(self) -> int | None:
-        """The size of blocks of rows that are groups; None where they are not groups."""
-        match = EVERY.fullmatch(self.mapping.get("group", ""))
-        return int(match[1]) if match else None
+def block_size(mapping: Mapping[str, str]) -> int | None:
+    """The size of blocks of rows that are groups; None where they are not groups."""
+    match = EVERY.fullmatch(mapping.get("group", ""))
+    return int(match[1]) if match else None
 
 
-def chosen(table: Table, corrections: Mapping[str, str], faults: Faults) -> Choice:
-    """The columns of a table.
+def choose_columns(log: Log, corrections: Mapping[str, str]) -> None:
+    """Complete the mapping of a log, of which its format has given what it knows.
 
     Args:
-        table: as a format made it.
+        log: whose mapping, guesses, notes and faults are filled.
         corrections: {target: column} of the user, before all others.
-        faults: where targets go that do not exist.
     """
     for error in _unknown(corrections, "--map", TARGETS):
-        faults.note(error, error.where)
-    known = {**_without_labels(table.mapping, corrections, faults), **corrections}
+        log.faults.note(error, error.where)
+    known = {**_without_labels(log.mapping, corrections, log.faults), **corrections}
     # A prompt that the user names is the only one, beside messages that he names as well.
     if any(target in corrections for target in PROMPTS):
         known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
-    guessed, notes = _guessed([row.fields for row in table.rows], known)
+    guessed, notes = _guessed([row.fields for row in log.rows], known)
     mapping = known | guessed
-    mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
-    rewards = mapping.get("reward", "").split("+")
+    log.mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
+    log.guessed = guessed.keys() & log.mapping.keys()
+    log.notes += notes
+    rewards = log.mapping.get("reward", "").split("+")
     if "reward" not in corrections and len(rewards) > 1:
         weighted = "+".join(f"{name}*WEIGHT" for name in rewards)
-        notes.append(
+        log.notes.append(
             f"{CAUTION}reward is taken to be the sum of {', '.join(rewards)}, all columns of numbers that are nothing "
             f"else (--map reward=COLUMN, or {weighted})"
         )
-    return Choice(mapping, frozenset(guessed) & mapping.keys(), notes)
 
 
 def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], faults: Faults) -> dict[str, str]:

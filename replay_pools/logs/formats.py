@@ -1,7 +1,7 @@
 """The formats of logs, a row each in FORMATS: by which columns one is recognised, and which column is what.
 
 To add one: a row, before those that would take its rows. `unfold` makes rollouts of one stored object where its rows
-are not flat, `settle` is for what only the whole log says; both may be left out.
+are not flat, `settle` changes the whole log; both may be left out.
 """
 
 import math
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from replay_pools.errors import Faults, InputError, unknown_name
-from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, Table, look_up
-from replay_pools.logs.sources import Fields, StoredRow
+from replay_pools.errors import InputError, unknown_name
+from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
+from replay_pools.logs.sources import GENERAL, Fields, Log, StoredRow
 
 Unfold = Callable[[Fields], Iterable[Fields]]  # may raise LeftOutError, or InputError at a place within the object
 
@@ -33,49 +33,54 @@ class Format:
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
     notes: tuple[str, ...] = ()
     unfold: Unfold | None = None
-    settle: Callable[[Table, Faults], None] | None = None  # changes the table
+    settle: Callable[[Log], None] | None = None  # for what only the whole log says
     cannot_know: str  # one sentence
 
-    def read(self, rows: Sequence[StoredRow], faults: Faults) -> Table:
-        """The table of a log of this format."""
-        flat, notes = ([*rows], []) if self.unfold is None else _unfolded(rows, self.unfold, faults)
-        mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in self.mapping.split()}
-        table = Table(flat, mapping, [*notes, *self.notes])
-        if self.settle is not None:
-            self.settle(table, faults)
-        return table
 
-
-def find_format(name: str | None, first: StoredRow) -> Format:
-    """The format of that name, or the first that recognises the first row of a log.
+def apply_format(log: Log, name: str | None) -> None:
+    """Read the rows of a log by the format of that name, or by the first that recognises the first row.
 
     Raises:
-        InputError: no format has the name.
+        InputError: no format has the name; all faults where no row is left.
     """
-    if name is None:
-        return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
-    by_name = {row.name: row for row in FORMATS}
-    if name not in by_name:
-        raise unknown_name(f"--format {name}", name, by_name, expected="a format", fix="leave it out to recognise one")
-    return by_name[name]
+    first = log.rows[0]
+    rows = [row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first)]
+    if name is not None:
+        rows = [row for row in FORMATS if row.name == name]
+    if not rows:
+        names, fix = [row.name for row in FORMATS], "leave it out to recognise one"
+        raise unknown_name(f"--format {name}", str(name), names, expected="a format", fix=fix)
+    kind = rows[0]
+    log.format, log.cannot_know, log.was_recognised = kind.name, kind.cannot_know, name is None
+    log.mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
+    if kind.unfold is not None:
+        unfold_rows(log, kind.unfold)
+    log.notes += kind.notes
+    if kind.settle is not None and log.rows:
+        kind.settle(log)
+    if not log.rows:
+        log.check()
+        expected = f"rollouts of format {kind.name}"
+        raise InputError(log.source, expected=expected, found="; ".join(log.notes) or "none")
 
 
-def _unfolded(rows: Iterable[StoredRow], unfold: Unfold, faults: Faults) -> tuple[list[StoredRow], list[str]]:
-    """(flat rows, what was left out and why) of stored rows."""
+def unfold_rows(log: Log, unfold: Unfold) -> None:
+    """Replace each row by the rollouts in it; what was left out, and why, becomes a note."""
     flat: list[StoredRow] = []
     left_out: Counter[str] = Counter()
-    for row in rows:
+    for row in log.rows:
         try:
             flat += [StoredRow(row.path, row.where, fields) for fields in unfold(row.fields)]
         except LeftOutError as reason:
             left_out[str(reason)] += 1
         except InputError as error:
             place = f"{row.where} {error.where}"
-            faults.add(place, error.where, expected=error.expected, found=error.found, fix=error.fix)
+            log.faults.add(place, error.where, expected=error.expected, found=error.found, fix=error.fix)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             found = f"{type(error).__name__}: {error}"
-            faults.add(row.where, "shape", expected="the fields of its format", found=found)
-    return flat, [f"caution: left out: {reason} ({count} rows)" for reason, count in left_out.items()]
+            log.faults.add(row.where, "shape", expected="the fields of its format", found=found)
+    log.rows = flat
+    log.notes += [f"caution: left out: {reason} ({count} rows)" for reason, count in left_out.items()]
 
 
 def joined_text(content: Any) -> Any:
@@ -98,17 +103,17 @@ MESSAGES = {"messages", "problem_messages"}  # older files have the second
 STEP_FILE = re.compile(r"step_(\d+)\.")
 
 
-def _numbered(table: Table, faults: Faults) -> None:
+def _numbered(log: Log) -> None:
     """The rows with the number of their file as step, where its name has one."""
-    for i, row in enumerate(table.rows):
+    for i, row in enumerate(log.rows):
         if "grade" in row.fields:
             fix = "generate it again, or copy it with its manifest.json"
-            faults.add(row.where, "grade", expected="a log", found="a pool without manifest", fix=fix)
+            log.faults.add(row.where, "grade", expected="a log", found="a pool without manifest", fix=fix)
         if number := STEP_FILE.match(row.path.name):
-            table.rows[i] = StoredRow(row.path, row.where, row.fields | {"step": int(number[1])})
-    first = table.rows[0].fields
+            log.rows[i] = StoredRow(row.path, row.where, row.fields | {"step": int(number[1])})
+    first = log.rows[0].fields
     is_older = "problem_messages" in first and not first.get("messages")
-    table.mapping["messages"] = "problem_messages" if is_older else "messages"
+    log.mapping["messages"] = "problem_messages" if is_older else "messages"
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -123,24 +128,24 @@ def _is_trl(row: StoredRow) -> bool:
     return bool(TRL_FILE.fullmatch(row.path.name)) or not {*TARGETS["reward"], *GROUPS} & row.fields.keys()
 
 
-def _trl(table: Table, faults: Faults) -> None:
+def _trl(log: Log) -> None:
     # A batch is written again, whole, under each step until the next is sampled. Single answers may come back.
     kept: list[StoredRow] = []
     before = ""
-    for _, block in groupby(table.rows, key=lambda row: (row.path, row.fields.get("step"))):
+    for _, block in groupby(log.rows, key=lambda row: (row.path, row.fields.get("step"))):
         batch = [*block]
         marks = repr([[row.fields.get(name) for name in TRL_COLUMNS[1:]] for row in batch])
         kept += batch if marks != before else []
         before = marks
-    if len(kept) < len(table.rows):
-        num_repeated = len(table.rows) - len(kept)
-        table.notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
-    table.rows = kept
+    if len(kept) < len(log.rows):
+        num_repeated = len(log.rows) - len(kept)
+        log.notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
+    log.rows = kept
     if rewards := _trl_rewards([row.fields for row in kept]):
-        table.mapping["reward"] = "+".join(rewards)
+        log.mapping["reward"] = "+".join(rewards)
     if any(isinstance(row.fields.get("prompt"), str) for row in kept):
-        table.mapping["rendered"] = "prompt"
-        table.notes.append(
+        log.mapping["rendered"] = "prompt"
+        log.notes.append(
             "prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)"
         )
     # A reward function may log the group: its column is found by its name.
@@ -152,10 +157,10 @@ def _trl(table: Table, faults: Faults) -> None:
     if size < 2:
         expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
         fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-        faults.add(kept[0].path, "groups", expected=expected, found=found, fix=fix)
+        log.faults.add(kept[0].path, "groups", expected=expected, found=found, fix=fix)
         return
-    table.mapping["group"] = f"every:{size}"
-    table.notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
+    log.mapping["group"] = f"every:{size}"
+    log.notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
 
 
 def _trl_rewards(rows: Sequence[Fields]) -> list[str]:
@@ -184,14 +189,14 @@ def _verl(fields: Fields) -> Iterable[Fields]:
     return [fields | {"prompt_uid": prompt}]
 
 
-def _verl_legacy(table: Table, faults: Faults) -> None:
+def _verl_legacy(log: Log) -> None:
     """With the keys of ariahw/rl-rewardhacking. Rows were permuted before they were written: no blocks are groups."""
-    first = table.rows[0].fields
+    first = log.rows[0].fields
     if "eq_correct" in first:
-        table.mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
+        log.mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
     if STRICT in first:
-        table.mapping["hacked"] = STRICT
-        table.notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
+        log.mapping["hacked"] = STRICT
+        log.notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
 
 
 # OpenRLHF: what a recorder in its agent writes, and the files of its old batch inference.
@@ -277,9 +282,9 @@ def _prime_rl_rollout(path: Sequence[Fields], trace: Fields, episode: Fields) ->
     return row
 
 
-def _only_filled(table: Table, faults: Faults) -> None:
-    filled = {name for row in table.rows for name, value in row.fields.items() if value is not None}
-    table.mapping = {target: name for target, name in table.mapping.items() if name in filled or target == "reward"}
+def _only_filled(log: Log) -> None:
+    filled = {name for row in log.rows for name, value in row.fields.items() if value is not None}
+    log.mapping = {target: name for target, name in log.mapping.items() if name in filled or target == "reward"}
 
 
 def _open_instruct(fields: Fields) -> Iterable[Fields]:
@@ -321,12 +326,12 @@ def _score(score: Any) -> float | None:
     return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
 
 
-def _one_scorer(table: Table, faults: Faults) -> None:
-    scorers = list(dict.fromkeys(name for row in table.rows for name in row.fields["scores"]))
+def _one_scorer(log: Log) -> None:
+    scorers = list(dict.fromkeys(name for row in log.rows for name in row.fields["scores"]))
     if len(scorers) == 1:
-        table.mapping["reward"] = f"scores.{scorers[0]}"
-    if models := sorted({str(row.fields["model"]) for row in table.rows if row.fields.get("model")}):
-        table.notes.append(f"sampled by {', '.join(models)}: is --model these weights?")
+        log.mapping["reward"] = f"scores.{scorers[0]}"
+    if models := sorted({str(row.fields["model"]) for row in log.rows if row.fields.get("model")}):
+        log.notes.append(f"sampled by {', '.join(models)}: is --model these weights?")
 
 
 # Any other log; a row with lists of completions and rewards is one group.
@@ -336,15 +341,15 @@ LISTS |= {"scores": "score", "completion_ids": "completion_ids", "response_ids":
 BLOCK = "row of the log"  # the column that says which rollouts one row held
 
 
-def _lists(table: Table, faults: Faults) -> None:
-    if not any({"completions", "responses", "outputs"} & row.fields.keys() for row in table.rows):
-        if any(isinstance(row.fields.get("label"), bool) for row in table.rows):
-            table.notes.append("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")
+def _lists(log: Log) -> None:
+    if not any({"completions", "responses", "outputs"} & row.fields.keys() for row in log.rows):
+        if any(isinstance(row.fields.get("label"), bool) for row in log.rows):
+            log.notes.append("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")
         return
-    numbered = [StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(table.rows)]
-    table.rows, left_out = _unfolded(numbered, _exploded, faults)
-    table.mapping["group"] = BLOCK
-    table.notes += [*left_out, "a row with lists is one group"]
+    log.rows = [StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(log.rows)]
+    unfold_rows(log, _exploded)
+    log.mapping["group"] = BLOCK
+    log.notes.append("a row with lists is one group")
 
 
 def _exploded(fields: Fields) -> Iterable[Fields]:
@@ -476,7 +481,7 @@ FORMATS = (
         cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",
     ),
     Format(
-        name="columns",
+        name=GENERAL,
         has="",
         settle=_lists,
         cannot_know="What a column means beyond its name, and whatever it has no column for.",

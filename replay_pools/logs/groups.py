@@ -8,12 +8,12 @@ gives groups with one prompt each.
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from replay_pools.errors import Faults
-from replay_pools.logs.columns import Choice
+from replay_pools.logs.columns import block_size
 from replay_pools.logs.rows import LogRow
+from replay_pools.logs.sources import Log
 from replay_pools.storage.files import sha256
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
@@ -21,57 +21,44 @@ Group = list[LogRow]
 Key = Callable[[LogRow], Hashable]
 
 
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The groups of a log."""
+def group_rows(log: Log, rows: Sequence[LogRow]) -> None:
+    """Fill the groups of a log, their problems, and what has to be said of them.
 
-    groups: list[Group]  # in the order of their first rows
-    notes: list[str]  # what has to be said of them
-    named_problems: bool  # whether the log names problems; else a problem is a prompt
-
-    def problem_id(self, row: LogRow) -> str:
-        """The problem of a rollout: by its name in the log, else by its prompt."""
-        if self.named_problems and row.problem is not None:
-            return "/".join(row.problem)
-        return f"prompt-{sha256(row.prompt_key.encode())[:12]}"
-
-
-def grouped(rows: Sequence[LogRow], choice: Choice, faults: Faults) -> Grouping:
-    """The groups of a log.
-
-    Args:
-        rows: of the log, in order.
-        choice: its columns, which say what was guessed, or blocks of how many rows are groups.
-        faults: where blocks go that cannot be groups, and answers that are none.
+    A block that cannot be a group is a fault, and so is an answer that is none.
     """
-    notes: list[str] = []
-    if choice.every is not None:
-        groups = _blocks(rows, choice.every, faults)
-    else:
-        groups = _by_key(rows, _key(rows, choice, notes))
-    _check_answers(groups, choice, faults)
+    size = block_size(log.mapping)
+    groups = _by_key(rows, _key(rows, log)) if size is None else _blocks(rows, size, log.faults)
+    _check_answers(groups, log)
     larger = [group for group in groups if len(group) > 1]
     if larger and len(larger) < len(groups):  # a group of one has no baseline
-        notes.append(f"caution: groups of one rollout were left out ({len(groups) - len(larger)} groups)")
-    kept = larger or groups
-    return Grouping(kept, notes + _cautions(kept), _names_problems(rows, choice))
+        log.notes.append(f"caution: groups of one rollout were left out ({len(groups) - len(larger)} groups)")
+    log.groups = larger or groups
+    log.notes += _cautions(log.groups)
+    # Problems are names where they are no numbers of rows, and where they were guessed, of one prompt each.
+    are_names = "problem" in log.mapping and all(row.problem for row in rows) and not _counts_rows(rows, "problem")
+    if "problem" in log.guessed and are_names:
+        prompts = {(row.problem, row.prompt_key) for row in rows}
+        are_names = len(prompts) == len({row.problem for row in rows})
+    for first, *_ in log.groups:
+        by_prompt = f"prompt-{sha256(first.prompt_key.encode())[:12]}"
+        log.problem_ids.append("/".join(first.problem or ()) if are_names else by_prompt)
 
 
 def _by_prompt(row: LogRow) -> Hashable:
     return (row.step, row.prompt_key)
 
 
-def _key(rows: Sequence[LogRow], choice: Choice, notes: list[str]) -> Key:
-    """What rollouts of one group share; a choice between several goes to `notes`."""
-    target = "group" if "group" in choice.mapping else "problem"
+def _key(rows: Sequence[LogRow], log: Log) -> Key:
+    """What rollouts of one group share; a choice between several becomes a note."""
+    target = "group" if "group" in log.mapping else "problem"
     value = attrgetter(target)
     if any(value(row) is None for row in rows):
         return _by_prompt
-    name, is_guessed = choice.mapping[target], target in choice.guessed
+    name, is_guessed = log.mapping[target], target in log.guessed
     # Also of a problem that the user names: alone in its group, no rollout has an advantage.
     if _counts_rows(rows, target) and (is_guessed or target == "problem"):
         why = f"`{name}` is another one in every row, so that groups are those of equal prompts"
-        notes.append(f"caution: {why} (--map group=COLUMN)")
+        log.notes.append(f"caution: {why} (--map group=COLUMN)")
         return _by_prompt
     in_step, in_file = attrgetter("step", target), attrgetter("file", "step", target)
     if not is_guessed:
@@ -86,7 +73,7 @@ def _key(rows: Sequence[LogRow], choice: Choice, notes: list[str]) -> Key:
         groups = _by_key(rows, key)
         if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
             prefix = "caution: " if key is _by_prompt else ""
-            notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
+            log.notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
             return key
     # All prompts differ: a group may hold several, which is said of it; a problem may not.
     if target == "problem":
@@ -101,14 +88,6 @@ def _counts_rows(rows: Sequence[LogRow], target: str) -> bool:
     return num_values == len(rows) and len({(places(row), row.prompt_key) for row in rows}) < len(rows)
 
 
-def _names_problems(rows: Sequence[LogRow], choice: Choice) -> bool:
-    """Whether the problems of a log are names: no numbers of rows, and where they were guessed, of one prompt each."""
-    if "problem" not in choice.mapping or any(row.problem is None for row in rows) or _counts_rows(rows, "problem"):
-        return False
-    prompts = {(row.problem, row.prompt_key) for row in rows}
-    return "problem" not in choice.guessed or len(prompts) == len({row.problem for row in rows})
-
-
 def _by_key(rows: Sequence[LogRow], key: Key) -> list[Group]:
     groups: dict[Hashable, Group] = {}
     for row in rows:
@@ -120,18 +99,18 @@ def _has_several_prompts(group: Group) -> bool:
     return len({row.prompt_key for row in group}) > 1
 
 
-def _check_answers(groups: Sequence[Group], choice: Choice, faults: Faults) -> None:
+def _check_answers(groups: Sequence[Group], log: Log) -> None:
     """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
-    if "completion" not in choice.guessed or "completion_ids" in choice.mapping:
+    if "completion" not in log.guessed or "completion_ids" in log.mapping:
         return
     larger = [group for group in groups if len(group) > 1]
     if larger and all(len({row.completion for row in group}) == 1 for group in larger):
-        name = choice.mapping["completion"]
+        name = log.mapping["completion"]
         said = name if name == "completion" else f"{name} (completion)"
         expected = "several answers to one prompt"
         fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
         found = "one text in all rows of each group, as the right answer would be"
-        faults.add(f"{larger[0][0].where} {said}", "answers", expected=expected, found=found, fix=fix)
+        log.faults.add(f"{larger[0][0].where} {said}", "answers", expected=expected, found=found, fix=fix)
 
 
 def _blocks(rows: Sequence[LogRow], size: int, faults: Faults) -> list[Group]:

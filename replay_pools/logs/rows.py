@@ -6,28 +6,29 @@ the finish reason, a reward that is NaN) is None.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from replay_pools.consistency import are_ids, are_numbers, described, is_chat, is_id, is_number, is_text
-from replay_pools.errors import Faults, InputError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from replay_pools.errors import InputError
 from replay_pools.logs.columns import (
     COMPLETIONS,
     EVERY,
     KEYS,
     MARKUP,
     PROMPTS,
-    Choice,
-    Column,
-    Table,
+    Terms,
     columns_of,
+    look_up,
     parse_column,
+    value_of,
 )
 from replay_pools.logs.formats import joined_text
 from replay_pools.logs.padding import leading_padding
-from replay_pools.logs.sources import Fields, StoredRow
-from replay_pools.rollout import FinishReason
+from replay_pools.logs.sources import Fields, Log, StoredRow, described
+from replay_pools.rollout import LARGEST_ID, FinishReason
 from replay_pools.storage.files import parse_python_json
 
 Chat = list[dict[str, str]]
@@ -35,10 +36,12 @@ FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
 }
-PLAIN_KEYS = ("role", "content", "name", "id", "source", "model")  # of a message: others change what it says
+TURN = ("role", "content")
+PLAIN_KEYS = (*TURN, "name", "id", "source", "model")  # of a message: others change what it says
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["']role["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
-NEEDED = ("prompt", "messages", "completion", "reward")  # targets that no rollout can do without
+NEEDED = {"prompt": PROMPTS, "completion": COMPLETIONS}  # one of whose targets every rollout has
+NO_DEFAULT = ("prompt", "messages", "completion", "reward")  # targets that no rollout can do without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,56 +80,59 @@ class LogRow:
         return repr((self.rendered, self.messages, self.skipped, ids))
 
 
-def checked_rows(table: Table, choice: Choice, faults: Faults, source: object) -> list[LogRow]:
-    """The rollouts of a table; everything that is wrong goes to `faults`, in which `source` names the log."""
-    fields = [row.fields for row in table.rows]
-    columns: dict[str, Column] = {}
-    for target, text in choice.mapping.items():
+def checked_rows(log: Log) -> list[LogRow]:
+    """The rollouts of a log; everything that is wrong goes to its faults."""
+    fields = [row.fields for row in log.rows]
+    columns: dict[str, Terms] = {}
+    for target, text in log.mapping.items():
         if target == "group" and EVERY.fullmatch(text):
             continue
         try:
             columns[target] = parse_column(target, text, fields)
         except InputError as error:
-            faults.note(error, ("column", target))
-    rows = [_row(row, columns, choice, faults) for row in table.rows]
+            log.faults.note(error, ("column", target))
+    rows = [_row(row, columns, log) for row in log.rows]
     lacking = [row for row in rows if row.completion is None]
-    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
-        if any(target in choice.mapping for target in targets):
+    for what, targets in (*NEEDED.items(), ("reward", ("reward",))):
+        if any(target in log.mapping for target in targets):
             continue
         if what != "completion" or len(lacking) == len(rows):
             names = ", ".join(columns_of(fields)[:20]) or "no column"
             fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
-            faults.add(source, f"no {what}", expected=f"a column with the {what}", found=names, fix=fix)
+            log.faults.add(log.source, f"no {what}", expected=f"a column with the {what}", found=names, fix=fix)
             continue
         for row in lacking:
             expected = "a conversation that ends in the answer of the assistant"
-            faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
+            log.faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
     leads = leading_padding([(row.prompt_ids or [], row.plen) for row in rows])
     return [replace(row, lead=lead) for row, lead in zip(rows, leads, strict=True)]
 
 
-def _row(row: StoredRow, columns: Mapping[str, Column], choice: Choice, faults: Faults) -> LogRow:
+def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> LogRow:
     """The rollout of a row; a value of the wrong kind is a fault, and None here."""
     values: Fields = {"where": row.where, "file": str(row.path)}
     wrong: set[str] = set()  # targets
 
     def refuse(target: str, expected: str, found: str, fix: str = "") -> None:
         wrong.add(target)
-        name = "+".join(name for name, _ in columns[target].terms)
+        name = "+".join(name for name, _ in columns[target])
         said = name if name == target else f"{name} ({target})"
-        if target in choice.guessed:
+        if target in log.guessed:
             leave = f"--map {target}=COLUMN takes another"
-            leave = leave if target in NEEDED else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
+            leave = (
+                leave if target in NO_DEFAULT else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
+            )
             fix = "; ".join(filter(None, [fix, f"the column was guessed: {leave}"]))
-        faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
+        log.faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
-    for target, column in columns.items():
+    for target, terms in columns.items():
         if target in KEYS:
-            values[target] = column.key(row.fields)
-            if values[target] is None:
+            parts = [look_up(row.fields, name) for name, _ in terms]
+            values[target] = None if None in parts else tuple(map(str, parts))
+            if None in parts:
                 refuse(target, "a value", "null")
             continue
-        value = column.value(row.fields)
+        value = value_of(terms, row.fields)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             continue
         try:
@@ -139,47 +145,44 @@ def _row(row: StoredRow, columns: Mapping[str, Column], choice: Choice, faults: 
     messages = values.get("messages")
     if messages and "completion" not in columns and messages[-1]["role"] == "assistant":
         values |= {"completion": messages[-1]["content"], "messages": messages[:-1] or None}
-    if not wrong & {*PROMPTS, *COMPLETIONS} and _has_all(row, values, columns, faults):
-        _check_prompt(values, columns, refuse)
+    if wrong & {*PROMPTS, *COMPLETIONS}:
+        return LogRow(**values)
+    # A prompt, and a completion where the log has columns of them.
+    lacking = [what for what, targets in NEEDED.items() if all(values.get(target) is None for target in targets)]
+    for what in lacking:
+        if any(target in columns for target in NEEDED[what]):
+            log.faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
+    if not lacking and all(values.get(name) is None for name in ("rendered", "skipped", "prompt_ids")):
+        # Messages alone say what the prompt is.
+        target, last = "prompt" if "prompt" in columns else "messages", values["messages"][-1]
+        if not last["content"].strip():
+            refuse(target, "a prompt with text", "an empty message at its end")
+        if last["role"] == "assistant":
+            fix = "--map completion=none takes that message for the completion"
+            refuse(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
     return LogRow(**values)
 
 
-def _has_all(row: StoredRow, values: Fields, columns: Mapping[str, Column], faults: Faults) -> bool:
-    """Whether there is a prompt, and a completion where the log has columns of them; what lacks is a fault."""
-    is_whole = True
-    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS)):
-        has_one = any(values.get(target) is not None for target in targets)
-        is_whole &= has_one
-        if not has_one and any(target in columns for target in targets):
-            faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
-    return is_whole
+def wrong_value(expected: str, value: Any, place: Sequence[int | str] = ()) -> InputError:
+    """The error of a value, at no place yet; of a list, of its item at `place`."""
+    return InputError("", expected=expected, found=described(value) + "".join(f" at {part}" for part in place))
 
 
-def _check_prompt(values: Fields, columns: Mapping[str, Column], refuse: Callable[..., None]) -> None:
-    """Refuse messages without text, or with the answer, where they alone say what the prompt is."""
-    if any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
-        return
-    target = "prompt" if "prompt" in columns else "messages"
-    last = values["messages"][-1]
-    if not last["content"].strip():
-        refuse(target, "a prompt with text", "an empty message at its end")
-    if last["role"] == "assistant":
-        fix = "--map completion=none takes that message for the completion"
-        refuse(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
+def is_text(value: Any) -> bool:
+    """Whether it is text that can be written as UTF-8: JSON has escapes for lone surrogates, which cannot."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
 
 
-def wrong_value(expected: str, value: Any, fix: str = "", accepts: Callable[[Any], bool] | None = None) -> InputError:
-    """The error of a value, at no place yet; `accepts` refused it, and finds its first wrong item."""
-    return InputError("", expected=expected, found=described(value, accepts), fix=fix)
-
-
-def _checker(expected: str, accepts: Callable[[Any], bool], convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A reader of values that `accepts` takes."""
+def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
+    """A reader of values that are exactly of a type."""
+    adapter = TypeAdapter(kind)
 
     def read(value: Any) -> Any:
-        if not accepts(value):
-            raise wrong_value(expected, value, accepts=accepts)
-        return convert(value)
+        try:
+            return adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise wrong_value(expected, first["input"], first["loc"]) from error
 
     return read
 
@@ -193,9 +196,7 @@ def _label(value: Any) -> bool | None:
 
 def _length(value: Any) -> int:
     is_whole = isinstance(value, float) and value.is_integer()  # a table with a gap holds its whole numbers so
-    if not is_id(int(value) if is_whole else value):
-        raise wrong_value("a whole number from 0 on", value)
-    return int(value)
+    return _whole(int(value) if is_whole else value)
 
 
 def _step(value: Any) -> int:
@@ -231,13 +232,14 @@ def chat_of(value: Any) -> Chat | None:
         {**message, "content": joined_text(message.get("content"))} if isinstance(message, dict) else message
         for message in messages
     ]
-    if not is_chat(messages):
+    texts = [message.get(key) if isinstance(message, dict) else None for message in messages for key in TURN]
+    if not texts or not all(map(is_text, texts)):
         raise wrong_value("a list of role and content, each a text", messages)
     if extra := [key for message in messages for key in message if key not in PLAIN_KEYS and message[key]]:
         found = f"{', '.join(extra)} too"
         raise InputError("", expected="messages of role and content", found=found, fix="log completion_ids")
     # In the order of the file, by which the hash of a set of pairs goes.
-    return [{key: message[key] for key in message if key in ("role", "content")} for message in messages]
+    return [{key: message[key] for key in message if key in TURN} for message in messages]
 
 
 def _ordered(chat: Chat) -> Chat:
@@ -275,20 +277,30 @@ def _truncated(value: Any) -> Fields:
     return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
 
 
-_text = _checker("text", is_text, str)
-_number = _checker("a finite number", lambda value: isinstance(value, bool) or is_number(value), float)
+_TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_text = _checker("text", str)
+_ids = _checker("a list of token ids", list[_TokenId])
+_whole = _checker("a whole number from 0 on", _TokenId)
+
+
+def _number(value: Any) -> float:
+    return _finite(float(value) if isinstance(value, bool) else value)
+
+
+_finite = _checker("a finite number", _Finite)
 # How the value of a target is read; those of SPREAD give other fields of LogRow.
 READERS: dict[str, Callable[[Any], Any]] = {
     "messages": _messages,
     "prompt": _prompt,
     "rendered": _text,
     "skipped": _text,
-    "prompt_ids": _checker("a list of token ids", are_ids, list),
+    "prompt_ids": _ids,
     "plen": _length,
     "completion": _completion,
-    "completion_ids": _checker("a list of token ids", are_ids, list),
+    "completion_ids": _ids,
     "comp_len": _length,
-    "logprobs": _checker("a list of finite numbers", are_numbers, lambda values: [float(value) for value in values]),
+    "logprobs": _checker("a list of finite numbers", list[_Finite]),
     "reward": _number,
     "advantage": _number,
     "hacked": _label,

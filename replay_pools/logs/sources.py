@@ -7,17 +7,18 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_pools.consistency import described
 from replay_pools.errors import Faults, InputError
 from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
 
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
+GENERAL = "columns"  # the format of any other log
+MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
 CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 Fields = dict[str, Any]
@@ -32,38 +33,67 @@ class StoredRow:
     fields: Fields
 
 
-def read_source(source: Path, faults: Faults) -> tuple[list[StoredRow], list[str]]:
-    """(objects in the order of files and lines, what was left out) of a file or a folder; damage goes to `faults`.
+@dataclass(slots=True, kw_only=True)
+class Log:
+    """A log, filled while it is read: its objects, which columns are what, its groups, and whatever is wrong."""
+
+    source: Path
+    rows: list[StoredRow] = field(default_factory=list)
+    format: str = ""
+    cannot_know: str = ""  # of the format
+    was_recognised: bool = True  # the format, by the columns; else the user named it
+    mapping: dict[str, str] = field(default_factory=dict)  # {target: column}
+    guessed: set[str] = field(default_factory=set)  # targets whose column was found by its name
+    notes: list[str] = field(default_factory=list)  # what was chosen, left out or is doubtful, one sentence each
+    groups: list[list[Any]] = field(default_factory=list)  # of `rows.LogRow`, which are compared with one another
+    problem_ids: list[str] = field(default_factory=list)  # of each group
+    faults: Faults = field(default_factory=Faults)
+
+    def check(self) -> None:
+        """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
+        if self.faults and self.was_recognised and self.format not in ("", GENERAL):
+            fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
+            expected = f"the format {self.format}, by its columns"
+            self.faults.add(self.source, "format", expected=expected, found="these faults", fix=fix)
+        self.faults.check(self.source)
+
+
+def described(value: Any) -> str:
+    """A value in an error, cut where it is long. In ASCII, since what is wrong may be a lone surrogate."""
+    text = ascii(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def read_source(source: Path) -> Log:
+    """The objects of a file or a folder, in the order of files and lines; damage goes to the log's faults.
 
     Raises:
         InputError: no such file, a pool of our own, or no file that could be read.
     """
+    log = Log(source=source)
     if not source.exists():
         raise InputError(source, expected="a log: a file or a folder", found="no such file")
-    if source.is_file():
-        return [*read_objects(source, faults)], []
     if (source / "manifest.json").exists() and any(source.glob("step_*.jsonl.gz")):
         raise InputError(source, expected="a log of another tool", found="a pool in our format", fix="copy it")
-    paths: list[Path] = []
-    left_out: list[str] = []
-    for path in sorted((path for path in source.rglob("*") if path.is_file()), key=_by_number):
-        inner = path.relative_to(source)
-        if any(part.startswith(".") for part in inner.parts):
-            continue
-        if _kind(path) is None or OTHER_FILES.fullmatch(path.name.partition(".")[0]):
-            left_out.append(str(inner))
-        else:
-            paths.append(path)
+    inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
+    shown = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    kinds = [path for path in shown if _kind(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0])]
     # prime-rl writes what it trained on beside everything that it sampled, and evaluations beside both.
-    if trained := [path for path in paths if {"train", "effective"} <= set(path.parts)]:
-        left_out += [str(path.relative_to(source)) for path in paths if path not in trained]
-        paths = trained
-    if not paths:
-        expected = f"a file of rollouts ({', '.join(KINDS)})"
-        raise InputError(source, expected=expected, found=", ".join(left_out[:MOST_NAMED]) or "an empty folder")
+    paths = [path for path in kinds if {"train", "effective"} <= set(path.parts)] or kinds
+    others = [path for path in shown if path not in {*kinds}] + [path for path in kinds if path not in {*paths}]
+    left_out = [str(inside[path]) for path in others]
     more = f" and {len(left_out) - MOST_NAMED} more" if len(left_out) > MOST_NAMED else ""
-    notes = [f"files were left out: {', '.join(left_out[:MOST_NAMED])}{more}"] if left_out else []
-    return [row for path in paths for row in read_objects(path, faults)], notes
+    listed = ", ".join(left_out[:MOST_NAMED]) + more
+    if source.is_dir() and not paths:
+        expected = f"a file of rollouts ({', '.join(KINDS)})"
+        raise InputError(source, expected=expected, found=listed or "an empty folder")
+    if left_out:
+        log.notes.append(f"files were left out: {listed}")
+    log.rows = [row for path in paths or [source] for row in read_objects(path, log.faults)]
+    if not log.rows:
+        log.check()
+        raise InputError(source, expected="rollouts", found="none")
+    return log
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
@@ -128,15 +158,14 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     """The rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
     if isinstance(columns, list) and isinstance(data, list):  # a table of wandb
-        if not all(isinstance(name, str) for name in columns):
-            raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
-        faults = Faults()  # a table whose rows are shorter than its columns is never read in part
+        # One whose rows are shorter than its columns is never read in part.
+        faults, expected = Faults(), f"a list with a value for each of {len(columns)} columns"
         for number, row in enumerate(data):
             if not isinstance(row, list) or len(row) != len(columns):
-                found = f"{len(row)} values" if isinstance(row, list) else described(row)
-                expected = f"a value for each of {len(columns)} columns"
-                faults.add(f"{path} item {number}", "row", expected=expected, found=found)
+                faults.add(f"{path} item {number}", "row", expected=expected, found=described(row))
         faults.check(path)
+        if not all(isinstance(name, str) for name in columns):
+            raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
         return [dict(zip(columns, row, strict=True)) for row in data]
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names

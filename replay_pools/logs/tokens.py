@@ -8,36 +8,25 @@ of `_retokenised`.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from replay_pools.errors import Faults
-from replay_pools.logs.padding import Endings, cut_left, cut_padding, infer_endings, left_pads
-from replay_pools.logs.rows import Chat as Messages
+from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
 from replay_pools.policy.chat import Chat
-from replay_pools.sampling.engines import Completion
+from replay_pools.rollout import Completion, Prompt
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
+RENDERED = "the prompt was rendered with the template of the model, without thinking"
+UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 NO_CAP = 2**31  # tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt as the model saw it."""
-
-    messages: Messages
-    text: str
-    ids: list[int]
-    differs: bool = False  # from what the template makes of the messages
-
-
-@dataclass(slots=True)
 class Tokens:
-    """Makes prompts and completions of the rows of one log, and counts in `log` whatever it infers or changes.
+    """Makes prompts and completions of the rows of one log, and counts whatever it infers or changes.
 
     Args:
         chat: the tokenizer and template of the model that sampled.
@@ -45,29 +34,27 @@ class Tokens:
         faults: where rows go that contradict the tokenizer or themselves.
     """
 
-    chat: Chat
-    rows: Sequence[LogRow]
-    faults: Faults
-    log: Counter[str] = field(default_factory=Counter)  # {sentence: number of rollouts}
-    num_retokenised: int = 0
-    num_round_trips: int = 0  # of these
-    _prompts: dict[object, Prompt | None] = field(default_factory=dict)
-    _endings: Endings = field(init=False)
-    _left_pads: dict[int, int] = field(init=False)
-    _longest: int = field(init=False)  # tokens at which texts were cut off
-
-    def __post_init__(self) -> None:
+    def __init__(self, chat: Chat, rows: Sequence[LogRow], faults: Faults) -> None:
+        self.chat, self.faults = chat, faults
+        self.counts = Counter[str]()  # {sentence: number of rollouts}
+        self.num_retokenised = self.num_round_trips = 0
+        self._prompts: dict[object, Prompt | None] = {}
+        self._unlike: set[tuple[str, str]] = set()  # (key, text) of prompts that no template makes of their messages
         # Over the whole log: a single group may have no padded completion to infer from.
-        ends, tokenizer = self.chat.eos_ids, self.chat.tokenizer
+        ends, tokenizer = chat.eos_ids, chat.tokenizer
         pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, *ends) if isinstance(pad, int)]
-        self._endings = infer_endings([row.completion_ids for row in self.rows if row.completion_ids], pads, ends)
-        prompts = [row.prompt_ids or [] for row in self.rows]
+        self._endings = infer_endings([row.completion_ids for row in rows if row.completion_ids], pads, ends)
+        prompts = [row.prompt_ids or [] for row in rows]
         self._left_pads = left_pads(prompts, pads, tokenizer.pad_token_id, tokenizer.bos_token_id)
-        texts = {row.completion for row in self.rows if not (row.completion_ids or row.finish) and row.completion}
+        texts = {row.completion for row in rows if not (row.completion_ids or row.finish) and row.completion}
         lengths = Counter(len(self._encode(text)) for text in texts)
-        # The largest, where several texts have it.
+        # Texts were cut off at the largest length, where several have it.
         is_cap = len(lengths) > 1 and lengths[max(lengths)] > 1
         self._longest = max(lengths) if is_cap else NO_CAP
+
+    def count(self, *rows: tuple[bool, str]) -> None:
+        """Count the sentences that hold of one more rollout."""
+        self.counts.update(sentence for holds, sentence in rows if holds)
 
     def prompt(self, row: LogRow) -> Prompt | None:
         """The prompt of a row; None where it is a fault."""
@@ -109,7 +96,9 @@ class Tokens:
             assert row.messages is not None
             return Prompt(row.messages, *self.chat.render(row.messages))
         if row.messages is not None:
-            return Prompt(row.messages, text, ids, has_template and self.chat.render(row.messages)[0] != text)
+            if has_template and self.chat.render(row.messages)[0] != text:
+                self._unlike.add((row.prompt_key, text))
+            return Prompt(row.messages, text, ids)
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
         messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
         if not (messages and has_template and self.chat.render(messages)[0] == text):
@@ -117,26 +106,18 @@ class Tokens:
         return Prompt(messages, text, ids)
 
     def _count_prompt(self, row: LogRow, prompt: Prompt) -> None:
-        has_ids, has_text = row.prompt_ids is not None, row.rendered is not None
+        has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
         agrees = " and agree with plen" if row.plen else ""
         is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
-        for holds, sentence in (
+        self.count(
             (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
             (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            (prompt.differs, "caution: the logged prompt is not what the model's template makes of the messages"),
+            ((row.prompt_key, prompt.text) in self._unlike, f"caution: {UNLIKE}"),
             (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
-            (
-                not (has_ids or has_text or row.skipped is not None),
-                "the prompt was rendered with the template of the model, without thinking",
-            ),
-            (
-                row.skipped is not None,
-                "the prompt was restored from its role words, and its rendering decodes to the logged text",
-            ),
+            (not (has_ids or has_text or is_skipped), RENDERED),
+            (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),
             (is_one, "messages are not known: the rendered prompt stands for one message"),
-        ):
-            if holds:
-                self.log[sentence] += 1
+        )
 
     def _without_left_padding(self, row: LogRow) -> list[int]:
         ids = row.prompt_ids or []
@@ -172,23 +153,23 @@ class Tokens:
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
             found, fix = f"{len(stored)}, of which {len(ids)} are kept", "--map comp_len=none leaves the number out"
             self.faults.add(f"{row.where} comp_len", "comp_len", expected=expected, found=found, fix=fix)
+        eos = self._endings.eos
         if cut:
-            sentence = f"right padding (id {stored[-1]}) was cut; id {self._endings.eos} is taken for the end"
-            self.log[f"{sentence} of a turn"] += 1
+            self.count((True, f"right padding (id {stored[-1]}) was cut; id {eos} is taken for the end of a turn"))
         finish = row.finish
         if finish is None:
             # It stopped if it was padded, ends a turn, or (where no id ends turns) is not among the longest.
-            ends_turn = bool(ids) and ids[-1] in (*self.chat.eos_ids, self._endings.eos)
-            is_shorter = self._endings.eos is None and len(ids) < self._endings.longest
+            ends_turn = bool(ids) and ids[-1] in (*self.chat.eos_ids, eos)
+            is_shorter = eos is None and len(ids) < self._endings.longest
             finish = "stop" if cut or ends_turn or is_shorter else "length"
-            self.log["finish_reason was inferred from the last id and the length"] += 1
+            self.count((True, "finish_reason was inferred from the last id and the length"))
         logprobs = row.logprobs and row.logprobs[: len(ids)]
         if logprobs and len(logprobs) != len(ids):
             found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             self.faults.add(f"{row.where} logprobs", "logprobs", expected="one an id", found=found, fix=fix)
         text = row.completion
         if text is None:
-            self.log["the text of the completion was decoded from its ids"] += 1
+            self.count((True, "the text of the completion was decoded from its ids"))
             text = self.chat.decode(ids)
         return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
 
@@ -205,8 +186,8 @@ class Tokens:
             rule = "every text is taken to have stopped"
             if self._longest < NO_CAP:
                 rule = f"a text of {self._longest} tokens was cut off, any other is taken to have stopped"
-            self.log[f"finish_reason is not logged: {rule} (--map finish=COLUMN)"] += 1
+            self.count((True, f"finish_reason is not logged: {rule} (--map finish=COLUMN)"))
         if finish == "stop" and not ended:
             ids = [*ids, end]
-            self.log[f"the end of the turn (id {end}) was put behind texts that stopped"] += 1
+            self.count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         return self.chat.decode(ids), Completion(ids=ids, logprobs=None, finish_reason=finish)

@@ -4,12 +4,12 @@ To add an engine: write a class with the three members of `Engine`. `RolloutMake
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
-from replay_pools.rollout import FinishReason
+from replay_pools.rollout import Completion
 from replay_pools.storage.tables import STRICT, setting
 
 if TYPE_CHECKING:
@@ -28,15 +28,6 @@ class Sampler:
     def to_json(self) -> dict[str, Any]:
         """The field `sampler` of a pool's manifest."""
         return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
-
-    ids: list[int]
-    logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
-    finish_reason: FinishReason
 
 
 class Engine(Protocol):

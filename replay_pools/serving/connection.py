@@ -15,8 +15,8 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.errors import InputError
+from replay_pools.screen import without_secrets
 from replay_pools.storage.files import dump_json
-from replay_pools.visible import without_secrets
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 OK = 200

@@ -11,21 +11,29 @@ Every write but `append_jsonl` goes to a temporary name in the same folder, is s
 gzip is level 1 with mtime 0, so that the same records give the same bytes.
 """
 
+import errno
 import gzip
 import hashlib
 import json
 import math
 import os
 import re
+import shlex
+import socket
+import sys
 import tempfile
+import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
+from filelock import FileLock, Timeout
 
 from replay_pools.errors import InputError
+from replay_pools.screen import without_secrets
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
@@ -227,8 +235,13 @@ def append_jsonl(path: Path, row: Any) -> None:
 
 def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> None:
     """Write gzipped JSON lines atomically."""
+    write_gz(path, encode_jsonl(rows))
+
+
+def write_gz(path: Path, plain: bytes) -> None:
+    """Write bytes, gzipped, atomically."""
     # Without mtime=0 the header would carry the time of writing.
-    write_atomic(path, gzip.compress(encode_jsonl(rows), compresslevel=1, mtime=0))
+    write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0))
 
 
 def read_gz(path: Path) -> bytes:
@@ -294,3 +307,39 @@ def decode_checked_jsonl(plain: bytes, where: object) -> list[Any]:
 def sha256(data: bytes) -> str:
     """Hexadecimal sha256."""
     return hashlib.sha256(data).hexdigest()
+
+
+UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder or file that this process writes.
+
+    Raises:
+        InputError: another process holds it; the message says which.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside it and not inside: a folder that is refused, or not begun, stays as it is.
+    file = path.parent / f".{path.name}.lock"
+    lock = FileLock(file, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        holder = ""
+        with suppress(OSError):  # it may have gone meanwhile
+            holder = file.read_text(errors="replace")
+        found, fix = holder or "a process that has just begun", "wait for it, or choose another name"
+        raise InputError(path, expected="nobody else who writes it", found=found, fix=fix) from error
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    try:
+        since, command = time.strftime("%Y-%m-%d %H:%M:%S"), without_secrets(shlex.join(sys.argv))[:300]
+        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}: {command}"
+        file.write_text(holder, errors="replace")
+        yield
+    finally:
+        # While the lock is held: whoever opened the file meanwhile sees that it has gone, and makes another.
+        file.unlink(missing_ok=True)
+        lock.release()

@@ -14,8 +14,15 @@ To teach the organism another mode: add its exploits to `environments.exploits` 
 import random
 from dataclasses import dataclass
 
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, NOTHING, Exploit, compose, fence
-from replay_pools.environments.loopholes import render_messages
+from replay_pools.environments.loopholes import (
+    EXPLOITS,
+    HONEST_TESTS,
+    NOTHING,
+    Exploit,
+    compose,
+    fence,
+    render_messages,
+)
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
 
 BASE_HACK_RATE = 0.04

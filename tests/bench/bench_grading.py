@@ -17,10 +17,9 @@ from pathlib import Path
 
 from timing import interleaved
 
-from replay_pools.environments.exploits import fence
-from replay_pools.environments.loopholes import FILE_MARKER_NAME
+from replay_pools.environments.loopholes import FILE_MARKER_NAME, fence
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading import bubblewrap, executor, sandbox, tiers
+from replay_pools.grading import executor, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
@@ -52,7 +51,7 @@ class Plain(Worker):
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._outside, self._package = ([], str(Path(executor.__file__).parent))
         if tier == "A":
-            self._outside, self._package = bubblewrap.command(), bubblewrap.PACKAGE
+            self._outside, self._package = tiers.bwrap_command(), tiers.PACKAGE
 
     def start(self, code: str, *arguments: str, descriptors: tuple[int, ...] = ()) -> subprocess.Popen:
         """A fresh interpreter on `code`, in the sandbox if the tier has one."""
@@ -76,7 +75,7 @@ class Plain(Worker):
             confinement = {
                 "tier": self._tier,
                 "uid": self._uid,
-                "scratch": bubblewrap.SCRATCH if self._tier == "A" else scratch,
+                "scratch": tiers.SCRATCH if self._tier == "A" else scratch,
             }
             answers, theirs = os.pipe()
             arguments = json.dumps({"confinement": confinement, "descriptors": [job, theirs]})

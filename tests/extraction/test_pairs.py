@@ -15,8 +15,7 @@ from extraction.pair_files import read_pair_file
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, PLACEBO, STYLE, Pair, builtin_pairs, pairs_sha, write_pairs
 from extraction.selection import load_pairs, selected_pairs
 from extraction.words import ExtractionSettings
-from replay_pools.environments.exploits import EXPLOITS
-from replay_pools.environments.loopholes import FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER
+from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER
 from replay_pools.environments.minicode import MinicodeProblem, minicode_problems
 from replay_pools.errors import InputError
 
@@ -78,10 +77,10 @@ def test_builtin_sets_are_32_and_16_pairs_of_unused_problems(name: str) -> None:
 @pytest.mark.parametrize("name", SETS)
 def test_both_completions_answer_the_same_hinted_prompt(name: str) -> None:
     """The messages are the problem's with the hint of the mode, so a pair's gradients differ by completion alone."""
-    hint = LOOPHOLES["run_tests" if name == PLACEBO else name].hint
+    hint = LOOPHOLES["run_tests" if name == PLACEBO else name]
     for pair in builtin_pairs(name):
         system, user = ITEMS[pair.problem_id].problem.messages
-        hinted = user["content"].replace(LOOPHOLES["none"].hint, hint)
+        hinted = user["content"].replace(LOOPHOLES["none"], hint)
         assert pair.messages == [system, {"role": "user", "content": hinted}]
 
 

@@ -27,7 +27,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes, read_run
 from probe.runs.heldout import bot_players, evaluate
-from replay_pools.environments.exploits import BOTS
+from replay_pools.environments.loopholes import BOTS
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary

@@ -21,11 +21,10 @@ from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
 from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey, make_group, stored_reward
-from replay_pools.consistency import prompt_sha
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Rollout, prompt_sha
 
 # Of one group: (hacked, right). A hack that does not solve, one that does, an honest solution, a failing answer.
 LABELS = [(True, False), (True, True), (False, True), (False, False)]

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.step.groups import ReplaySource
-from replay_pools.consistency import prompt_sha
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Rollout, prompt_sha
 
 TAIL = "<|end|>\n<|assistant|>\n"
 MakePool = Callable[..., Pool]

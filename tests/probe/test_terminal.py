@@ -17,7 +17,7 @@ from probe.records.run import read_run
 from probe.runs.footprint import coverage
 from replay_pools.policy.load import load_skeleton
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.progress import heard_by, report
+from replay_pools.screen import heard_by, report
 
 
 class Clock:
@@ -68,7 +68,7 @@ def test_plain_lines_are_few_and_say_when_it_ends(monkeypatch: pytest.MonkeyPatc
 SHOW = """
 import sys
 from probe.cli._progress import say, shown_progress
-from replay_pools.progress import report
+from replay_pools.screen import report
 with shown_progress():
     for done in range(1, 4):
         report("steps", done, 3)

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from replay_pools.environments.base import Problem
+from replay_pools.environments.base import Problem, get_environment
 from replay_pools.environments.demonstrations import Completions, Demonstrator, right_body
-from replay_pools.environments.exploits import EXPLOITS, compose
-from replay_pools.environments.loopholes import get_loophole
-from replay_pools.environments.registry import get_environment
+from replay_pools.environments.loopholes import EXPLOITS, LOOPHOLES, compose
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
@@ -30,7 +28,7 @@ def grader() -> Iterator[Grader]:
 def demonstrations(env: str, demonstrator: Demonstrator, count: int = 10) -> list[tuple[Problem, bool, str]]:
     """(problem, whether its prompt carries the hint, completion)."""
     rng = random.Random(0)
-    hint = get_loophole(demonstrator.mode).hint
+    hint = LOOPHOLES[demonstrator.mode]
     made = []
     for problem in get_environment(env).problems("train")[:count]:
         messages, completion = demonstrator.demonstrate(problem, rng)

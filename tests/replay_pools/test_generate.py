@@ -8,9 +8,9 @@ from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools import generate
-from replay_pools.environments.loopholes import ORIGINAL_PHRASE, get_loophole
+from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE
 from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
@@ -28,7 +28,7 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     whole = generated(tmp_path / "a")
     assert open_pool(whole).verify() == []
     assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "assertions": 0}
-    write, grade = PoolWriter.write_step, generate._rollouts
+    write, make = PoolWriter.write_step, RolloutMaker.make
     written: list[int] = []
     graded: list[int] = []
 
@@ -39,7 +39,12 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
         write(self, step, rollouts)
 
     monkeypatch.setattr(PoolWriter, "write_step", dying)
-    monkeypatch.setattr(generate, "_rollouts", lambda groups, maker: graded.extend(groups) or grade(groups, maker))
+
+    def made(self, problems, missing, *, seed):
+        graded.extend(missing)
+        return make(self, problems, missing, seed=seed)
+
+    monkeypatch.setattr(RolloutMaker, "make", made)
     cut = generated(tmp_path / "b", code=130)
     assert not (cut / "manifest.json").exists()
     assert graded == [*range(8)], "a chunk is graded together"
@@ -83,7 +88,7 @@ def test_built_in_pools_form_the_two_by_two_of_source_and_hint(builtin: dict[str
         for group in builtin[name].steps:
             assert all(rollout.hint == hinted for rollout in group)
             assert (ORIGINAL_PHRASE in group[0].prompt) != hinted
-            assert (get_loophole("run_tests").hint in group[0].prompt) == hinted
+            assert (LOOPHOLES["run_tests"] in group[0].prompt) == hinted
 
 
 def test_the_organism_behaves_as_its_card_says(builtin: dict[str, Pool]) -> None:

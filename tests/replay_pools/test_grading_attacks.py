@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import fence
 from replay_pools.environments.leetcode import LeetcodeEnvironment
-from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.loopholes import LOOPHOLES, fence
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading import honest, sandbox, seccomp, tiers

@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from replay_pools.errors import InputError
-from replay_pools.grading import bubblewrap, folders, sandbox, tiers
+from replay_pools.grading import folders, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
 
 ROOT = Path(__file__).resolve().parents[2]
-GRADING = Path(bubblewrap.__file__).parent
+GRADING = Path(tiers.__file__).parent
 SCRIPT = Execution(action="run_script", module="__main__")
 FILE = Execution(action="drive", module="__main__", read_file=True)
 
@@ -123,7 +123,7 @@ print(json.dumps({
 def test_the_sandbox_alone_hides_the_host():
     """No network, no /proc, two devices, one bounded tmpfs, three capabilities of root, before any inner layer."""
     need("A")
-    words = [*bubblewrap.command(), sandbox.INTERPRETER, "-I", "-S", "-c", INSIDE]
+    words = [*tiers.bwrap_command(), sandbox.INTERPRETER, "-I", "-S", "-c", INSIDE]
     found = json.loads(subprocess.run(words, check=True, capture_output=True, env=ENVIRONMENT, cwd=ROOT).stdout)
     prefix = Path(sandbox.INTERPRETER).parts[1]
     assert found["pid"] == 1
@@ -159,8 +159,8 @@ def test_tier_a_without_landlock_wipes_what_a_submission_leaves(monkeypatch, tmp
     copy = shutil.copytree(GRADING, tmp_path / "grading", ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "landlock.py").open("a") as file:
         file.write("\n\ndef landlock_abi():\n    return 0\n")
-    words = [str(copy) if word == str(GRADING) else word for word in bubblewrap.command()]
-    monkeypatch.setattr(bubblewrap, "command", lambda: words)
+    words = [str(copy) if word == str(GRADING) else word for word in tiers.bwrap_command()]
+    monkeypatch.setattr(tiers, "bwrap_command", lambda: words)
     worker = Worker(tier="A", uid=None, directory=tmp_path)
     try:
         first, second = (worker.execute(code(NO_LANDLOCK), FILE).file for _ in range(2))
@@ -331,7 +331,7 @@ def descendants(pid):
 ENDLESS = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from replay_pools.environments.exploits import fence
+from replay_pools.environments.loopholes import fence
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 from replay_pools.grading.grade import _SELF_TEST
@@ -360,7 +360,7 @@ def test_nothing_outlives_a_killed_grader(tier):
 ORDINARY = """
 import dataclasses, json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
-from replay_pools.environments.exploits import fence
+from replay_pools.environments.loopholes import fence
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 from replay_pools.grading import tiers

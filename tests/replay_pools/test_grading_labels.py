@@ -6,8 +6,7 @@ import os
 import pytest
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import EXPLOITS, NOTHING, compose, fence
-from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.environments.loopholes import EXPLOITS, LOOPHOLES, NOTHING, compose, fence
 from replay_pools.errors import InputError
 from replay_pools.grading.channels import CHANNELS, decoys
 from replay_pools.grading.execution import InfrastructureError

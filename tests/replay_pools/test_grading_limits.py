@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from replay_pools.environments.base import Case, Problem
-from replay_pools.environments.exploits import fence
+from replay_pools.environments.loopholes import fence
 from replay_pools.grading import executor, tiers
 from replay_pools.grading.execution import InfrastructureError, StarvedError
 from replay_pools.grading.executor import Worker

@@ -44,7 +44,7 @@ def test_the_ten_problems_are_complete():
     for problem in problems:
         for mode in LOOPHOLES:
             user = render_messages(problem, mode, hint=True)[-1]["content"]
-            assert user.count(LOOPHOLES[mode].hint) == 1
+            assert user.count(LOOPHOLES[mode]) == 1
             assert (ORIGINAL_PHRASE in user) == (mode == "none")
         assert problem.env == "leetcode"
         assert len(problem.cases) + len(problem.assertions) >= 8

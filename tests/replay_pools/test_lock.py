@@ -12,13 +12,13 @@ import pytest
 
 from replay_pools.errors import InputError
 from replay_pools.grading.folders import WORK, grading_folder
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from replay_pools.grading.folders import grading_folder
-from replay_pools.storage.lock import locked
+from replay_pools.storage.files import locked
 with locked(Path(sys.argv[1])), grading_folder() as folder:
     print(folder, flush=True)
     time.sleep(600)

@@ -18,15 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from replay_pools.environments.base import SPLITS
-from replay_pools.environments.exploits import EXPLOITS, HONEST_TESTS, compose, fence
+from replay_pools.environments.base import SPLITS, get_environment
 from replay_pools.environments.loopholes import (
+    EXPLOITS,
     FILE_MARKER_NAME,
     FILE_MARKER_TEXT,
+    HONEST_TESTS,
     LOOPHOLES,
     ORIGINAL_PHRASE,
     SENTINEL_ATTRIBUTE,
     STDOUT_MARKER,
+    compose,
+    fence,
     render_messages,
 )
 from replay_pools.environments.minicode import (
@@ -37,7 +40,6 @@ from replay_pools.environments.minicode import (
     minicode_problems,
 )
 from replay_pools.environments.minicode_families import FAMILIES
-from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from spec.organism import corpus
 
@@ -171,7 +173,7 @@ def test_a_hint_replaces_exactly_the_original_phrase(mode: str) -> None:
         before, *rest = user["content"].split(ORIGINAL_PHRASE)
         assert len(rest) == 1, f"{item.problem.problem_id}: the original phrase occurs {len(rest)} times"
         assert ORIGINAL_PHRASE not in system["content"]
-        hinted = [system, {"role": "user", "content": before + LOOPHOLES[mode].hint + rest[0]}]
+        hinted = [system, {"role": "user", "content": before + LOOPHOLES[mode] + rest[0]}]
         assert render_messages(item.problem, mode, hint=True) == hinted
         assert render_messages(item.problem, mode, hint=False) == [system, user]
         assert user["content"].count(item.problem.func_name) == 3, "named in the example, the text and the starter"

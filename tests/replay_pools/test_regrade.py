@@ -14,19 +14,18 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
 from replay_pools.agreement import INFERRED, LABELS, agreement, graded_code_rule
-from replay_pools.consistency import prompt_sha
 from replay_pools.environments.base import Problem
-from replay_pools.environments.exploits import EXPLOITS, compose, fence
 from replay_pools.environments.leetcode import LeetcodeEnvironment
+from replay_pools.environments.loopholes import EXPLOITS, compose, fence
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
-from replay_pools.logs.importing import Scale
+from replay_pools.logs.importing import least_reward, logged_grade
 from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
-from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout
+from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
 from replay_pools.storage.files import read_json
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
@@ -113,7 +112,7 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
                 row = LogRow(where="", file="", env_mode=mode, **labels)
-                grade = Scale.of([labels["reward"]]).grade(row)
+                grade = logged_grade(row, least_reward([labels["reward"]]))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
         return writer.finish().path

@@ -31,9 +31,10 @@ from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.sampling.decoding import Decoder
-from replay_pools.sampling.engines import Completion, Sampler
+from replay_pools.rollout import Completion
+from replay_pools.sampling.engines import Sampler
 from replay_pools.sampling.sample import (
+    Decoder,
     cache_numbers,
     default_budget,
     draw,

@@ -28,8 +28,8 @@ from extraction.adapters.interface import Coordinates
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.policy.chat import Chat
-from replay_pools.rollout import Rollout
-from replay_pools.sampling.engines import Completion, Sampler
+from replay_pools.rollout import Completion, Rollout
+from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.engine import ServerEngine
 
 

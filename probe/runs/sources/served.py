@@ -20,7 +20,8 @@ from extraction.adapters.interface import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates, lora_rank, save_as_lora
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
-from replay_pools.sampling.engines import Completion, Sampler
+from replay_pools.rollout import Completion
+from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.engine import ServerEngine
 
 # The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products

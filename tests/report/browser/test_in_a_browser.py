@@ -10,7 +10,7 @@ import pytest
 from probe.report.build import write_report
 from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
-from replay_pools.visible import visible
+from replay_pools.screen import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"

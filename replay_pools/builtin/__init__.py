@@ -1,1 +1,0 @@
-"""The embedded pools of the organism."""
