@@ -9,15 +9,14 @@ float32.
     lora            the same in the LoRA basis, rank 32
     loop            what the engine replaces: a backward for each sample through y = W x + U diag(delta_S) Vh x, the
                     difference of `.grad` before and after; again for every (arm x condition) cell
-    vmap            torch.func.vmap(grad) of the same adapter, padded rows
 
 Times are the best of interleaved runs, wall and CPU seconds; read the ratios. Targets are judged by CPU seconds, which
 other processes on the machine do not enter. The engine is given one pass, as the limit has. Peak memory is that of a
 process which does one of these and nothing else. "FLOPs" is the same ratio by counting the operations of the matrix
 products: what a perfect machine would show.
 
-About 10 minutes on two idle cores (estimated): hence two runs of each way, and few layers where many would take too
-long or too much memory (said in the table). `--quick` checks in a minute that all runs; its numbers mean nothing.
+About 10 minutes on two idle cores (estimated): hence two runs of each way. `--quick` checks in a minute that all runs;
+its numbers mean nothing.
 """
 
 import argparse
@@ -25,29 +24,23 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
-from scaling import exponents
 from timing import Seconds, interleaved
-from ways import engine, evaluate, frames_of, limit, loop, products, reference_model, vmapped
+from ways import engine, evaluate, frames_of, limit, loop, products, reference_model
 from workload import FULL, OUT, QUICK, TRUNCATED, Shape, adapted, flops, rollouts
 
 CELLS = (3, 12)
-LAYERS = {"vmap": 4, "exponents": 2}  # where it is not 30, for memory and time
-QUICK_LAYERS = {"vmap": 1, "exponents": 1}
 TARGETS = {
     "svd / limit": ("<=", 1.30),
     "lora / limit": ("<=", 1.12),
     "loop / svd, 1 cell": (">=", 1.6),
     "loop / svd, 12 cells": (">=", 15.0),
-    "vmap / svd": (">=", 1.3),
     "peak svd / peak limit": ("<=", 1.25),
     "peak lora / peak limit": ("<=", 1.25),
-    "exponent in rollouts": ("<=", 1.05),
-    "exponent in tokens": ("<=", 1.05),
 }
 CUT = f"svd {TRUNCATED}"
 Ways = dict[str, Callable[[], object]]
@@ -103,14 +96,6 @@ def measure_engine(record: Record, shape: Shape, repeats: int) -> None:
         pairs = zip(found["loop"], found["svd"], found[f"{n} cells"], strict=True)
         wall, cpu = (n * a / (b + c) for a, b, c in pairs)
         record.ratios[f"loop / svd, {n} cells"] = {"wall": wall, "CPU": cpu}
-
-
-def measure_vmap(record: Record, small: Shape, repeats: int) -> None:
-    """vmap(grad) beside the engine, on few layers (memory, time)."""
-    reference, batch, svd = reference_model(small), small.rollouts(), adapted("svd", small)
-    ways: Ways = {"svd": partial(engine, svd, batch), "vmap": partial(vmapped, reference, batch)}
-    record.seconds["few layers"] = interleaved(ways, repeats, warm_up=False)
-    record.compare("vmap", "svd", "few layers")
 
 
 def measure_peaks(record: Record, arguments: list[str]) -> None:
@@ -172,18 +157,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="interleaved runs of each way")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    shape, layers, repeats = (QUICK, QUICK_LAYERS, 1) if options.quick else (FULL, LAYERS, options.repeats)
+    shape, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
     if options.peak:
         print_peak(options.peak, shape)
         return
     OUT.mkdir(parents=True, exist_ok=True)
     facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "repeats": repeats}
-    record = Record(facts | {"tokens": shape.tokens, "layers": shape.layers, "few layers": layers})
+    record = Record(facts | {"tokens": shape.tokens, "layers": shape.layers})
     measure_engine(record, shape, repeats)
-    measure_vmap(record, replace(shape, layers=layers["vmap"]), repeats)
     measure_peaks(record, ["--quick"] if options.quick else [])
-    slopes = exponents(replace(shape, layers=layers["exponents"]))
-    record.ratios |= {name: {"slope": slope} for name, slope in slopes.items()}
     (OUT / "engine.json").write_text(json.dumps(record.to_json(), indent=1) + "\n")
     show(record)
 

@@ -3,7 +3,7 @@
     python tests/bench/calibration_table.py          # minutes; prints Markdown, the same every time
 
 Each table is one function that yields its rows. The simulated truth is always known, and the functions under test are
-those of the program. Before: what the program printed until 2026-11-22 (the bootstrap over prompts, Student's t).
+those of the program.
 """
 
 import inspect
@@ -24,22 +24,18 @@ from probe.analysis.statistics.geometry import (
     svd_axes,
 )
 from probe.analysis.statistics.intervals import (
-    Interval,
     auroc_interval,
     outcomes_interval,
     share_interval,
-    t_interval,
     within_prompt_differences,
 )
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
 from probe.analysis.statistics.significance import (
-    detection_power,
     equivalence_test,
     max_t,
     mde,
     mean_interval,
     mean_test,
-    sign_flip_test,
     welch_interval,
     welch_test,
 )
@@ -64,24 +60,14 @@ def share(flags) -> str:
 
 
 def means() -> Iterator[tuple]:
-    """Means: a 5% test of mean zero; a 95% interval; two one-sided tests of a mean on an edge; power.
-
-    The edge, which skew favours, is .8 standard deviations; the power is against a mean 2.8 standard errors above 0.
-    """
-    yield "values", "n", "sign flip rejects", "now rejects", "Student covers", "now covers", "TOST at the edge", "power"
+    """Means: a 5% test of mean zero; a 95% interval."""
+    yield "values", "n", "rejects", "covers"
     for shape, (draw, mean) in SHAPES.items():
         for n in (8, 17, 40):
             rng = np.random.default_rng(n)
-            sd = float(np.std(draw(np.random.default_rng(0), 100_000)))
             x = [draw(rng, n) - mean for _ in range(SIMS)]
-            edge, shift = 0.8 * sd, 2.8 * sd / math.sqrt(n)
-            yield (
-                *(shape, n, share(sign_flip_test(v, num_draws=999) < 0.05 for v in x)),
-                share(mean_test(v, num_draws=999).p < 0.05 for v in x),
-                *(share(covers(make(v), 0.0) for v in x) for make in (t_interval, mean_interval)),
-                share(equivalence_test(v + edge, edge) < 0.05 for v in x),
-                share(mean_test(v + shift, num_draws=999).p < 0.05 for v in x),
-            )
+            rejects = share(mean_test(v, num_draws=999).p < 0.05 for v in x)
+            yield shape, n, rejects, share(covers(mean_interval(v), 0.0) for v in x)
 
 
 def contrasts() -> Iterator[tuple]:
@@ -111,14 +97,14 @@ def correlated(rng, prompts, correlation: float):
 
 def areas() -> Iterator[tuple]:
     """AUROC: its 95% interval where one half of each prompt hacks, and where that share is Beta(1/2, 1/2)."""
-    yield "truth", "correlation", "prompts", "bootstrap covers, halves", "now", "bootstrap covers, unequal", "now"
+    yield "truth", "correlation", "prompts", "covers, halves", "covers, unequal"
     for truth in (0.5, 0.8, 0.96):
         for correlation in (0.0, 0.3, 0.7):
             for n in (4, 8, 17, 40):
                 cells = []
                 for halves in (True, False):
                     rng = np.random.default_rng(n)
-                    before, now = [], []
+                    now = []
                     for _ in range(SIMS // 2):
                         prompts = np.repeat(np.arange(n), GROUP)
                         of_prompt = np.full(n, 0.5) if halves else rng.beta(0.5, 0.5, n)
@@ -130,40 +116,25 @@ def areas() -> Iterator[tuple]:
                         interval = auroc_interval(scores, labels, prompts.tolist())
                         if interval is not None:
                             now.append(covers(interval, truth))
-                            before.append(covers(bootstrap_area(scores, labels, prompts), truth))
-                    cells += [share(before), share(now)]
+                    cells.append(share(now))
                 yield truth, correlation, n, *cells
-
-
-def bootstrap_area(scores, labels, prompts):
-    """The interval that was printed before: whole prompts drawn with replacement, expanded percentiles."""
-    onto = np.eye(prompts[-1] + 1)[prompts]
-    difference = scores[labels][:, None] - scores[~labels][None, :]
-    wins = onto[labels].T @ ((difference > 0) + 0.5 * (difference == 0)) @ onto[~labels]
-    n = len(wins)
-    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), 499).astype(float)
-    pairs = (counts @ onto[labels].sum(0)) * (counts @ onto[~labels].sum(0))
-    tail = stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf(0.975, n - 1))
-    low, high = np.quantile(((counts @ wins) * counts).sum(1)[pairs > 0] / pairs[pairs > 0], [tail, 1 - tail])
-    return Interval(low=float(low), high=float(high))
 
 
 def rates() -> Iterator[tuple]:
     """Rates: 95% intervals of a hack rate over seeds of 64 rollouts each, and of the difference of two equal rates."""
-    yield "rate", "correlation", "seeds", "Student covers", "now covers", "Welch covers the difference", "now covers it"
+    yield "rate", "correlation", "seeds", "covers", "covers the difference"
     for rate in (0.01, 0.05, 0.5):
         for correlation in (0.0, 0.1):
             for seeds in (2, 3, 4, 8):
                 rng = np.random.default_rng(seeds)
                 trials = np.full(seeds, 64)
-                before, now, welch, wide = [], [], [], []
+                now, wide = [], []
                 for _ in range(SIMS):
                     a, b = (seed_rates(rng, rate, correlation, seeds) for _ in range(2))
-                    before.append(covers(t_interval(a), rate))
                     now.append(covers(share_interval(a, trials), rate))
-                    welch.append(covers(welch_interval(a, b), 0.0))
-                    wide.append(welch[-1] or covers(outcomes_interval(a, b, trials, trials), 0.0))
-                yield rate, correlation, seeds, share(before), share(now), share(welch), share(wide)
+                    both = welch_interval(a, b), outcomes_interval(a, b, trials, trials)
+                    wide.append(any(covers(interval, 0.0) for interval in both))
+                yield rate, correlation, seeds, share(now), share(wide)
 
 
 def seed_rates(rng, rate: float, correlation: float, seeds: int):
@@ -177,23 +148,11 @@ def seed_rates(rng, rate: float, correlation: float, seeds: int):
 
 def powers() -> Iterator[tuple]:
     """Power: Welch's test at the effect that `probe spec plan` calls detectable with 80% power, sd .15."""
-    yield "seeds an arm", "by Student (before)", "Welch finds", "detectable now", "Welch finds"
+    yield "seeds an arm", "detectable", "Welch finds"
     for n in (2, 3, 4, 5, 8, 17):
-        rng = np.random.default_rng(n)
-        a, b = rng.normal(0, 0.15, (2, 20_000, n))
-        student = 0.15 * math.sqrt(2 / n) * student_detectable(n)
-        found = [
-            np.mean(stats.ttest_ind(a + d, b, axis=1, equal_var=False).pvalue < 0.05) for d in (student, mde(0.15, n))
-        ]
-        yield n, f"{student:.3f}", f"{found[0]:.3f}", f"{mde(0.15, n):.3f}", f"{found[1]:.3f}"
-    assert abs(detection_power(mde(0.15, 3), 0.15, 3) - 0.8) < 1e-6
-
-
-def student_detectable(n: int) -> float:
-    """Standard errors that Student's test of two groups of n finds with 80% power."""
-    grid = np.linspace(2, 12, 20_001)
-    critical = stats.t.isf(0.025, 2 * n - 2)
-    return float(grid[np.searchsorted(stats.nct.sf(critical, 2 * n - 2, grid), 0.8)])
+        a, b = np.random.default_rng(n).normal(0, 0.15, (2, 20_000, n))
+        p = stats.ttest_ind(a + mde(0.15, n), b, axis=1, equal_var=False).pvalue
+        yield n, f"{mde(0.15, n):.3f}", f"{np.mean(p < 0.05):.3f}"
 
 
 def arms_at_once() -> Iterator[tuple]:
@@ -222,12 +181,6 @@ def trained_arms(rng, seeds: int, centres: list[float], problems: int = 64) -> l
         logits = hard + centre + 0.7 * rng.normal(size=problems) + 0.5 * rng.normal(size=(seeds, 1))
         arms.append((rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float))
     return arms
-
-
-def true_rate(centre: float) -> float:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    logits = 0.7 + centre + math.sqrt(1.5**2 + 0.7**2 + 0.5**2) * nodes
-    return float((weights / (1 + np.exp(-logits))).sum() / weights.sum())
 
 
 def fall_of(vanilla: np.ndarray, arm: np.ndarray):

@@ -1,4 +1,4 @@
-"""Ways to the same per-sample gradients: the engine, its limit, the loop that it replaces, and torch.func."""
+"""Ways to the same per-sample gradients: the engine, its limit, and the loop that it replaces."""
 
 from collections.abc import Mapping
 from unittest.mock import patch
@@ -88,19 +88,6 @@ def loop(model: nn.Module, batch: Batch) -> list[Tensor]:
         (-completion_logprobs(model, make_rows(batch, "padded", [i])).sum()).backward()
         found.append(torch.cat([parameter.grad for parameter in parameters]) - before)
     return found
-
-
-def vmapped(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """torch.func over padded rows; a causal model needs no mask against padding on the right."""
-    values = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-    def loss(values: dict[str, Tensor], ids: Tensor, mask: Tensor) -> Tensor:
-        call = {"input_ids": ids[None], "use_cache": False}
-        logits = torch.func.functional_call(model, values, kwargs=call).logits[0, :-1]
-        logprobs = logits.log_softmax(1).gather(1, ids[1:, None]).squeeze(1)
-        return -(logprobs * mask[1:]).sum()
-
-    return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(values, batch.ids, batch.completion_mask)
 
 
 def frames_of(sizes: Mapping[str, int], k: int) -> dict[str, Tensor]:

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
+from made_records import sample_record, step_record
 
 from probe.analysis.analyze import analyze, conditions
 from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK
 from probe.analysis.formatting import WIDTH
 from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text_report import format_analysis
-from probe.records.records import ADVANTAGE_KEYS, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_KEYS
 from probe.records.run import Run
 
 HAAR_SD = 0.02
@@ -28,71 +29,24 @@ GROUP = (
 def sample(step, i, arm, cos_nll, group=GROUP):
     src_pool, hacked, gt_pass, reward = group[i]
     advantage = reward - float(np.mean([row[3] for row in group]))
-    return SampleRecord(
-        step=step,
-        sample_id=i,
-        src_pool=src_pool,
-        src_step=step,
-        src_sample=i,
-        reward=reward,
-        hacked=hacked,
-        gt_pass=gt_pass,
-        fmt_ok=True,
-        comp_len=20 + i,
-        cos_S_contrib=float(np.sign(advantage)) * cos_nll if advantage else None,
-        grad_norm_contrib=abs(advantage),
-        mean_cos_in=0.0,
-        mean_cos_out=0.0,
-        frac_fired=0.5,
-        arm=arm,
-        advantage=advantage,
-        cos_S_nll=cos_nll,
-        problem_id=f"p{step}",
-        prompt_sha=f"{step:016x}",
-        null_reason=None if advantage else "advantage is 0",
-        hint=src_pool == "teacher",
-        haar_sd=HAAR_SD,
-        nll=0.5,
-        condition="default",
-        flaky=None,
-        no_label=None,
+    return sample_record(
+        **{"step": step, "sample_id": i, "src_pool": src_pool, "src_step": step, "src_sample": i, "reward": reward},
+        **{"hacked": hacked, "gt_pass": gt_pass, "comp_len": 20 + i, "grad_norm_contrib": abs(advantage), "arm": arm},
+        **{"cos_S_contrib": float(np.sign(advantage)) * cos_nll if advantage else None, "advantage": advantage},
+        **{"cos_S_nll": cos_nll, "problem_id": f"p{step}", "prompt_sha": f"{step:016x}", "haar_sd": HAAR_SD},
+        **{"null_reason": None if advantage else "advantage is 0", "hint": src_pool == "teacher"},
     )
 
 
-def step_record(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0):
-    return StepRecord(
-        step=step,
-        arm=arm,
-        problem_id=f"p{step}",
-        mixed_prompt=False,
-        cos_in=cos_in,
-        cos_out=cos_in if cos_out is None else cos_out,
-        mean_cos_in=cos_in,
-        mean_cos_out=cos_in,
-        hackward_frac_in=None if cos_in is None else 0.3,
-        hackward_frac_out=None if cos_in is None else 0.0,
-        frac_fired=None if cos_in is None else 0.5,
-        haar_sd=None if cos_in is None else HAAR_SD,
-        reward_mean=1.0,
-        reward_std=1.0,
-        reward_spread=spread,
-        advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.5),
-        solve=0.5,
-        solve_teacher=None,
-        loss=0.1,
-        grad_norm=0.0 if cos_in is None else 1.0,
-        num_effective=8,
-        loss_type="grpo",
-        reference=None,
-        null_reason="no reward variance" if cos_in is None else None,
-        additivity_error=None,
+def a_step(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0):
+    there = cos_in is not None
+    return step_record(
+        **{"step": step, "arm": arm, "problem_id": f"p{step}", "cos_in": cos_in, "mean_cos_in": cos_in},
+        **{"cos_out": cos_in if cos_out is None else cos_out, "mean_cos_out": cos_in, "reward_spread": spread},
+        **{"hackward_frac_in": 0.3 if there else None, "hackward_frac_out": 0.0 if there else None},
+        **{"frac_fired": 0.5 if there else None, "haar_sd": HAAR_SD if there else None},
+        **{"grad_norm": float(there), "null_reason": None if there else "no reward variance"},
         cos_update=cos_update,
-        hackward_frac_update=None,
-        condition="default",
-        frac_planning=0.0,
-        exec_surprisal_var=0.5,
-        direction_age=0,
-        direction_overlap=None,
     )
 
 
@@ -124,7 +78,7 @@ def synthetic(
             is_control = arm not in ("vanilla", "projected", "projected-lora")
             base = control + rng.normal(0, HAAR_SD) if is_control else cos_in
             own = [control_hack * row[1] + rng.normal(0, HAAR_SD) for row in group] if is_control else cosines
-            steps.append(step_record(step, arm, base, cos_out=-0.05 if arm == "projected" else None))
+            steps.append(a_step(step, arm, base, cos_out=-0.05 if arm == "projected" else None))
             samples += [sample(step, i, arm, c, group) for i, c in enumerate(own)]
     return Run(path=Path("out/runs/synthetic"), config={}, manifest={}, samples=samples, steps=steps)
 
@@ -182,7 +136,7 @@ def test_all_null_cosines():
     """Equal rewards in every group: nothing is measured, everything is counted, nothing reads as orthogonal."""
     group = [("teacher", True, False, 3.5)] * 4
     run = synthetic(group=group, num_steps=4)
-    steps = [step_record(s.step, s.arm, None, spread=0.0) for s in run.steps]
+    steps = [a_step(s.step, s.arm, None, spread=0.0) for s in run.steps]
     found = analyze(replace(run, steps=steps))
     assert "no group has an update" in found.verdict.sentence
     assert "16 of 16 samples have no cosine (advantage is 0: 16)" in words(found)

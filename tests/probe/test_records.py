@@ -6,6 +6,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
 from probe.records.run import file_hashes, read_run, samples_path, write_samples, write_steps
@@ -20,68 +21,9 @@ LATER_FIELDS = (
     *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
     *("condition", "flaky", "no_label"),
 )
-SAMPLE = SampleRecord(
-    step=0,
-    sample_id=1,
-    src_pool="teacher",
-    src_step=4,
-    src_sample=2,
-    reward=3.5,
-    hacked=True,
-    gt_pass=False,
-    fmt_ok=True,
-    comp_len=17,
-    cos_S_contrib=0.25,
-    grad_norm_contrib=1.5,
-    mean_cos_in=0.1,
-    mean_cos_out=-0.1,
-    frac_fired=0.5,
-    arm="vanilla",
-    advantage=1.625,
-    cos_S_nll=0.25,
-    problem_id="p0",
-    prompt_sha="0123456789abcdef",
-    null_reason=None,
-    hint=True,
-    haar_sd=0.03,
-    nll=0.7,
-    condition="default",
-    flaky=None,
-    no_label=None,
-)
-STEP = StepRecord(
-    step=0,
-    arm="vanilla",
-    problem_id="p0",
-    mixed_prompt=False,
-    cos_in=0.2,
-    cos_out=0.2,
-    mean_cos_in=0.1,
-    mean_cos_out=0.1,
-    hackward_frac_in=0.3,
-    hackward_frac_out=0.3,
-    frac_fired=0.5,
-    haar_sd=0.03,
-    reward_mean=1.875,
-    reward_std=1.8,
-    reward_spread=3.5,
+SAMPLE = sample_record()
+STEP = step_record(
     advantage={key: None if key == "adv_cap_vacuous" else 0.5 for key in ADVANTAGE_KEYS},
-    solve=0.25,
-    solve_teacher=None,
-    loss=0.125,
-    grad_norm=2.0,
-    num_effective=4,
-    loss_type="grpo",
-    reference=None,
-    null_reason=None,
-    additivity_error=1e-6,
-    cos_update=None,
-    hackward_frac_update=None,
-    condition="default",
-    frac_planning=0.25,
-    exec_surprisal_var=0.5,
-    direction_age=3,
-    direction_overlap=0.875,
     kl={"mean": 0.01},
     ratio={"frac_clip_low": 0.25},
 )

@@ -17,7 +17,6 @@ from probe.cli.replay import GROUPS, replay
         (["imprt", "x", "--name", "y"], "pool import"),
         (["generate"], "pool generate"),
         (["regarde"], "pool regrade"),
-        (["compare"], "directions compare"),
         (["repaly"], "replay"),
         (["pool", "imprt"], "import"),
     ],

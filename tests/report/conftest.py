@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_records import sample_record, step_record
 
 from probe.analysis.analyze import analyze, conditions
-from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
+from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
 from probe.records.run import file_hashes, read_run, write_samples, write_steps
 from probe.records.tokens import TokenRecord, token_hashes, write_tokens
 from probe.report.inputs import Report, View
@@ -27,7 +28,6 @@ HOSTILE = (
     "]]> <!-- --> ${window.pwned = 1} `+`",
 )
 PROBLEM = 'p/<b onclick="x">&'
-HAAR_SD = 0.02
 # (pool, hacked, gt_pass) of a group: paid hacks, a paid solution, failures.
 GROUP = [("teacher", True, False), ("teacher", True, True), ("base", False, True), ("base", False, False)]
 
@@ -147,37 +147,27 @@ class Maker:
         rollout = rollouts[pool, step, place]
         advantage = 0.0 if recipe.null else (1.0 if hacked or gt_pass else -3.0) / 2
         cos = 0.08 * hacked + float(rng.normal(0, 0.02))
-        return SampleRecord(
-            **{"step": step, "sample_id": i, "src_pool": pool, "src_step": step, "src_sample": place},
-            **{"reward": rollout.reward, "hacked": hacked, "gt_pass": gt_pass, "fmt_ok": True},
-            **{"comp_len": rollout.comp_len, "cos_S_contrib": np.sign(advantage) * cos if advantage else None},
-            **{"grad_norm_contrib": abs(advantage), "mean_cos_in": None, "mean_cos_out": None, "frac_fired": None},
-            **{"arm": arm, "advantage": advantage, "cos_S_nll": cos, "problem_id": rollout.problem_id},
-            **{"prompt_sha": rollout.prompt_sha, "null_reason": None if advantage else "advantage is 0"},
-            **{"hint": rollout.hint, "haar_sd": HAAR_SD, "nll": 0.2 + 0.1 * i, "condition": "default"},
-            **{"flaky": None, "no_label": None},
+        return sample_record(
+            **{"step": step, "sample_id": i, "src_pool": pool, "src_step": step, "src_sample": place, "arm": arm},
+            **{"reward": rollout.reward, "hacked": hacked, "gt_pass": gt_pass, "comp_len": rollout.comp_len},
+            **{"cos_S_contrib": np.sign(advantage) * cos if advantage else None, "grad_norm_contrib": abs(advantage)},
+            **{"mean_cos_in": None, "mean_cos_out": None, "frac_fired": None, "advantage": advantage},
+            **{"cos_S_nll": cos, "problem_id": rollout.problem_id, "prompt_sha": rollout.prompt_sha},
+            **{"null_reason": None if advantage else "advantage is 0", "hint": rollout.hint, "nll": 0.2 + 0.1 * i},
         )
 
     def _step(self, recipe: Recipe, step: int, arm: str, rng: np.random.Generator) -> StepRecord:
         cos = None if recipe.null or (step == 1 and recipe.num_steps > 2) else 0.06 + float(rng.normal(0, 0.03))
         out = cos if cos is None or arm == "vanilla" else cos - 0.09
         share = None if cos is None else 0.3
-        return StepRecord(
+        return step_record(
             **{"step": step, "arm": arm, "problem_id": f"{PROBLEM}{step}", "mixed_prompt": True, "cos_in": cos},
             **{"cos_out": out, "mean_cos_in": cos, "mean_cos_out": out, "hackward_frac_in": share},
             **{"hackward_frac_out": None if cos is None else 0.0, "frac_fired": share},
-            **{
-                "haar_sd": None if cos is None else HAAR_SD,
-                "reward_mean": 1.0,
-                "reward_std": 1.0,
-                "reward_spread": 3.0,
-            },
-            **{"solve": 0.25 + 0.05 * step, "solve_teacher": None, "loss": 0.1 - 0.02 * step},
-            **{"advantage": dict.fromkeys(ADVANTAGE_KEYS, 1.5), "grad_norm": 0.0 if cos is None else 1.0},
-            **{"num_effective": 4, "loss_type": "grpo", "reference": None, "additivity_error": None},
+            **{"haar_sd": None if cos is None else 0.02, "solve": 0.25 + 0.05 * step, "loss": 0.1 - 0.02 * step},
+            **{"grad_norm": float(cos is not None), "num_effective": 4, "direction_overlap": 1.0},
             **{"null_reason": "no reward variance in the group" if cos is None else None},
-            **{"cos_update": cos if recipe.trains else None, "hackward_frac_update": None, "condition": "default"},
-            **{"frac_planning": 0.0, "exec_surprisal_var": 0.5, "direction_age": 0, "direction_overlap": 1.0},
+            **{"cos_update": cos if recipe.trains else None},
         )
 
     @staticmethod

@@ -14,12 +14,13 @@ from typing import Literal
 
 import numpy as np
 import torch
+from made_records import sample_record, step_record
 from torch import Tensor
 
 from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from extraction.words import Method
-from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, other_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import NO_VARIANCE
@@ -172,70 +173,32 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
     def cosine(value) -> float | None:
         return None if reason else float(value)
 
+    after = gated.after if projects else gated.before
+    measures = {"mean_cos_in": cosine(gated.before.mean_cos), "mean_cos_out": cosine(after.mean_cos)}
+    measures["frac_fired"] = float(gated.frac_fired) if projects else 0.0
     samples = [
-        SampleRecord(
-            step=step,
-            sample_id=i,
-            src_pool=Path(world.pools[0 if HACKED[i] else -1]).name,
-            src_step=step,
-            src_sample=i,
-            reward=float(rewards[i]),
-            hacked=labels[i],
-            gt_pass=not labels[i] and bool(rewards[i] > 1),
-            fmt_ok=True,
-            comp_len=int(lengths[i]),
-            cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
-            grad_norm_contrib=float(scale[i].abs()),
-            mean_cos_in=cosine(gated.before.mean_cos),
-            mean_cos_out=cosine(gated.after.mean_cos if projects else gated.before.mean_cos),
-            frac_fired=float(gated.frac_fired) if projects else 0.0,
-            arm=arm,
-            advantage=float(advantages[i]),
-            cos_S_nll=float(cos[i]),
-            problem_id=f"p{step}",
-            prompt_sha="0" * 16,
-            null_reason=reason,
-            hint=labels[i] if world.told_by == "hint" else True,
-            haar_sd=float(haar_sd[i]),
-            nll=float(rng.normal(0.5, 0.1)),
-            condition="default",
+        sample_record(
+            **{"step": step, "sample_id": i, "src_pool": Path(world.pools[0 if HACKED[i] else -1]).name},
+            **{"src_step": step, "src_sample": i, "reward": float(rewards[i]), "hacked": labels[i]},
+            **{"gt_pass": not labels[i] and bool(rewards[i] > 1), "comp_len": int(lengths[i])},
+            **{"cos_S_contrib": cosine(np.sign(advantages[i]) * cos[i]), "grad_norm_contrib": float(scale[i].abs())},
+            **{name: measures[name] for name in ("mean_cos_in", "mean_cos_out", "frac_fired")},
+            **{"arm": arm, "advantage": float(advantages[i]), "cos_S_nll": float(cos[i]), "problem_id": f"p{step}"},
+            **{"prompt_sha": "0" * 16, "null_reason": reason, "haar_sd": float(haar_sd[i])},
+            **{"hint": labels[i] if world.told_by == "hint" else True, "nll": float(rng.normal(0.5, 0.1))},
             flaky=world.flaky or None,
-            no_label=None,
         )
         for i in range(8)
     ]
-    step_record = StepRecord(
-        step=step,
-        arm=arm,
-        problem_id=f"p{step}",
-        mixed_prompt=False,
-        cos_in=cosine(gated.before.cos),
-        cos_out=cosine(gated.after.cos if projects else gated.before.cos),
-        mean_cos_in=cosine(gated.before.mean_cos),
-        mean_cos_out=cosine(gated.after.mean_cos if projects else gated.before.mean_cos),
-        hackward_frac_in=cosine(gated.before.hackward_frac),
-        hackward_frac_out=cosine(gated.after.hackward_frac if projects else gated.before.hackward_frac),
-        frac_fired=float(gated.frac_fired) if projects else 0.0,
-        haar_sd=cosine(haar_variance(total, own.vectors).sqrt()),
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std(ddof=1)),
-        reward_spread=float(np.ptp(rewards)),
-        advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0),
-        solve=float(np.mean([sample.gt_pass for sample in samples])),
-        solve_teacher=None,
-        loss=0.0,
-        grad_norm=float(gated.before.norm),
-        num_effective=int((advantages != 0).sum()),
-        loss_type="grpo",
-        reference=None,
-        null_reason=reason,
-        additivity_error=1e-6 if step == 0 else None,
+    row = step_record(
+        **{"step": step, "arm": arm, "problem_id": f"p{step}", "null_reason": reason, **measures},
+        **{"cos_in": cosine(gated.before.cos), "cos_out": cosine(after.cos)},
+        **{"hackward_frac_in": cosine(gated.before.hackward_frac), "hackward_frac_out": cosine(after.hackward_frac)},
+        **{"haar_sd": cosine(haar_variance(total, own.vectors).sqrt()), "grad_norm": float(gated.before.norm)},
+        **{"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std(ddof=1))},
+        **{"reward_spread": float(np.ptp(rewards)), "advantage": dict.fromkeys(ADVANTAGE_KEYS, 1.0), "loss": 0.0},
+        **{"solve": float(np.mean([sample.gt_pass for sample in samples])), "exec_surprisal_var": None},
+        **{"num_effective": int((advantages != 0).sum()), "additivity_error": 1e-6 if step == 0 else None},
         cos_update=0.1 if world.trains and reason is None else None,
-        hackward_frac_update=None,
-        condition="default",
-        frac_planning=0.0,
-        exec_surprisal_var=None,
-        direction_age=0,
-        direction_overlap=None,
     )
-    return samples, step_record
+    return samples, row
