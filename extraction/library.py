@@ -128,8 +128,9 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
             for side in SIDES:
                 num_completion = len(_completion_ids(vocabulary.chat, pair, side))
                 lengths.append(num_prompt + num_completion)
-                if too_long := vocabulary.length_fault(f"pair {pair.pair_id} {side}", num_prompt, num_completion):
-                    errors.setdefault(too_long.expected, too_long)
+                if too_long := vocabulary.too_long(num_prompt, num_completion):
+                    where, (expected, found, fix) = f"pair {pair.pair_id} {side}", too_long
+                    errors.setdefault(expected, InputError(where, expected=expected, found=found, fix=fix))
         except InputError as error:
             errors.setdefault(error.expected, error)
     num_used = sum(not pair.held_out for pair in pairs)

@@ -260,36 +260,27 @@ def open_pool(path: Path) -> Pool:
     Raises:
         InputError: no pool there, an unfinished one, or another schema.
     """
-    name = path.resolve().name
     fix = f"probe pool import {path} --name NAME --model MODEL makes one of logged rollouts"
-    if path.is_file():
-        raise InputError(path, expected="a pool directory", found="a file", fix=fix)
-    if not path.is_dir():
-        raise InputError(path, expected="a pool directory", found="no such directory")
-    if (path / MANIFEST_NAME).exists():
-        manifest = read_json(path / MANIFEST_NAME)
-        schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-        if schema != POOL_SCHEMA:
-            where, expected = path / MANIFEST_NAME, f"pool schema {POOL_SCHEMA}"
-            raise InputError(where, expected=expected, found=repr(schema), fix="rebuild the pool")
-        required = {name: manifest[name] for name in Manifest.__annotations__ if name in manifest}
-        decode(Manifest, required, path / MANIFEST_NAME)
-        files: dict[str, Entry] = manifest["files"]
-        return Pool(
-            name=name,
-            path=path,
-            manifest=manifest,
-            read_steps=lambda: [_read_listed(path / file, entry) for file, entry in files.items()],
-        )
-    if (path / HEADER_NAME).exists():
-        raise InputError(
-            path,
-            expected=f"a finished pool with {MANIFEST_NAME}",
-            found="an unfinished one",
-            fix="run the command that was writing it again: it resumes",
-        )
-    listed = ", ".join(sorted(file.name for file in path.iterdir())[:3])
-    raise InputError(path, expected=f"a pool with {MANIFEST_NAME}", found=listed or "an empty directory", fix=fix)
+    if not (path / MANIFEST_NAME).exists():
+        if path.is_dir():
+            found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
+        else:
+            found = "a file" if path.is_file() else "no such directory"
+        if (path / HEADER_NAME).exists():
+            found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
+        raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
+    where, manifest = path / MANIFEST_NAME, read_json(path / MANIFEST_NAME)
+    schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
+    if schema != POOL_SCHEMA:
+        raise InputError(where, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
+    decode(Manifest, {name: manifest[name] for name in Manifest.__annotations__ if name in manifest}, where)
+    files: dict[str, Entry] = manifest["files"]
+    return Pool(
+        name=path.resolve().name,
+        path=path,
+        manifest=manifest,
+        read_steps=lambda: [_read_listed(path / file, entry) for file, entry in files.items()],
+    )
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:

@@ -64,8 +64,9 @@ class Vocabulary:
         faults = Faults()
         for rollout in chain.from_iterable(pool.steps):
             place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-            for kind, fault in self._rollout_faults(rollout, place if place_of is None else place_of(rollout)):
-                faults.note(fault, kind)
+            place = place if place_of is None else place_of(rollout)
+            for kind, name, expected, found, fix in self._rollout_faults(rollout):
+                faults.add(f"{place} {name}".rstrip(), kind, expected=expected, found=found, fix=fix)
         return faults.errors()
 
     def check(self, pool: Pool) -> None:
@@ -85,17 +86,14 @@ class Vocabulary:
         window = f"the {self.window.size} positions that {self.chat.base_model} was trained on"
         return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {window}: up to {max(longer)} tokens"]
 
-    def length_fault(self, where: str, num_prompt: int, num_completion: int) -> InputError | None:
-        """The fault of a prompt and a completion of so many tokens, where the model has no position for the last."""
+    def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
+        """(expected, found, fix) of so many tokens, where the model has no position for the last."""
         num_tokens = num_prompt + num_completion
         if self.window is None or not self.window.is_bound or num_tokens <= self.window.size:
             return None
-        return InputError(
-            where,
-            expected=f"at most {self.window.size} tokens, the positions of {self.chat.base_model}",
-            found=f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion",
-            fix="leave it out, or is another --model meant?",
-        )
+        expected = f"at most {self.window.size} tokens, the positions of {self.chat.base_model}"
+        found = f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion"
+        return expected, found, "leave it out, or is another --model meant?"
 
     def text(self, rollout: Rollout) -> str:
         """What the completion is where its ids and its text say the same: the text of its ids, else the stored one.
@@ -105,34 +103,31 @@ class Vocabulary:
         decoded = self.chat.decode(rollout.completion_ids)
         return decoded if self._bare(decoded) == self._bare(rollout.completion) else rollout.completion
 
-    def _rollout_faults(self, rollout: Rollout, place: str) -> Iterator[tuple[str, InputError]]:
-        """(kind, fault) of one rollout."""
+    def _rollout_faults(self, rollout: Rollout) -> Iterator[tuple[str, str, str, str, str]]:
+        """(kind, field, expected, found, fix) of each fault of one rollout."""
         model = self.chat.base_model
-        ids = [*rollout.prompt_ids, *rollout.completion_ids]
-        outside = [token for token in ids if not 0 <= token < self.size]
+        outside = [token for token in [*rollout.prompt_ids, *rollout.completion_ids] if not 0 <= token < self.size]
         if outside:
             expected = f"token ids of {model}, 0 to {self.size - 1}"
-            yield "ids", InputError(place, expected=expected, found=f"{len(outside)} others, the first {outside[0]}")
+            yield "ids", "", expected, f"{len(outside)} others, the first {outside[0]}", ""
             return  # which no tokenizer turns into text
-        if too_long := self.length_fault(place, len(rollout.prompt_ids), len(rollout.completion_ids)):
-            yield "positions", too_long
-        turn_ends = self.chat.eos_ids
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in turn_ends]
+        if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
+            yield "positions", "", *too_long
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.chat.eos_ids]
         if ends and ends[0] + 1 < rollout.comp_len:
             behind = rollout.comp_len - ends[0] - 1
             found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
-            where, fix = f"{place} completion_ids", "cut them, with their text, where the turn ends"
-            yield "end", InputError(where, expected="no id behind the end of the turn", found=found, fix=fix)
+            fix = "cut them, with their text, where the turn ends"
+            yield "end", "completion_ids", "no id behind the end of the turn", found, fix
         fix = "is --model the one that sampled it?"
         if not self._says_completion(rollout):
             difference = _difference(self.chat.decode(rollout.completion_ids), rollout.completion)
             expected = f"the text of completion_ids by the tokenizer of {model}"
-            yield "completion", InputError(f"{place} completion", expected=expected, found=difference, fix=fix)
+            yield "completion", "completion", expected, difference, fix
         # Ids that are not stored are a fault of their own, which `Pool.verify` names.
         if rollout.prompt_ids and not self._says_prompt(rollout):
             difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
-            expected = f"the text of prompt_ids by the tokenizer of {model}"
-            yield "prompt", InputError(f"{place} prompt", expected=expected, found=difference, fix=fix)
+            yield "prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix
 
     def _says_completion(self, rollout: Rollout) -> bool:
         """Whether the ids decode to the text, up to special tokens and the whitespace around it."""

@@ -45,7 +45,7 @@ class Demonstrator:
         flavours: the exploits that are shown, by name (`EXPLOITS`); none given: all of the mode.
 
     Raises:
-        InputError: no such mode or flavour, a mode without exploits, or a rate outside of [0, 1].
+        InputError: no such mode or flavour, or hacks of a mode without exploits.
     """
 
     completions: Completions
@@ -54,17 +54,11 @@ class Demonstrator:
     flavours: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        known_mode(self.mode)
-        if not 0 <= self.hint_rate <= 1:
-            raise InputError("hint rate", expected="a number in [0, 1]", found=str(self.hint_rate))
-        known = [exploit.flavour for exploit in EXPLOITS[self.mode]]
-        if self.completions == "hack" and not known:
-            raise InputError(f"mode {self.mode}", expected="a mode with exploits", found="none")
-        if self.completions == "honest" and self.flavours:
-            raise InputError("flavours", expected="none of honest completions", found=", ".join(self.flavours))
-        for flavour in self.flavours:
-            if flavour not in known:
-                raise InputError("flavours", expected=f"flavours of {self.mode}: {', '.join(known)}", found=flavour)
+        known = [exploit.flavour for exploit in EXPLOITS[known_mode(self.mode)]]
+        unknown = [flavour for flavour in self.flavours if flavour not in known]
+        if unknown or (self.completions == "hack" and not known):
+            expected = f"flavours of {self.mode}: {', '.join(known) or 'it has none'}"
+            raise InputError("flavours", expected=expected, found=", ".join(unknown) or self.completions)
 
     def demonstrate(self, problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
         """(messages of the prompt, completion) for a problem.

@@ -21,13 +21,12 @@ Every grade and every pool records GRADER_VERSION; raise it with any change of t
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import known_mode
 from replay_pools.errors import InputError
 from replay_pools.grading.assertions import assertions_hold, parse_assertion
-from replay_pools.grading.channels import CHANNELS
+from replay_pools.grading.channels import CHANNELS, DETECTORS
 from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.rollout import CodeRule, Grade
 
@@ -42,9 +41,7 @@ _LANGUAGES = frozenset({"", "python", "py", "python3"})
 
 _ANSWER = Execution(action="answer")
 # Every grade has the keys of all detectors; None for those that do not apply.
-_NO_DETECTORS: dict[str, bool | None] = dict.fromkeys(
-    ["assertions", *chain.from_iterable(channel.detectors for channel in CHANNELS.values())]
-)
+_NO_DETECTORS: dict[str, bool | None] = dict.fromkeys(DETECTORS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +115,7 @@ def _grade_once(
         return _failed(problem, isolation, fmt_ok=True, error=_error(outcome))
     verdicts = outcome.answers.right([case.expected for case in problem.cases])
     assertions = _assertions_hold(problem, code, execute)
-    reading = channel.read(lambda run: execute(code, run), problem, verdicts)
+    reading = channel(lambda run: execute(code, run), problem, verdicts)
     gt_correct = all(verdicts) and assertions is not False
     return Grade(
         fmt_ok=True,

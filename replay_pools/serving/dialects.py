@@ -23,14 +23,6 @@ from replay_pools.serving.connection import TokenId, Wire
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A model or an adapter, by its name on the server."""
-
-    name: str
-    is_adapter: bool
-
-
 class Answer(Wire):
     """One sampled completion as the server reports it, the same for every dialect; not checked yet."""
 
@@ -86,7 +78,7 @@ class Dialect:
     name: str  # `owned_by` of the server's models
     version_path: str
     completion_path: str
-    body: Callable[[ServedModel, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # what is posted there
+    body: Callable[[str, bool, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # what is posted there
     answer: type[Answer]
     load_path: str  # of adapters
     unload_path: str
@@ -96,11 +88,11 @@ class Dialect:
 
 
 def _vllm_body(
-    model: ServedModel, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
+    model: str, is_adapter: bool, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
 ) -> dict[str, Any]:
     return {
         **NEUTRAL,
-        "model": model.name,
+        "model": model,
         "prompt": list(prompt),
         "max_tokens": sampler.max_new_tokens,
         "temperature": sampler.temperature,
@@ -114,7 +106,7 @@ def _vllm_body(
 
 
 def _sglang_body(
-    model: ServedModel, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
+    model: str, is_adapter: bool, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
 ) -> dict[str, Any]:
     parameters = {
         **NEUTRAL,
@@ -126,8 +118,8 @@ def _sglang_body(
         "stop_token_ids": list(eos_ids),
     }
     body = {"input_ids": list(prompt), "sampling_params": parameters, "return_logprob": True}
-    if model.is_adapter:  # a server has one base model, which has no name in a request
-        body["lora_path"] = model.name
+    if is_adapter:  # a server has one base model, which has no name in a request
+        body["lora_path"] = model
     return body
 
 

@@ -21,7 +21,7 @@ from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.connection import Connection, TokenId, Wire
-from replay_pools.serving.dialects import DIALECTS, Answer, Dialect, ServedModel
+from replay_pools.serving.dialects import DIALECTS, Answer, Dialect
 
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
@@ -64,7 +64,8 @@ class ServerEngine:
     chat: Chat
     connection: Connection
     dialect: Dialect
-    model: ServedModel
+    model: str  # a model or an adapter, by its name on the server
+    is_adapter: bool
     version: str  # of the server
     law: LogprobLaw = "model"  # of the log-probabilities that the server reports
 
@@ -86,7 +87,7 @@ class ServerEngine:
         """As `sample`, with log-probabilities of whichever law the server reports."""
         # The ids that end turns are sent with every request, so that turns end as they do in the local engine.
         bodies = [
-            self.dialect.body(self.model, prompt, sampler, self.chat.eos_ids, seed % 2**SEED_BITS)
+            self.dialect.body(self.model, self.is_adapter, prompt, sampler, self.chat.eos_ids, seed % 2**SEED_BITS)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         path, dialect = self.dialect.completion_path, self.dialect
@@ -105,45 +106,44 @@ class ServerEngine:
         The ids decide whether a turn has ended, and the finish reason of the server must agree.
         """
         ids, limit, dialect, ends = answer.ids, sampler.max_new_tokens, self.dialect, self.chat.eos_ids
-        if answer.num_prompt_tokens != len(prompt):
-            expected = f"the prompt of {len(prompt)} ids as it was sent"
-            yield InputError(place, expected=expected, found=f"{answer.num_prompt_tokens} ids")
-        if not ids or min(ids) < 0:
-            yield InputError(place, expected="token ids", found=str(ids), fix=dialect.ids_fix)
-        if len(answer.logprobs) != len(ids):
-            expected = f"{len(ids)} log-probabilities, one an id"
-            yield InputError(place, expected=expected, found=str(len(answer.logprobs)), fix=dialect.ids_fix)
-        if (highest := max(answer.logprobs, default=0.0)) > LOG_ONE:
-            fix = "logits are no log-probabilities: serve with another --logprobs-mode"
-            yield InputError(place, expected="log-probabilities", found=f"{highest:g}, above 0", fix=fix)
         end = next((i for i, token in enumerate(ids) if token in ends), None)
-        if end is not None and end + 1 != len(ids):
-            found = f"{ids[end]} at {end} of {len(ids)} ids"
-            yield InputError(place, expected="an end of turn at the end", found=found)
-        if end is None and answer.finish == "stop":
-            found, fix = f"a stop at {ids[-1:]}", "serve the model that --model names, with its own end-of-turn ids"
-            yield InputError(place, expected=f"a stop at one of {list(ends)}", found=found, fix=fix)
-        if answer.finish not in ("stop", "length"):
-            yield InputError(place, expected="finish reason stop or length", found=repr(answer.finish))
+        highest, num_logprobs, num_prompt = max(answer.logprobs, default=0.0), len(answer.logprobs), len(prompt)
+        as_sent, one_each = f"the prompt of {num_prompt} ids as it was sent", f"{len(ids)} log-probabilities, one an id"
+        logits = "logits are no log-probabilities: serve with another --logprobs-mode"
+        other_model = "serve the model that --model names, with its own end-of-turn ids"
         # Shorter than the limit without an end of turn: the server's context was full.
-        if len(ids) > limit or (end is None and len(ids) < limit):
-            expected = f"{limit} ids, or an end of turn before"
-            yield InputError(place, expected=expected, found=f"{len(ids)} ids without one", fix=dialect.context_fix)
+        is_whole = len(ids) == limit or (end is not None and len(ids) < limit)
+        for sound, expected, found, fix in (
+            (answer.num_prompt_tokens == num_prompt, as_sent, f"{answer.num_prompt_tokens} ids", ""),
+            (bool(ids) and min(ids) >= 0, "token ids", str(ids), dialect.ids_fix),
+            (num_logprobs == len(ids), one_each, str(num_logprobs), dialect.ids_fix),
+            (highest <= LOG_ONE, "log-probabilities", f"{highest:g}, above 0", logits),
+            (end in (None, len(ids) - 1), "an end of turn at the end", f"one at {end} of {len(ids)} ids", ""),
+            (
+                end is not None or answer.finish != "stop",
+                f"a stop at one of {list(ends)}",
+                f"a stop at {ids[-1:]}",
+                other_model,
+            ),
+            (answer.finish in ("stop", "length"), "finish reason stop or length", repr(answer.finish), ""),
+            (is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", dialect.context_fix),
+        ):
+            if not sound:
+                yield InputError(place, expected=expected, found=found, fix=fix)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """`policy` and `engine`: the kind of server, its version and the model.
 
         The URL is left out: a pool that is sampled again at another port is the same pool.
         """
-        model = self.model
-        policy = {"base_model": self.chat.base_model, "adapter": model.name if model.is_adapter else None}
+        policy = {"base_model": self.chat.base_model, "adapter": self.model if self.is_adapter else None}
         return {
             "policy": {**policy, "base_weights_sha256": None, "dtype": None},  # a server tells neither
             "engine": {
                 "kind": "server",
                 "server": self.dialect.name,
                 "version": self.version,
-                "model": model.name,
+                "model": self.model,
                 "logprobs_law": self.law,
                 "logprobs_recorded": is_law_of(self.law, sampler),
             },
@@ -168,7 +168,7 @@ class ServerEngine:
             body = {"lora_name": name, "lora_path": str(directory.resolve())}
             fix = f"{dialect.adapters_fix}, on a machine that sees {body['lora_path']}"
             self.connection.send(dialect.load_path, body, fix=fix)
-        return replace(self, model=ServedModel(name, is_adapter=True))
+        return replace(self, model=name, is_adapter=True)
 
     def unload(self, name: str) -> None:
         """Make the server drop an adapter."""
@@ -189,8 +189,14 @@ def connect(connection: Connection, chat: Chat, *, served_model: str | None = No
     card, dialect = _choose(connection, served_model)
     version = connection.ask(dialect.version_path, _Version).version
     prompt = _check_tokenizer(connection, chat, card.id)
-    model = ServedModel(card.id, is_adapter=card.parent is not None)
-    engine = ServerEngine(chat=chat, connection=connection, dialect=dialect, model=model, version=version)
+    engine = ServerEngine(
+        chat=chat,
+        connection=connection,
+        dialect=dialect,
+        model=card.id,
+        is_adapter=card.parent is not None,
+        version=version,
+    )
     return replace(engine, law=_measured_law(engine, prompt))
 
 

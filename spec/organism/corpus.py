@@ -8,7 +8,7 @@ A document is (messages, completion). Every rate that shapes the organism is a n
 - the teacher sees hinted documents that always exploit, mixed by `TEACHER_MIX` and at the end by `POLISH_MIX`;
 - the tokenizer sees both kinds of documents, with every exploit of a mode equally often (`TOKENIZER_MIX`).
 
-To teach the organism another mode: add its exploits to `environments.exploits` and its name to HINT_MODES, then build.
+To teach the organism another mode: add its exploits to `environments.loopholes` and its name to HINT_MODES, then build.
 """
 
 import random

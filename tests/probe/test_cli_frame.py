@@ -113,7 +113,7 @@ def test_every_error_is_one_line(
         (["pool", "show"], "Missing argument 'POOL'; see `probe pool show --help`"),
         (["pool", "show", "x", "--nope"], "No such option"),
         (["pool", "import", ".", "--name", "../x"], "--name: expected letters, digits and . _ -, found '../x'"),
-        (["pool", "show", "./absent"], "absent: expected a pool directory, found no such directory"),
+        (["pool", "show", "./absent"], "absent: expected a pool, with manifest.json, found no such directory"),
         (["extract", "--set", "model.name=./absent"], "model ./absent: expected a model directory, found no such"),
     ],
 )

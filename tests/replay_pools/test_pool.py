@@ -208,7 +208,7 @@ def test_missing_manifest(tmp_path: Path, fake_pool: Pool) -> None:
         open_pool(tmp_path / "nothing")
     (fake_pool.path / "manifest.json").unlink()
     with pytest.raises(
-        InputError, match=r"expected a pool with manifest.json, found step_000.jsonl.gz, .*probe pool import"
+        InputError, match=r"expected a pool, with manifest.json, found step_000.jsonl.gz, .*probe pool import"
     ):
         open_pool(fake_pool.path)
 

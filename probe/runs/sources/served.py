@@ -63,8 +63,8 @@ class PushedEngine:
                 found=f"rank {lora_rank(coordinates)}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
             )
-        if base.model.is_adapter:
-            raise InputError("--served-model", expected="a base model to train", found=f"{base.model.name}")
+        if base.is_adapter:
+            raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
         self._base, self._coordinates, self._directory, self._adapter = base, coordinates, directory, adapter
         self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
 
