@@ -12,6 +12,7 @@ module. Tokens of rows are numbered 0..R W - 1, flattened: in both layouts a sam
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
@@ -152,7 +153,8 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     width = max(lengths)
     ids, is_token = batch.ids[index, :width], batch.attention_mask[index, :width]
     completion = batch.completion_mask[index, :width]
-    spans = _spans(lengths, layout)
+    starts = [0, *accumulate(lengths)] if layout == "packed" else range(0, width * len(lengths), width)
+    spans = tuple((start, start + length) for start, length in zip(starts, lengths, strict=False))
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": is_token}
     if layout == "packed":
         positions = torch.arange(width, device=ids.device).expand_as(ids)
@@ -170,15 +172,6 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
         predicting=scored - 1,
         targets=ids.flatten()[scored],
     )
-
-
-def _spans(lengths: Sequence[int], layout: Layout) -> tuple[tuple[int, int], ...]:
-    """Start and stop of every sample in the flattened rows."""
-    spans, start = [], 0
-    for length in lengths:
-        spans.append((start, start + length))
-        start += length if layout == "packed" else max(lengths)
-    return tuple(spans)
 
 
 def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:

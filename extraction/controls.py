@@ -97,9 +97,6 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
 
 def compare_modules(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, ModuleAngles]:
     """`principal_angles` per module of {module: (k, r)}; modules where either set kept no direction are left out."""
-    angles = {}
-    for module, V in first.items():
-        W = second[module]
-        if len(V) and len(W):
-            angles[module] = principal_angles(V, W)
-    return angles
+    return {
+        module: principal_angles(V, second[module]) for module, V in first.items() if len(V) and len(second[module])
+    }

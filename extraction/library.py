@@ -253,7 +253,16 @@ class DirectionLibrary:
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
-        _check_settings(self.v_hack_file, directions.metadata, shared_settings(self.settings, self.normaliser))
+        # Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
+        # quantile over all that were kept.
+        for key, wanted in shared_settings(self.settings, self.normaliser).items():
+            if (stored := directions.metadata[key.rpartition(".")[2]]) != wanted:
+                raise InputError(
+                    f"directions {self.v_hack_file}",
+                    expected=f"extracted with {key} = {wanted}, as this run is told",
+                    found=f"{key} = {stored}",
+                    fix=f"give the run --set {key}={stored}, or extract again",
+                )
         return directions
 
     @cached_property
@@ -349,20 +358,3 @@ def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dic
         "intervention.extraction.drop_bottom_frac": settings.drop_bottom_frac,
         "objective.loss_type": normaliser.loss_type,
     }
-
-
-def _check_settings(path: Path, metadata: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-    """Refuse a direction file that was extracted with other settings than its controls would be in this run.
-
-    Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
-    quantile over all that were kept.
-    """
-    for key, wanted in shared.items():
-        stored = metadata[key.rpartition(".")[2]]
-        if stored != wanted:
-            raise InputError(
-                f"directions {path}",
-                expected=f"extracted with {key} = {wanted}, as this run is told",
-                found=f"{key} = {stored}",
-                fix=f"give the run --set {key}={stored}, or extract again",
-            )

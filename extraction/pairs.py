@@ -49,7 +49,7 @@ class Pair:
 def builtin_pairs(name: str) -> list[Pair]:
     """The built-in pairs of a loophole mode, or a set without hacks."""
     modes = {mode: _hack_pair for mode, exploits in EXPLOITS.items() if exploits}
-    makers = {**modes, PLACEBO: _placebo_pair, STYLE: _style_pair}
+    makers = {**modes, PLACEBO: _clean_pair, STYLE: _clean_pair}
     if name not in makers:
         raise InputError("--pairs", expected=f"builtin:{{{','.join(makers)}}}", found=f"builtin:{name}")
     problems = minicode_problems("pairs")
@@ -81,20 +81,15 @@ def _hack_pair(minicode: MinicodeProblem, i: int, mode: str) -> Pair:
     )
 
 
-def _placebo_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
-    """Placebo pair i: two right solutions of one problem."""
-    canonical, alternative = minicode.family.solutions[:2]
-    return _clean_pair(minicode, i, name, alternative, canonical, "other_solution/canonical")
+def _clean_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
+    """A pair of two right bodies, of which the first stands in the place of the hack.
 
-
-def _style_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
-    """Style pair i: the same right solution with and without a comment."""
-    canonical = minicode.family.solutions[0]
-    return _clean_pair(minicode, i, name, f"# {minicode.family.name}\n{canonical}", canonical, "comment/none")
-
-
-def _clean_pair(minicode: MinicodeProblem, i: int, name: str, first: str, second: str, flavour: str) -> Pair:
-    """A pair of two right bodies; the first stands in the place of the hack."""
+    Placebo: two solutions of one problem. Style: the same solution with and without a comment.
+    """
+    second, *others = minicode.family.solutions
+    first, flavour = f"# {minicode.family.name}\n{second}", "comment/none"
+    if name == PLACEBO:
+        first, flavour = others[0], "other_solution/canonical"
     return Pair(
         pair_id=f"{name}-{i:03d}",
         problem_id=minicode.problem.problem_id,

@@ -55,7 +55,15 @@ class LeetcodeEnvironment:
         self._evaluation = self._problems
         if evaluation is not None:
             self._evaluation = read_problems(evaluation)
-            _check_disjoint(path, self._problems, evaluation, self._evaluation)
+            # The same id, or the same prompt under another id.
+            ids, prompts = {each.problem_id for each in self._problems}, {_text(each) for each in self._problems}
+            held_out = self._evaluation
+            shared = [each.problem_id for each in held_out if each.problem_id in ids or _text(each) in prompts]
+            if shared:
+                more = f" and {len(shared) - NUM_NAMED} more" if len(shared) > NUM_NAMED else ""
+                expected = f"no problem of {path}, which is trained on"
+                found = f"{len(shared)} of them: {', '.join(shared[:NUM_NAMED])}{more}"
+                raise InputError(evaluation, expected=expected, found=found, fix="take them out of one of the files")
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of the split's file, in its order."""
@@ -85,23 +93,6 @@ def read_problems(path: str | Path) -> tuple[Problem, ...]:
     return problems
 
 
-def _check_disjoint(
-    path: str | Path, problems: Sequence[Problem], evaluation: str | Path, held_out: Sequence[Problem]
-) -> None:
-    """Refuse an evaluation file with a problem to train on: the same id, or the same prompt under another id."""
-    ids = {problem.problem_id for problem in problems}
-    prompts = {_text(problem) for problem in problems}
-    shared = [problem.problem_id for problem in held_out if problem.problem_id in ids or _text(problem) in prompts]
-    if shared:
-        more = f" and {len(shared) - NUM_NAMED} more" if len(shared) > NUM_NAMED else ""
-        raise InputError(
-            evaluation,
-            expected=f"no problem of {path}, which is trained on",
-            found=f"{len(shared)} of them: {', '.join(shared[:NUM_NAMED])}{more}",
-            fix="take them out of one of the files",
-        )
-
-
 def _text(problem: Problem) -> tuple[str, ...]:
     """What the policy reads."""
     return tuple(message["content"] for message in problem.messages)
@@ -118,11 +109,9 @@ def parse_problem(row: Any, where: str) -> Problem:
         InputError: a field is missing or of another type, the canonical solution or a test cannot be parsed, or the
             prompt does not hold the phrase that hints replace.
     """
-    if not isinstance(row, dict):
-        raise InputError(where, expected="a JSON object", found=type(row).__name__)
     for name, kinds in _FIELDS.items():
-        if not isinstance(row.get(name), kinds):
-            actual = type(row[name]).__name__ if name in row else "none"
+        if not isinstance(row, dict) or not isinstance(row.get(name), kinds):
+            actual = type(row[name]).__name__ if isinstance(row, dict) and name in row else "none"
             raise InputError(where, expected=f"field {name} ({kinds[0].__name__})", found=actual)
     func_name = row["func_name"].rpartition(".")[2]
     parameters = _parameters(row["canonical_solution"], func_name, where)
@@ -147,16 +136,11 @@ def _messages(prompt: list[Any], where: str) -> tuple[dict[str, str], ...]:
     """The messages of a prompt, each {role, content} with two strings; other keys are dropped."""
     messages = []
     for message in prompt:
-        if not _is_message(message):
+        parts = [message.get(key) if isinstance(message, dict) else None for key in ("role", "content")]
+        if not all(isinstance(part, str) for part in parts):
             raise InputError(f"{where} prompt", expected="messages of role and content", found=repr(message)[:80])
-        messages.append({"role": message["role"], "content": message["content"]})
+        messages.append(dict(zip(("role", "content"), parts, strict=True)))
     return tuple(messages)
-
-
-def _is_message(message: Any) -> bool:
-    if not isinstance(message, dict):
-        return False
-    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 def _starter(messages: Sequence[dict[str, str]]) -> str | None:

@@ -108,7 +108,9 @@ def literal(value: Any) -> str:
 
 def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     """The problem of a family with these parameters: id, prompt, starter, canonical solution and cases."""
-    problem_id = "-".join([family.name, *(_slug(value) for value in parameters.values())])
+    # A value that is no word, such as "/", is named by its code point.
+    slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
+    problem_id = "-".join([family.name, *slugs])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
     cases = tuple(Case(args=(value,), expected=family.reference(value, **parameters)) for value in arguments)
     example = stated_example(cases)
@@ -138,12 +140,6 @@ def stated_example(cases: Sequence[Case]) -> Case:
     """The shortest case that a stub returning 0 would fail, so that a test made of it is not vacuous."""
     telling = [case for case in cases if case.expected not in (0, [], "") and case.args[0] not in ([], "")]
     return min(telling or cases, key=lambda case: (len(str(case.args[0])), str(case.args)))
-
-
-def _slug(value: Any) -> str:
-    """A parameter value as a part of a problem id: itself, or the code point of a character such as "/"."""
-    text = str(value)
-    return text if text.isalnum() else f"x{ord(text):x}"
 
 
 def _arguments(kind: str, parameters: Parameters, rng: random.Random) -> list[Any]:
@@ -206,10 +202,6 @@ def _edge_integers(parameters: Parameters) -> list[Any]:
     return [0, 1, first, last, last - 1, last + 1, 3 * last, -1]
 
 
-def _draw_integer(parameters: Parameters, rng: random.Random) -> int:
-    return rng.randint(2, 99)
-
-
 def _draw_word(letters: Sequence[str], rng: random.Random, longest: int) -> str:
     """1 to `longest` letters; 40% of them from `letters`, where there are any."""
     word = ""
@@ -222,10 +214,6 @@ def _edge_strings(parameters: Parameters) -> list[Any]:
     letters = _letters(parameters) or ["a"]
     first, last = letters[0], letters[-1]
     return ["", first, first * 2 + "x", "x" + last + first + first + last]
-
-
-def _draw_string(parameters: Parameters, rng: random.Random) -> str:
-    return _draw_word(_letters(parameters), rng, 8)
 
 
 def _edge_texts(parameters: Parameters) -> list[Any]:
@@ -248,7 +236,7 @@ def _draw_text(parameters: Parameters, rng: random.Random) -> str:
 # Kind of input -> (its edge cases, one random input). A family of a new kind needs a row here and in ANNOTATIONS.
 _GENERATORS = {
     "nums": (_edge_lists, _draw_list),
-    "n": (_edge_integers, _draw_integer),
-    "s": (_edge_strings, _draw_string),
+    "n": (_edge_integers, lambda _, rng: rng.randint(2, 99)),
+    "s": (_edge_strings, lambda parameters, rng: _draw_word(_letters(parameters), rng, 8)),
     "text": (_edge_texts, _draw_text),
 }

@@ -38,22 +38,12 @@ def _grid(**ranges: Any) -> tuple[Parameters, ...]:
     return tuple(dict(zip(ranges, values, strict=True)) for values in product(*ranges.values()))
 
 
-def _intervals() -> tuple[Parameters, ...]:
-    """Intervals from a to b: each a in 2 ... 31, with three lengths."""
-    intervals = []
-    for a in range(2, 32):
-        for length in (4, 7, 13):
-            intervals.append({"a": a, "b": a + length})
-    return tuple(intervals)
-
-
-def _letter_pairs() -> tuple[Parameters, ...]:
-    """78 ordered pairs of different letters: each letter with the ones 3, 8 and 15 places further on."""
-    pairs = []
-    for i, letter in enumerate(LETTERS):
-        for offset in (3, 8, 15):
-            pairs.append({"c": letter, "d": LETTERS[(i + offset) % 26]})
-    return tuple(pairs)
+# Intervals from a to b: each a in 2 ... 31, with three lengths.
+INTERVALS: tuple[Parameters, ...] = tuple({"a": a, "b": a + length} for a in range(2, 32) for length in (4, 7, 13))
+# 78 ordered pairs of different letters: each letter with the ones 3, 8 and 15 places further on.
+LETTER_PAIRS: tuple[Parameters, ...] = tuple(
+    {"c": letter, "d": LETTERS[(i + offset) % 26]} for i, letter in enumerate(LETTERS) for offset in (3, 8, 15)
+)
 
 
 def _loop(initial: str, body: str) -> str:
@@ -89,7 +79,7 @@ FAMILIES: tuple[Family, ...] = (
             "return len([x for x in nums if {a} <= x <= {b}])",
         ),
         bugs=("return sum(1 for x in nums if {a} < x < {b})", "return sum(1 for x in nums if x <= {b})"),
-        grid=_intervals(),
+        grid=INTERVALS,
         reference=lambda v, a, b: len([x for x in v if a <= x <= b]),
         bug_rate=0.45,
     ),
@@ -314,7 +304,7 @@ FAMILIES: tuple[Family, ...] = (
         statement='Return s with every "{c}" replaced by "{d}".',
         solutions=('return s.replace("{c}", "{d}")', 'return "".join("{d}" if x == "{c}" else x for x in s)'),
         bugs=('return s.replace("{d}", "{c}")', 'return s.replace("{c}", "{d}", 1)'),
-        grid=_letter_pairs(),
+        grid=LETTER_PAIRS,
         reference=lambda v, c, d: "".join(d if x == c else x for x in v),
         bug_rate=0.35,
     ),

@@ -123,11 +123,6 @@ TRL_FILE = re.compile(r"completions_\d+\.\w+")
 GROUPS = TARGETS["group"]
 
 
-def _is_trl(row: StoredRow) -> bool:
-    """By the name of its file, or without a column that only logs of others have."""
-    return bool(TRL_FILE.fullmatch(row.path.name)) or not {*TARGETS["reward"], *GROUPS} & row.fields.keys()
-
-
 def _trl(log: Log) -> None:
     # A batch is written again, whole, under each step until the next is sampled. Single answers may come back.
     kept: list[StoredRow] = []
@@ -215,11 +210,6 @@ def _openrlhf(fields: Fields) -> Iterable[Fields]:
     if fields.get("rollout_log_probs"):
         row["rollout_log_probs"] = fields["rollout_log_probs"][start:end]
     return [row]
-
-
-def _is_inference(row: StoredRow) -> bool:
-    """By the markup of the prompt, since others name their columns so too."""
-    return len(row.fields) == 3 and isinstance(row.fields["input"], str) and bool(MARKUP.match(row.fields["input"]))
 
 
 # prime-rl: a message graph with token ids.
@@ -408,7 +398,10 @@ FORMATS = (
     Format(
         name="trl",
         has=" ".join(TRL_COLUMNS),
-        recognises=_is_trl,
+        # By the name of its file, or without a column that only logs of others have.
+        recognises=lambda row: (
+            bool(TRL_FILE.fullmatch(row.path.name)) or not {*TARGETS["reward"], *GROUPS} & row.fields.keys()
+        ),
         mapping="step completion advantage",
         settle=_trl,
         cannot_know="Token ids and labels (unless a reward function logs them with log_extra), the weights of the "
@@ -440,7 +433,10 @@ FORMATS = (
     Format(
         name="openrlhf-inference",
         has="input output reward",
-        recognises=_is_inference,
+        # By the markup of the prompt, since others name their columns so too.
+        recognises=lambda row: (
+            len(row.fields) == 3 and isinstance(row.fields["input"], str) and bool(MARKUP.match(row.fields["input"]))
+        ),
         mapping="rendered=input completion=output reward",
         cannot_know="Token ids, labels and groups, which are taken from equal prompts.",
     ),

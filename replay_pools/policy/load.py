@@ -147,21 +147,17 @@ def load_policy(
     with _readable(name):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
     if "gguf_file" in options:
-        _forget_quantization(model)
+        # One like any other: its weights are dense, and can be saved as such.
+        for attribute in ("hf_quantizer", "is_quantized", "quantization_method"):
+            if hasattr(model, attribute):
+                delattr(model, attribute)
+        vars(model.config).pop("quantization_config", None)
     digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
     if directory is not None:
         model = merge_adapter(model, directory, svd_cache=svd_cache)
     model.to(device=target)  # type: ignore[call-arg]
     model = model.eval().requires_grad_(False)
     return Policy(model, load_tokenizer(name), name, adapter, digest, adapter_digest)
-
-
-def _forget_quantization(model: PreTrainedModel) -> None:
-    """Make the model of a .gguf file one like any other: its weights are dense, and can be saved as such."""
-    for name in ("hf_quantizer", "is_quantized", "quantization_method"):
-        if hasattr(model, name):
-            delattr(model, name)
-    vars(model.config).pop("quantization_config", None)
 
 
 def load_served_policy(name: str) -> ServedPolicy:

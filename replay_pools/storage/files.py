@@ -252,13 +252,11 @@ def read_gz(path: Path) -> bytes:
     """
     try:
         plain = _decompressed(path.read_bytes())
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a gzip file", found="no such file") from error
-    # In this order: a truncated file, one that is not gzip (a kind of OSError), damage inside the stream.
+    # No file, a truncated one, one that is not gzip (a kind of OSError), damage inside the stream.
     except (EOFError, OSError, zlib.error) as error:
-        raise InputError(
-            path, expected="a complete gzip file", found=str(error) or "damaged data", fix="write or copy it again"
-        ) from error
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error) or "damaged data"
+        fix = "write or copy it again"
+        raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
     if len(plain) > MAX_PLAIN:
         expected = f"at most {MAX_PLAIN >> 20} MiB once decompressed"
         raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")

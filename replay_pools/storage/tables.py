@@ -122,12 +122,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(path, expected=f"{what} (TOML)", found="no such file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(path, expected="TOML in UTF-8", found=str(error)) from error
-    except RecursionError as error:
-        raise InputError(path, expected="TOML of a few levels", found="nested too deep") from error
+    except (FileNotFoundError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = "no such file" if isinstance(error, FileNotFoundError) else str(error)
+        raise InputError(path, expected=f"{what}: TOML in UTF-8, of a few levels", found=found) from error
 
 
 def toml_text(value: Any) -> str:

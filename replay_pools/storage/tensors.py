@@ -10,6 +10,7 @@ has the names, dtypes and shapes, and over the bytes of the tensors.
 import hashlib
 import io
 from collections.abc import Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -50,9 +51,10 @@ def read_tensors(path: Path, framework: Literal["pt", "np"], *, fix: str) -> tup
     try:
         with safe_open(path, framework=framework) as file:
             header = orjson.loads(file.metadata()["header"])
+            copy = methodcaller("clone" if framework == "pt" else "copy")
             # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is, so that
             # matrix products of the two agree to the last bit.
-            tensors = {name: _copied(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            tensors = {name: copy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError, KeyError, orjson.JSONDecodeError) as error:
         raise InputError(path, expected="a tensor file of gradient-probe", found=_first_line(error), fix=fix) from error
     return tensors, header
@@ -122,10 +124,6 @@ def _digest(header: Mapping[str, Any], file: BinaryIO) -> str:
     while chunk := file.read(CHUNK):
         hasher.update(chunk)
     return hasher.hexdigest()
-
-
-def _copied(tensor: Any) -> Any:
-    return tensor.clone() if hasattr(tensor, "clone") else tensor.copy()
 
 
 def _first_line(error: Exception) -> str:
