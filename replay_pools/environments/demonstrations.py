@@ -58,7 +58,8 @@ class Demonstrator:
         unknown = [flavour for flavour in self.flavours if flavour not in known]
         if unknown or (self.completions == "hack" and not known):
             expected = f"flavours of {self.mode}: {', '.join(known) or 'it has none'}"
-            raise InputError("flavours", expected=expected, found=", ".join(unknown) or self.completions)
+            where = "flavours" if unknown else f"mode {self.mode}"
+            raise InputError(where, expected=expected, found=", ".join(unknown) or self.completions)
 
     def demonstrate(self, problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
         """(messages of the prompt, completion) for a problem.

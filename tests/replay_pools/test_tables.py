@@ -163,9 +163,9 @@ def test_the_nearest_key_is_a_known_one(known, key):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[a", "expected TOML in UTF-8"),
-        (b"a = '\xff'", "expected TOML in UTF-8"),
-        (None, "a list of colours .TOML., fo"),
+        (b"[a", "TOML in UTF-8"),
+        (b"a = '\xff'", "TOML in UTF-8"),
+        (None, "a list of colours.*no such file"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -209,5 +209,5 @@ def test_what_is_laid_over_is_found_there(table: dict, over: dict) -> None:
 def test_toml_that_is_nested_too_deep_is_refused(tmp_path):
     path = tmp_path / "deep.toml"
     path.write_text("x = " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(InputError, match="nested too deep"):
+    with pytest.raises(InputError, match="deep.toml.*of a few levels"):
         read_toml(path, "a preset")
