@@ -269,7 +269,8 @@ def _final_rates(spec: Spec, name: str, out: Path) -> dict[str, dict[str, float]
 
 def _mean(values: Sequence[float | None]) -> float | None:
     """None where one is missing."""
-    return None if not values or None in values else float(np.mean(values))
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if values and len(known) == len(values) else None
 
 
 # Correlations

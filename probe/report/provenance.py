@@ -28,7 +28,12 @@ def provenance(report: Report) -> Section:
         table = facts(run, report)
         tables[run.path.name] = [table]
         config = orjson.dumps(run.config, option=orjson.OPT_INDENT_2).decode()
-        runs.append({"name": run.path.name, "facts": table, "repeat": "\n".join(_repeat(run)), "config": config})
+        root, name = run.path.parent.parent, f"{run.path.name}-again"
+        stored, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
+        manifests = (run.path / MANIFEST_FILE, root / "runs" / name / MANIFEST_FILE)
+        compared = " ".join(shlex.quote(str(path)) for path in manifests)
+        repeat = f"probe {run.verb} --config {stored} --name {name} --out {out}\ncmp {compared}"
+        runs.append({"name": run.path.name, "facts": table, "repeat": repeat, "config": config})
     html = render("provenance.html", command=report.command, runs=runs)
     return Section(id="provenance", title="Provenance", lead=LEAD, html=html, tables=tables)
 
@@ -82,17 +87,6 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
             parts.append(f"commit {manifest['git_commit']}")
         rows.append((f"pool {pool['name']}", "; ".join(parts)))
     return rows
-
-
-def _repeat(run: Run) -> list[str]:
-    """The commands that repeat a run under another name and compare the two manifests."""
-    root, name = run.path.parent.parent, f"{run.path.name}-again"
-    config, out = shlex.quote(str(run.path / CONFIG_FILE)), shlex.quote(str(root))
-    again = shlex.quote(str(root / "runs" / name / MANIFEST_FILE))
-    return [
-        f"probe {run.verb} --config {config} --name {name} --out {out}",
-        f"cmp {shlex.quote(str(run.path / MANIFEST_FILE))} {again}",
-    ]
 
 
 def _additivity(summary: Mapping[str, Any] | None) -> str:

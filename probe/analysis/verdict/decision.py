@@ -169,8 +169,13 @@ def _removable(evidence: Evidence, why: str) -> Finding:
     if row is not None:
         text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
     if forecast is not None and row is not None and row.removed is not None:
-        number = row.removed
-        says = _removed(row, number)
+        number, bounds = row.removed, row.removed.interval
+        beyond_chance = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
+        says = Word.YES if beyond_chance and number.value >= MATERIAL_REMOVED else Word.UNCLEAR
+        if row.permuted_mean is not None and bounds.high < row.permuted_mean:
+            says = Word.NO
+        elif bounds.high < MATERIAL_REMOVED:
+            says = Word.TOO_LITTLE
         text = (
             f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
@@ -201,17 +206,6 @@ def _all(answers: Sequence[Word]) -> Word:
     if Word.NO in answers:
         return Word.NO
     return Word.YES if set(answers) == {Word.YES} else Word.UNCLEAR
-
-
-def _removed(row: Removal, removed: Bounded) -> Word:
-    """What the share that the gate removes says, compared with what directions of permuted pairs remove."""
-    bounds = removed.interval
-    if row.permuted_mean is not None and bounds.high < row.permuted_mean:
-        return Word.NO
-    if bounds.high < MATERIAL_REMOVED:
-        return Word.TOO_LITTLE
-    beyond = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
-    return Word.YES if beyond and removed.value >= MATERIAL_REMOVED else Word.UNCLEAR
 
 
 def _price(row: Removal | None, evidence: Evidence) -> str:
