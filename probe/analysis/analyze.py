@@ -18,7 +18,6 @@ from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
 from probe.analysis.verdict.advice import next_step
 from probe.analysis.verdict.decision import decide, questions, unread
-from probe.analysis.verdict.seed_tables import seed_tables
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.run import Run
@@ -57,6 +56,8 @@ class Analysis(Evidence):
     @cached_property
     def checks(self) -> list[Finding]:
         """The seed's tables V and D."""
+        from probe.analysis.verdict.seed_tables import seed_tables  # the verdict reads none of these
+
         return seed_tables(self)
 
     @cached_property
