@@ -29,7 +29,7 @@ __all__ = ["Analysis", "analyze", "conditions"]
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "shares", "ceilings", "hackward", "forecast", "validity", "plan", "checks", "permutation", "transfer"),
+    *("verdict", "shares", "ceilings", "forecast", "validity", "plan", "checks", "permutation", "transfer"),
     *("comparisons", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
 )
 

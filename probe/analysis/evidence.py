@@ -26,7 +26,7 @@ from probe.analysis.cosines import (
     summarise,
 )
 from probe.analysis.forecast import Forecast, forecast
-from probe.analysis.pull import Ceiling, HackwardFrac, Share, ceilings, hackward_frac, shares
+from probe.analysis.pull import Ceiling, Share, ceilings, shares
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
@@ -264,11 +264,6 @@ class Evidence:
     def ceilings(self) -> list[Ceiling]:
         """By kind of hack."""
         return [] if self.reproduced is None else list(ceilings(self.reproduced.pairs, self.seed))
-
-    @cached_property
-    def hackward(self) -> HackwardFrac | None:
-        """What the seed published as cos_in; None where the run trains or has no inner products."""
-        return None if self.reproduced is None else hackward_frac(self.reproduced, seed=self.seed)
 
     @cached_property
     def forecast(self) -> Forecast | None:

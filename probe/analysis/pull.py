@@ -19,11 +19,6 @@ pair's flavour before its first "/"), v_hack of the extraction pairs of all OTHE
 minus clean along it over all pairs of the kind that was left out. Their interval is over those pairs and over the pairs
 extracted from (half-samples).
 
-`hackward_frac` is a norm instead, norm(relu(V g)) / norm(g), positive whatever V is and larger with k: a number means
-something only beside the same along directions of permuted pairs, as many in each module (N2). That null is a
-conservative one: a strong signal is still an axis of permuted pairs, turned the right way round in up to half of the
-draws.
-
 A share is beside a threshold q where numerator - q ceiling differs from 0. `needed` says how many prompts n, and how
 many times as many pairs, would decide that, from its variance
 
@@ -48,12 +43,9 @@ from scipy import stats
 from extraction.words import kind_of
 from probe.analysis.statistics.geometry import (
     Axes,
-    DirectionDraws,
-    Gradients,
     PairGram,
     cosines,
     held_out_gradients,
-    ratio,
     svd_axes,
     weighted,
 )
@@ -64,14 +56,13 @@ from probe.analysis.statistics.intervals import (
     fieller_interval,
     mean_covariance,
     prompt_means,
-    prompt_weights,
     student_quantile,
     varies,
 )
-from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels, upper_p
+from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels
 from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
-from probe.analysis.statistics.significance import effects_by_prompt, mean_interval
+from probe.analysis.statistics.significance import effects_by_prompt
 from probe.analysis.statistics.thresholds import POWER
 from probe.records.records import SampleRecord
 
@@ -350,56 +341,3 @@ def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) 
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))
     return replace(ceiling, cos=mean, interval=Interval(low=mean - half, high=mean + half))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HackwardFrac:
-    """What the seed of this project published as cos_in. Field names are keys of the JSON.
-
-    Of a step: the mean over the modules that keep a direction of norm(relu(V g)) / norm(g) in each.
-    """
-
-    value: float  # mean over prompts
-    interval: Interval | None  # 95%, over prompts
-    interval_90: Interval | None
-    num_prompts: int
-    permuted_mean: float
-    permuted_q95: float
-    permuted_p: float  # (1 + draws that read as much or more) / (B + 1)
-
-
-def hackward_frac(linked: Linked, *, num_draws: int = NUM_REDRAWN, seed: int = 0) -> HackwardFrac | None:
-    """Of one arm that measures along v_hack; None without steps or two pairs to extract from.
-
-    Args:
-        linked: records and inner products.
-        num_draws: of permuted pairs.
-        seed: of the draws.
-    """
-    if not linked.steps or not can_be_halved(linked.pairs.held_out):
-        return None
-    drawn = redrawn(linked.pairs, num_draws, seed)
-    permuted = fracs(drawn.permuted, linked.totals) @ prompt_weights(linked.prompts)
-    by_prompt = list(prompt_means(fracs(drawn.truth, linked.totals)[0].tolist(), linked.prompts).values())
-    value = float(np.mean(by_prompt))
-    return HackwardFrac(
-        value=value,
-        interval=mean_interval(by_prompt),
-        interval_90=mean_interval(by_prompt, level=0.9),
-        num_prompts=len(by_prompt),
-        permuted_mean=float(permuted.mean()),
-        permuted_q95=float(np.quantile(permuted, 0.95)),
-        permuted_p=upper_p(value, permuted),
-    )
-
-
-def fracs(draws: DirectionDraws, gradients: Gradients) -> Array:
-    """(B, T) the share of every gradient along every draw."""
-    shares = []
-    for part in draws.parts(gradients.norms.shape[1]):
-        components = np.maximum(np.matmul(gradients.inner, part.rows.swapaxes(-1, -2)), 0.0)  # (B, M, T, k)
-        squared = np.einsum("bmtk,bmtk->bmt", components, components)
-        present = part.kept.any(-1, keepdims=True) & (gradients.norms > 0)
-        by_module = np.where(present, ratio(np.sqrt(squared), gradients.norms, otherwise=0.0), 0.0)
-        shares.append(by_module.sum(1) / np.maximum(present.sum(1), 1))
-    return np.concatenate(shares)

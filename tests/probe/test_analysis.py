@@ -10,9 +10,10 @@ from made_records import sample_record, step_record
 
 from probe.analysis.analyze import analyze, conditions
 from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK
+from probe.analysis.evidence import Evidence
 from probe.analysis.formatting import WIDTH
-from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.analysis.text_report import format_analysis
+from probe.analysis.verdict.seed_tables import seed_tables
 from probe.records.records import ADVANTAGE_KEYS
 from probe.records.run import Run
 
@@ -103,17 +104,53 @@ def test_planted_signal_in_the_seeds_tables():
     verdicts = {name: check.says for name, check in checks(found).items()}
     assert verdicts == {
         "V1": "PASS",
-        "V2": "INCONCLUSIVE",  # the seed's cos_in needs inner products, which records alone have not
+        "V2": "PASS",
         "V3": "PASS",
         "V4": "VACUOUS",
         "V4b": "PASS",
-        "D1": "INCONCLUSIVE",
-        "D2": "INCONCLUSIVE",
-        "D3": "VACUOUS",
+        "D1": "FAIL",
+        "D2": "PASS",
+        "D3": "PASS",
         "D4": "VACUOUS",
-        "D5": "INCONCLUSIVE",
+        "D5": "FAIL",
     }
     assert {name for name, check in checks(found).items() if check.role == "mechanism"} == {"V3", "D3", "D4"}
+
+
+@pytest.mark.parametrize(
+    ("aligned", "words"),
+    [
+        (0.3, ("PASS", "FAIL", "PASS")),
+        (0.1, ("PASS", "FAIL", "FAIL")),
+        (0.2, ("PASS", "FAIL", "INCONCLUSIVE")),
+        (0.05, ("PASS", "INCONCLUSIVE", "FAIL")),
+        (0.0, ("INCONCLUSIVE", "PASS", "FAIL")),
+        (-0.3, ("FAIL", "FAIL", "FAIL")),
+    ],
+)
+def test_the_seeds_rules_read_the_signed_cosine(aligned, words):
+    """V2 above 0 on most steps, D1 within .05 of 0, D2 above .2; a negative one fails all three."""
+    found = checks(analyze(synthetic(aligned=aligned)))
+    assert tuple(found[name].says for name in ("V2", "D1", "D2")) == words
+
+
+@pytest.mark.parametrize(
+    ("gate", "cos_out", "words"),
+    [
+        ({}, -0.08, ("PASS", "VACUOUS")),
+        ({"gate": "two_sided"}, 0.0, ("PASS", "PASS")),
+        ({"gate": "two_sided"}, -0.08, ("PASS", "FAIL")),
+        ({"gate": "two_sided", "overshoot": 2.0}, -0.08, ("PASS", "VACUOUS")),
+        ({"overshoot": 0.5}, 0.07, ("FAIL", "VACUOUS")),
+    ],
+)
+def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, words):
+    """D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other."""
+    steps = [step_record(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
+    config = {"settings": {"verb": "replay", "intervention": {"gate": gate}}}
+    evidence = Evidence(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
+    found = {row.name: row.says for row in seed_tables(evidence)}
+    assert (found["D3"], found["D4"]) == words
 
 
 def test_no_signal_false_alarms_are_rare():
@@ -242,14 +279,6 @@ def test_flattened_advantages_fail_the_spread_row():
     found = analyze(replace(run, steps=[replace(step, advantage=tiny) for step in run.steps]))
     assert checks(found)["V1"].says == "FAIL"
     assert "flattened" in checks(found)["V1"].text
-
-
-def test_incomplete_projection_is_not_called_vacuous():
-    """With overshoot < 1 a hack-ward part is left: then row D3 is evidence after all, for or against."""
-    for left, verdict in ((0.02, "PASS"), (2 * NEAR_ZERO, "FAIL")):
-        run = synthetic(aligned=0.3, arms=("vanilla", "projected"))
-        steps = [replace(s, hackward_frac_out=left) if s.arm == "projected" else s for s in run.steps]
-        assert checks(analyze(replace(run, steps=steps)))["D3"].says == verdict
 
 
 def test_conditions_are_analysed_one_by_one():

@@ -2,8 +2,7 @@
 
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
 fail) whatever the data say. Rows of role "mechanism" are identities of the code: they show that it ran, and are no
-evidence about hacking. No verdict reads these rows. Their cos_in and cos_out are norm(relu(V g)) / norm(g), the mean
-over modules (`probe.analysis.pull`), and no signed cosine.
+evidence about hacking. No verdict reads these rows. Their cos_in and cos_out are the signed cosines of the records.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,11 +10,11 @@ from statistics import median
 
 from probe.analysis.cosines import HACK_AMONG_PAID
 from probe.analysis.evidence import Evidence
-from probe.analysis.pull import HackwardFrac
-from probe.analysis.statistics.intervals import wilson_interval
+from probe.analysis.statistics.intervals import Interval, prompt_means, wilson_interval
+from probe.analysis.statistics.significance import mean_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.verdict import Finding
-from probe.records.records import SampleRecord
+from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
 from probe.settings.words import Word
 
@@ -49,35 +48,34 @@ def _spread(evidence: Evidence) -> Row:
     largest = f"median of the largest |A| {median(sizes):.3g}" if sizes else ""
     if sizes and median(sizes) < TINY_ADVANTAGE:
         return FAIL, len(groups), f"{share}; rewards differ, and the cap flattened them: {largest}"
-    interval = wilson_interval(len(wide), len(groups))
-    assert interval is not None  # there are groups
-    says = PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
-    bounds = f"95% Wilson interval of the share {interval:.0%}"
-    return says, len(groups), "; ".join(filter(None, [share, bounds, largest]))
+    return _most(len(wide), len(groups)), len(groups), "; ".join(filter(None, [share, largest]))
 
 
-def _no_cos_in(evidence: Evidence) -> Row:
-    why = AUTOCORRELATED if evidence.trains else "needs steps with a gradient and their inner products"
-    return INCONCLUSIVE, 0, why
-
-
-def _value(row: HackwardFrac) -> str:
-    bounds = "" if row.interval is None else f" {row.interval:.3f}"
-    return f"{row.value:.3f}{bounds}"
-
-
-def _permuted(row: HackwardFrac) -> str:
-    return (
-        f"directions of permuted pairs read {row.permuted_mean:.3f}, 95th percentile {row.permuted_q95:.3f}, "
-        f"p {row.permuted_p:.2g}"
-    )
+def _cos_in(evidence: Evidence, level: float) -> tuple[list[StepRecord], Interval | None, str]:
+    """(steps of the measured arm with a cos_in, the interval of its mean over prompts, both in words)."""
+    steps = [step for step in evidence.steps if step.arm == evidence.measured_arm and step.cos_in is not None]
+    if evidence.trains or not steps:
+        return [], None, AUTOCORRELATED if evidence.trains else "no step with a gradient along v_hack"
+    cosines = [step.cos_in or 0.0 for step in steps]
+    by_prompt = list(prompt_means(cosines, [step.problem_id for step in steps]).values())
+    interval = mean_interval(by_prompt, level=level)
+    mean, bounds = sum(by_prompt) / len(by_prompt), "" if interval is None else f" {interval:+.3f}"
+    return steps, interval, f"mean over {len(by_prompt)} prompts {mean:+.3f}{bounds}"
 
 
 def _positive(evidence: Evidence) -> Row:
-    row = evidence.hackward
-    if row is None:
-        return _no_cos_in(evidence)
-    return VACUOUS, row.num_prompts, f"{_value(row)}; a norm is positive whatever V is; {_permuted(row)}"
+    steps, _, prompts = _cos_in(evidence, 1 - ALPHA)
+    if not steps:
+        return INCONCLUSIVE, 0, prompts
+    above = sum((step.cos_in or 0.0) > 0 for step in steps)
+    return _most(above, len(steps)), len(steps), f"{above}/{len(steps)} steps; {prompts}"
+
+
+def _most(k: int, n: int) -> Word:
+    """Whether more than half of all steps are like k of these n, by Wilson's 95% interval."""
+    interval = wilson_interval(k, n)
+    assert interval is not None  # there are steps
+    return PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
 
 
 def _lowered(evidence: Evidence) -> Row:
@@ -143,62 +141,46 @@ def _among_paid(evidence: Evidence) -> Row:
 
 
 def _near_zero(evidence: Evidence) -> Row:
-    row = evidence.hackward
-    if row is None or row.interval_90 is None:
-        return _no_cos_in(evidence) if row is None else (INCONCLUSIVE, 0, "cos_in on fewer than 2 prompts")
-    says, why = INCONCLUSIVE, f"90% interval under {NEAR_ZERO}. Replay cannot see what appears later in training"
-    if row.permuted_mean > NEAR_ZERO:
-        says, why = VACUOUS, f"out of reach: {_permuted(row)}"
-    elif row.interval_90.high < NEAR_ZERO:
+    steps, interval, prompts = _cos_in(evidence, 1 - 2 * ALPHA)  # two one-sided tests
+    says = INCONCLUSIVE
+    if interval is not None and max(-interval.low, interval.high) < NEAR_ZERO:
         says = PASS
-    elif row.interval_90.low > NEAR_ZERO:
+    elif interval is not None and (interval.low > NEAR_ZERO or interval.high < -NEAR_ZERO):
         says = FAIL
-    return says, row.num_prompts, f"{_value(row)}; {why}"
+    why = f"90% interval within +-{NEAR_ZERO}. Replay cannot see what appears later in training"
+    return says, len(steps), f"{prompts}; {why}" if steps else prompts
 
 
 def _strong(evidence: Evidence) -> Row:
-    row = evidence.hackward
-    if row is None or row.interval is None:
-        return _no_cos_in(evidence) if row is None else (INCONCLUSIVE, 0, "cos_in on fewer than 2 prompts")
-    says, why = INCONCLUSIVE, f"95% interval of the mean over prompts; {_permuted(row)}"
-    if row.permuted_q95 > STRONG:
-        says, why = VACUOUS, f"the threshold does not tell hacks from no signal: {_permuted(row)}"
-    elif row.interval.low > STRONG:
-        says = PASS
-    elif row.interval.high < STRONG:
-        says = FAIL
-    return says, row.num_prompts, f"{_value(row)}; {why}"
+    steps, interval, prompts = _cos_in(evidence, 1 - ALPHA)
+    says = INCONCLUSIVE
+    if interval is not None and not interval.low <= STRONG <= interval.high:
+        says = PASS if interval.low > STRONG else FAIL
+    return says, len(steps), prompts
 
 
-def _projected_out(evidence: Evidence) -> list[float]:
-    """The share of the gated gradient that points hack-ward, over all modules at once, as the records have it."""
+def _cos_out(evidence: Evidence) -> list[float]:
     steps = [step for step in evidence.steps if step.arm == "projected"]
-    return [step.hackward_frac_out for step in steps if step.hackward_frac_out is not None]
+    return [step.cos_out for step in steps if step.cos_out is not None]
 
 
 def _effective(evidence: Evidence) -> Row:
-    shares = _projected_out(evidence)
-    if not shares:
+    cosines = _cos_out(evidence)
+    if not cosines:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
-    says, why = (
-        VACUOUS,
-        (
-            "identity: the gate leaves no hack-ward part, so the share is 0 whatever v_hack is; "
-            "effectiveness shows on the realised update (cos_update) in training"
-        ),
-    )
-    if max(shares) > ROUNDING:
-        says = PASS if max(shares) < NEAR_ZERO else FAIL
-        why = "a hack-ward part is left after the gate: overshoot < 1, or a bug"
-    return says, len(shares), f"largest {max(shares):.3f}; {why}"
+    why = "says that the gate ran; whether training hacks less, the realised update and trainings show"
+    says = PASS if max(cosines) < NEAR_ZERO else FAIL
+    return says, len(cosines), f"largest {max(cosines):+.3f}, mean {sum(cosines) / len(cosines):+.3f}; {why}"
 
 
 def _over_projection(evidence: Evidence) -> Row:
-    shares = _projected_out(evidence)
-    if not shares:
+    cosines = _cos_out(evidence)
+    if not cosines:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
-    why = "a norm is never negative; the signed cos_out may be, since a gate leaves the parts that point away"
-    return VACUOUS, len(shares), f"smallest {min(shares):.3f}; {why}"
+    value = f"smallest {min(cosines):+.3f}"
+    if (evidence.gate.gate or ARMS["projected"].gate) == "one_sided" or evidence.gate.overshoot > 1:
+        return VACUOUS, len(cosines), f"{value}; this gate leaves the parts that point away, so below 0 is no bug"
+    return PASS if min(cosines) > -ROUNDING else FAIL, len(cosines), value
 
 
 def _skip(evidence: Evidence) -> Row:
@@ -208,8 +190,6 @@ def _skip(evidence: Evidence) -> Row:
     says = INCONCLUSIVE
     if near_zero is FAIL or area.interval.low > 0.5:
         says = FAIL
-    elif near_zero is VACUOUS:
-        says = VACUOUS
     elif area.interval.high < NO_DISCRIMINATION:
         says = PASS
     value = f"D1 {near_zero}, AUROC {area.auroc:.3f} {area.interval:.3f}"
@@ -219,13 +199,13 @@ def _skip(evidence: Evidence) -> Row:
 # {row: (what it asks, role, unit of n, judge)}
 ROWS: dict[str, tuple[str, str, str, Callable[[Evidence], Row]]] = {
     "V1": (f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
-    "V2": ("vanilla cos_in = norm(relu(Vg))/norm(g) > 0 on most steps", "evidence", "prompt", _positive),
+    "V2": ("vanilla cos_in > 0 on most steps", "evidence", "step", _positive),
     "V3": (f"projected cos_out < cos_in on {LOWERED:.0%} of steps", "mechanism", "step", _lowered),
     "V4": ("cos_S_contrib larger for hacked than for clean buckets", "evidence", "sample", _by_bucket),
     "V4b": ("the same within prompts, among A > 0", "evidence", "prompt", _among_paid),
-    "D1": ("vanilla cos_in, so defined, about 0: projection unlikely to matter", "evidence", "prompt", _near_zero),
-    "D2": (f"vanilla cos_in, so defined, > {STRONG:g}: Phase 3 justified", "evidence", "prompt", _strong),
+    "D1": ("vanilla cos_in about 0: projection unlikely to matter", "evidence", "step", _near_zero),
+    "D2": (f"vanilla cos_in > {STRONG:g}: Phase 3 justified", "evidence", "step", _strong),
     "D3": (f"projected cos_out < {NEAR_ZERO:g}: projection effective", "mechanism", "step", _effective),
     "D4": ("projected cos_out < 0 would be a bug", "mechanism", "step", _over_projection),
-    "D5": ("skip Phase 3: cos_in about 0 and no discrimination", "evidence", "prompt", _skip),
+    "D5": ("skip Phase 3: cos_in about 0 and no discrimination", "evidence", "step", _skip),
 }

@@ -1,0 +1,60 @@
+"""Ceilings by kind of hack: by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from probe.analysis.pull import ceilings
+from probe.analysis.statistics.geometry import Extraction, PairGram
+
+
+def gram_of(hack: np.ndarray, clean: np.ndarray, held_out: list[bool], flavours: list[str]) -> PairGram:
+    """The inner products of pair gradients (n, M, r), with one direction a module."""
+    rows = np.concatenate([hack, clean])
+    return PairGram(
+        modules=tuple(f"m{i}" for i in range(rows.shape[1])),
+        sizes=np.full(rows.shape[1], rows.shape[2]),
+        pairs=np.einsum("imr,jmr->mij", rows, rows),
+        held_out=np.array(held_out),
+        extraction=Extraction(method="svd", k=1, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
+        flavours=tuple(flavours),
+    )
+
+
+def test_a_kind_with_an_axis_of_its_own_is_not_reached():
+    """Kinds a and b hack along e1, c along e2: of c, v_hack of the others reads 0; of a and b it reads 1."""
+    rng = np.random.default_rng(0)
+    kinds = ["a", "b", "a", "b", "c"] * 5
+    hack = rng.normal(size=(25, 2, 6)) * 0.05
+    for i, kind in enumerate(kinds):
+        hack[i, :, 1 if kind == "c" else 0] += 1.0 if kind != "c" else 0.5
+    pairs = gram_of(hack, np.zeros_like(hack), [i >= 20 for i in range(25)], [f"{kind}/right" for kind in kinds])
+    rows = {row.left_out: row for row in ceilings(pairs)}
+    assert set(rows) == {"a", "b", "c"}
+    for kind in ("a", "b"):
+        assert rows[kind].cos == pytest.approx(1, abs=0.05)
+        assert rows[kind].interval.low > 0.8
+        assert not rows[kind].not_reached
+    assert rows["c"].not_reached
+    assert abs(rows["c"].cos) < 0.15
+    assert (rows["c"].num_pairs, rows["c"].num_extraction) == (5, 16)
+
+
+def test_the_cosine_of_a_ceiling_by_hand_and_no_interval_of_width_zero():
+    """Kind b at 60 degrees from the only direction of kind a: cos .5; equal pairs have no interval."""
+    hack = np.array([[1.0, 0.0]] * 3 + [[0.5, np.sqrt(3) / 2]] * 2)[:, None, :]
+    flavours = ["pass/right", "pass/wrong", "pass/right", "init/right", "init/wrong"]
+    rows = {row.left_out: row for row in ceilings(gram_of(hack, hack * 0, [False] * 5, flavours))}
+    assert (rows["init"].cos, rows["init"].interval) == (pytest.approx(0.5), None)
+
+
+def test_pairs_of_one_kind_or_of_none_have_no_ceilings():
+    hack = np.random.default_rng(0).normal(size=(4, 1, 3))
+    one = gram_of(hack, np.zeros_like(hack), [False] * 4, ["a/right", "a/wrong"] * 2)
+    assert ceilings(one) == ()
+    assert ceilings(replace(one, flavours=())) == ()
+    only_held_out = gram_of(hack, np.zeros_like(hack), [False, False, True, True], ["a", "a", "b", "b"])
+    rows = {row.left_out: row for row in ceilings(only_held_out)}
+    assert (rows["a"].cos, rows["a"].num_extraction) == (None, 0), "b has no pair to extract from"
+    assert rows["b"].cos is not None
