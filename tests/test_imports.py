@@ -44,7 +44,6 @@ MATHEMATICS = (
     "probe/analysis/statistics/geometry.py",
     "probe/analysis/statistics/significance.py",
     "probe/analysis/statistics/nulls.py",
-    "probe/analysis/statistics/power.py",
     "extraction/loss.py",
     "extraction/stacks.py",
 )
