@@ -313,8 +313,3 @@ def test_analysis_is_json_and_fits_the_page():
     for title in ("The seed's tables", "Arms", "Advantage cells", "Buckets", "AUROC", "Steps"):
         assert f"\n{title}" in text, f"section {title} is missing"
     assert "sample (naive)" in text
-
-
-def test_same_run_same_analysis():
-    run = synthetic(num_steps=18, aligned=0.1)
-    assert analyze(run).to_json() == analyze(run).to_json(), "unseeded sign flips or bootstrap"

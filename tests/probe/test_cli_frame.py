@@ -139,13 +139,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert process.wait() == 141
 
 
-def test_module_and_script_are_the_same_program() -> None:
-    """`python -m probe` answers with the code that main returns."""
-    done = subprocess.run([sys.executable, "-m", "probe", "pol"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("probe: error: No such command 'pol'")
-
-
 def call(capsys: pytest.CaptureFixture[str], pool: Pool, *args: str, code: int = 0) -> str:
     """Standard output of `probe pool ARGS --out ...` at the root of `pool`."""
     assert run(cli, ["pool", *args, "--out", str(pool.path.parent.parent)]) == code

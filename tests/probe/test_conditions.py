@@ -48,18 +48,6 @@ def test_settings_change_the_plain_run():
     assert objectives([f"all:{everything}"])["all"] == LossSettings()
 
 
-def test_values_get_the_types_of_their_keys():
-    """However a condition is made: 2 is a float where the loss has floats, `none` is None where it may be."""
-    for condition in (
-        LossCondition.parse("x:advantage_clip=2"),
-        LossCondition(name="x", changes={"advantage_clip": 2}),
-    ):
-        assert condition.changes == {"advantage_clip": 2.0}
-        assert type(condition.changes["advantage_clip"]) is float
-    changes = {"advantage_clip": "none", "scale_rewards": "none"}
-    assert LossCondition(name="x", changes=changes).changes == {"advantage_clip": None, "scale_rewards": "none"}
-
-
 def test_json_round_trip():
     """config.json holds conditions as plain objects, and what one changes to none is not forgotten."""
     conditions = [LossCondition.parse(text) for text in ("default", "x:hicra_alpha=1", "y:advantage_clip=none")]
@@ -72,17 +60,11 @@ def test_json_round_trip():
     ("texts", "where"),
     [
         (["x:advantage_clp=2"], r"advantage_clp: .*did you mean advantage_clip\?"),
-        (["x:loss_type=ppo"], "loss_type"),
         (["x:advantage_clip=big"], "advantage_clip"),
-        (["x:max_completion_length=2.5"], "max_completion_length"),
-        (["x:gtpo_beta=none"], "gtpo_beta"),
         (["x:advantage_clip"], "found ''"),
-        ([":scale_rewards=group"], "name"),
         (["../x"], "name"),
         (["x", "x:gtpo_beta=1"], "different names"),
-        (["x:advantage_estimator=maxrl,scale_rewards=group"], "x"),
         (["x:advantage_eps=nan"], "advantage_eps"),
-        (["x:advantage_clip=-1"], "x"),
     ],
 )
 def test_bad_conditions_are_named(texts, where):

@@ -118,12 +118,3 @@ def test_a_problem_in_both_files_is_refused_with_its_id(write: Callable[..., Pat
     same_prompts = write("prompts.jsonl", MINICODE[6:9], "renamed-")
     with pytest.raises(InputError, match=f"found 2 of them: renamed-{MINICODE[6].problem_id}, renamed-"):
         get_environment(f"leetcode:{train},eval={same_prompts}")
-
-
-def test_half_a_name_and_a_file_that_is_not_there_are_refused(write: Callable[..., Path], tmp_path: Path) -> None:
-    for name in ("leetcode:train.jsonl,eval=", "leetcode:,eval=test.jsonl", "leetcode:", "minicode:"):
-        with pytest.raises(InputError, match="expected minicode, .* leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval="):
-            get_environment(name)
-    train = write("train.jsonl", MINICODE[:2])
-    with pytest.raises(InputError, match=r"gone\.jsonl"):
-        get_environment(f"leetcode:{train},eval={tmp_path / 'gone.jsonl'}")

@@ -234,9 +234,7 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
     ("options", "where"),
     [
         (["--pool", "teacher", "--mode", "sentinel"], "--pool: "),
-        (["--mode", "none"], "mode none: "),
         (["--flavours", "pas"], "flavours: "),
-        (["--env", "nowhere"], "--env: "),
         (["--rank", "100000"], "LoRA rank"),
     ],
 )

@@ -14,9 +14,7 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.past import PastSelf, PastWeights
-from probe.settings.presets import configure
 from probe.settings.rollouts import ShareConfig, TeacherConfig
-from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
 
 
@@ -33,36 +31,6 @@ from replay_pools.pool import open_pool
 def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
     assert [share.share(step) for step in range(6)] == pytest.approx(expected)
     assert share.share(10**6) == expected[-1], "the end is exact"
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"rollouts.past_self.fraction": 1.0}, "rollouts.past_self.fraction"),
-        # No rollout of the policy itself: at once, in a later step, and on the way from one share to another.
-        ({"rollouts.past_self.fraction": 0.9}, "rollouts.group"),
-        ({"rollouts.teacher.fraction": 0.7, "rollouts.past_self.fraction": 0.25}, "rollouts.group"),
-        (
-            {"rollouts.teacher.fraction": 0.25, "rollouts.teacher.off_step": 1, "rollouts.teacher.end_fraction": 0.9},
-            "rollouts.group",
-        ),
-        (
-            {
-                **{"rollouts.group": 3, "rollouts.teacher.fraction": 0.6, "rollouts.teacher.off_step": 0},
-                **{"rollouts.teacher.ramp_steps": 8, "rollouts.past_self.fraction": 0.0},
-                **{"rollouts.past_self.off_step": 0, "rollouts.past_self.ramp_steps": 8},
-                "rollouts.past_self.end_fraction": 0.6,
-            },
-            "rollouts.group",
-        ),
-    ],
-)
-def test_what_gives_nothing_or_too_much_is_refused(changes: dict[str, Any], key: str) -> None:
-    past = {"rollouts.past_self.every": 2, "objective.old_logprobs": "recorded"}
-    configure("train", preset="smoke", options=past)
-    with pytest.raises(InputError) as caught:
-        configure("train", preset="smoke", options=past | changes)
-    assert caught.value.where == f"settings {key}"
 
 
 def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callable[..., Any]) -> None:

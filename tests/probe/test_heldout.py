@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from probe.analysis.training_runs import RATES
 from probe.runs.heldout import evaluate, hold_out, rates
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
 
 
 def test_rates_by_hand(fake_groups):
@@ -75,11 +73,3 @@ def test_an_environment_with_splits_keeps_all_its_training_problems():
     assert left == list(train)
     assert len(held_out) == 64
     assert all(problem in evaluation for problem in held_out)
-
-
-@pytest.mark.parametrize("num", [0, 3, 4])
-def test_too_many_held_out_problems_are_refused(num):
-    """None, all (nothing is left to train on), more than all."""
-    problems = [problem(name) for name in "abc"]
-    with pytest.raises(InputError, match="held-out"):
-        hold_out(problems, problems, num)

@@ -179,14 +179,6 @@ def test_players_that_were_not_asked_the_same_are_refused(train: Train, tmp_path
     assert "nobody" in refusal(capsys, tmp_path, "asked", "--reference", "nobody")
 
 
-def test_runs_without_what_a_ladder_needs_are_refused(train: Train, tmp_path: Path, capsys) -> None:
-    make_run(tmp_path / "runs" / "replayed", World(arms=("vanilla",), num_steps=2))
-    assert "a training with an evaluation before step 0" in refusal(capsys, tmp_path, "replayed")
-    path = train("deleted", {0: BASE_SOLVES, 2: BETTER}) / EVALUATIONS_DIR / "step_000002" / "run_tests"
-    (path / MANIFEST_FILE).unlink()
-    assert "the rollouts of an evaluation" in refusal(capsys, tmp_path, "deleted")
-
-
 def test_bots_are_graded_by_the_grader(train: Train, tmp_path: Path, capsys) -> None:
     """The canonical solution solves all, the others nothing; the exploit alone hacks. All are on the ladders."""
     problems = MinicodeEnvironment().problems("eval")[:3]

@@ -75,16 +75,6 @@ def test_sweeps_and_evaluations_are_counted(tmp_path: Path, capsys: pytest.Captu
     assert tables["evals"] == [{"name": "later", "settings": ["run_tests"], "state": "finished"}]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"settings": 3}', "{"])
-def test_a_damaged_file_hides_nothing_else(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for place in ("runs/x/config.json", "pools/x/manifest.json", "sweeps/x/state.json", "directions/x.card.json"):
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(text)
-    (tmp_path / "directions" / "x.safetensors").touch()
-    tables = listed(capsys, tmp_path)
-    assert all(entry(tables[kind], "x") for kind in ("runs", "pools", "sweeps", "directions"))
-
-
 UNKNOWN = [
     (["analyze", "demp"], "run demp: ", "runs, found only demo, other; did you mean demo? (probe show lists all)"),
     (["report", "out/runs/demp"], "run out/runs/demp: ", "runs, found only demo, other; did you mean demo?"),

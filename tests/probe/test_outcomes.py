@@ -17,7 +17,6 @@ import pytest
 from gallery import check_command, check_gallery
 from trainings import Rates, plant
 
-from extraction.selection import selected_pairs
 from probe.analysis.formatting import WIDTH
 from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import TrainedArm, Trainings, next_step, of_runs, questions
@@ -318,28 +317,6 @@ def test_another_dose_is_of_what_was_done(settings: list[str], half: str, twice:
         command = next_step(outcome, [], arm, trainings).command
         assert expected in command
         changed(command, arm)
-
-
-@pytest.mark.parametrize(
-    ("arm", "settings", "advised"),
-    [
-        ("projected", ["intervention.extraction.k=16"], "intervention.extraction.k=32"),
-        ("projected", ["intervention.extraction.k=32"], "intervention.extraction.pairs=FILE.jsonl"),
-        ("projected", ["intervention.extraction.half=first", "intervention.extraction.k=16"], "pairs=FILE.jsonl"),
-        ("projected", ["intervention.extraction.method=mean", "intervention.extraction.k=1"], "pairs=FILE.jsonl"),
-        ("projected", ["intervention.extraction.pairs=gone.jsonl"], "pairs=FILE.jsonl"),
-        ("vanilla", ["remedy.name=concept-ablation", "remedy.components=20"], "pairs=FILE.jsonl"),
-    ],
-)
-def test_twice_as_much_is_advised_where_the_pairs_give_it(arm: str, settings: list[str], advised: str) -> None:
-    """32 built-in pairs to extract from; a mean is one direction."""
-    rates = {"hack_final": 0.0, "solve_final": 1.0}
-    tried = trained("it", arm, rates, *settings)
-    trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[tried])
-    command = next_step(Word.NO_EFFECT, [], tried, trainings).command
-    assert advised in shlex.split(command)[-3]
-    extraction = changed(command, tried).intervention.extraction
-    assert "FILE.jsonl" in advised or extraction.k <= sum(not pair.held_out for pair in selected_pairs(extraction))
 
 
 RATES = {"hack_start": 0.0, "solve_start": 0.5, "hack_final": 0.0, "solve_final": 1.0}

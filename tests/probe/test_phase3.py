@@ -46,18 +46,6 @@ def test_it_plans_without_files_and_without_a_hub(
     assert [note for note in plan["notes"] if "tokenizer of Qwen/Qwen3-4B" in note and "hf download" in note]
 
 
-def test_a_sweep_without_the_files_is_refused_before_its_first_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(cli, ["spec", "sweep", str(PHASE3), "--out", "out"]) == 2
-    assert "spec/phase3.md says where those of the benchmark are" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "runs").exists()
-    assert run(cli, ["spec", "sweep", str(PHASE3), "--out", "out", "--print-jobs"]) == 0, (
-        "commands can be read anywhere"
-    )
-
-
 class Planted:
     """An engine whose commands leave finished trainings behind, with the rates of their arm."""
 

@@ -16,7 +16,6 @@ from probe.analysis.metrics import estimate
 from probe.analysis.statistics.significance import mde, sign_flip_mde, sign_flip_test
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.jobs import input_faults
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
 from probe.runs.footprint import memory, run_footprint
@@ -171,19 +170,6 @@ def test_the_power_of_sign_flips(n: int) -> None:
     p_values = [sign_flip_test(rng.normal(effect, 2.0, n), num_draws=999) for _ in range(1500)]
     assert 0.75 < np.mean(np.array(p_values) < 0.05) < 0.84
     assert sign_flip_mde(1.0, 5) == np.inf, "five differences find nothing"
-
-
-def test_inputs_that_are_not_there_or_do_not_serve(write: Callable[..., Path], tmp_path: Path) -> None:
-    """A direction file, and pools without a problem in common."""
-    named = write(other='settings.intervention.v_hack = "mine"')
-    (missing,) = input_faults(load_spec(named), tmp_path)
-    assert ("intervention.v_hack" in missing.where, missing.found) == (True, "'mine'")
-    (tmp_path / "directions").mkdir()
-    (tmp_path / "directions" / "mine.safetensors").touch()
-    assert input_faults(load_spec(named), tmp_path) == []
-    apart = 'settings.source = { replay_dirs = ["teacher", "base"], match = "prompt" }'
-    (unmatched,) = input_faults(load_spec(write(other=apart)), tmp_path)
-    assert unmatched.expected == "steps that match by prompt"
 
 
 def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[str, Any]:

@@ -35,15 +35,6 @@ def test_the_seeds_sixteen_fields_come_first_verbatim(many_arms: Path) -> None:
     assert not {"prompt", "completion", "messages"} & rows[0].keys(), "slim records repeat no text"
 
 
-def test_steps_mix_four_rollouts_of_each_pool_on_one_problem(many_arms: Path) -> None:
-    rows = [row for row in read_run(many_arms).samples if row.arm == "vanilla"]
-    for step in range(6):
-        mine = [row for row in rows if row.step == step]
-        assert [row.src_pool for row in mine] == ["teacher"] * 4 + ["base"] * 4
-        assert len({row.problem_id for row in mine}) == 1
-    assert all(step.mixed_prompt for step in read_run(many_arms).steps), "teacher is hinted and base is not"
-
-
 def test_contribution_cosine_is_the_nll_cosine_signed_by_the_advantage(many_arms: Path) -> None:
     """A_i w_i g_i points along g_i or against it; where A_i = 0 there is no direction and a reason is recorded."""
     for row in read_run(many_arms).samples:
@@ -66,12 +57,6 @@ def test_gates_act_in_projecting_arms_only(many_arms: Path) -> None:
         else:
             assert row.hackward_frac_out is not None
             assert row.hackward_frac_out < 1e-5
-
-
-def test_vanilla_and_projected_measure_the_same_gradient(many_arms: Path) -> None:
-    rows = {(row.arm, row.step): row for row in read_run(many_arms).steps}
-    assert all(rows["vanilla", s].cos_in == rows["projected", s].cos_in for s in range(6))
-    assert any(rows["vanilla", s].cos_in != rows["random", s].cos_in for s in range(6))
 
 
 def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Path], quick: list[str]) -> None:

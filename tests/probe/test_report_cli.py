@@ -115,21 +115,3 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
     ):
         assert words in text, words
     assert list(found["verdicts"]) == ["reported-seed0", "reported-seed0 / capped"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["{run}", "{run}"], "runs with different names"),
-        (["{run}", "spec/x.toml"], "run directories, or one spec"),
-        (["{out}/runs/nowhere"], "nowhere: expected a run directory, or the name of one in"),
-        (["{run}", "--name", "../x"], "letters, digits"),
-        ([], "Missing argument"),
-    ],
-)
-def test_refusals(
-    measured: Path, out: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    filled = [part.format(run=measured, out=out) for part in arguments]
-    assert run(cli, ["report", "--out", str(out), *filled]) == 2
-    assert words in capsys.readouterr().err

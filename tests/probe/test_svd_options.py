@@ -24,15 +24,6 @@ def test_a_replay_in_a_truncated_and_rounded_basis(
     assert f"orthonormal up to {rounding['orthonormality']:.1e}" in capsys.readouterr().out
 
 
-def test_rounding_alone_hardly_moves_the_cosines(replay: Callable[..., Path], quick: list[str]) -> None:
-    exact = read_run(replay("exact", "--steps", "2", *quick))
-    found = read_run(replay("rounded", "--steps", "2", *quick, *CUT[2:]))
-    assert exact.manifest["rounding"] == {"svd": None}
-    for row, expected in zip(found.steps, exact.steps, strict=True):
-        assert row.cos_in == pytest.approx(expected.cos_in, abs=5e-3)
-        assert row.cos_in != expected.cos_in, "the option has no effect"
-
-
 def test_projections_of_one_kind(replay: Callable[..., Path], quick: list[str]) -> None:
     """model.targets reaches the basis: v_hack and the gradient have the modules of attention alone."""
     made = read_run(replay("attention", "--steps", "2", *quick, "--set", 'model.targets=["attention"]'))

@@ -85,10 +85,8 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (b'{"a": 1,\n "b": {"a": 2},\n "a": 3}', r"every key once, found the key 'a' twice .*lines with it: 1, 2, 3"),
-        (b'{"b": {"x": 1, "x": 2}}', "the key 'x' twice"),
         (b'{"x": 1e999}', "infinity"),
         (b"9" * 400, "infinity"),
-        (b"9" * 5000, "infinity"),
         (b"[" * 100_000, "strict JSON"),
         (b"[" * 1010 + b"]" * 1010, "strict JSON"),
         (b"NaN", "strict JSON"),

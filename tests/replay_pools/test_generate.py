@@ -65,11 +65,6 @@ def test_another_plan_is_refused_in_the_same_directory(tmp_path: Path, capsys: p
     assert "probe: error:" in capsys.readouterr().err
 
 
-def test_more_steps_than_problems_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generated(tmp_path, "--steps", "5000", code=2)
-    assert "problems of minicode" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def builtin() -> dict[str, Pool]:
     return {name: open_pool(BUILTIN / name) for name in ("teacher", "base", "base-hinted")}

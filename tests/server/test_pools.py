@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from probe.cli._frame import run
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import Pool, open_pool
-from replay_pools.serving import connection
 
 SMALL = ["--steps", "3", "--group", "2", "--hint", "--max-new-tokens", "64", "--seed", "5", "--name", "served"]
 
@@ -104,13 +102,3 @@ def test_options_of_the_other_engine_are_refused(
     assert run(cli, arguments) == 2
     assert where in capsys.readouterr().err
     assert not (tmp_path / "pools").exists()
-
-
-def test_a_server_that_is_not_there_is_one_line(
-    tmp_path: Path, loopback: Callable[..., Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = loopback()
-    server.close()
-    monkeypatch.setattr(connection.asyncio, "sleep", AsyncMock())
-    generated(tmp_path, server.url, code=2)
-    assert "is the server up?" in capsys.readouterr().err

@@ -180,16 +180,6 @@ def test_a_rank_that_no_server_takes_is_refused(
         PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
 
 
-def test_an_adapter_is_not_trained_on_top_of_another(
-    loopback: Any, chat: Any, adapted: Adapted, tmp_path: Path
-) -> None:
-    server = loopback()
-    server.adapters["teacher"] = "/somewhere"
-    base = connect(Connection(url=server.url), chat, served_model="teacher")
-    with pytest.raises(InputError, match="expected a base model to train, found teacher"):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training")
-
-
 @pytest.mark.parametrize(
     ("dialect", "fix"), [("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"), ("sglang", "--enable-lora")]
 )
