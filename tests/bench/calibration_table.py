@@ -223,15 +223,7 @@ def one_paid_axis(rng, size: float, n: int, r: int = 48) -> tuple[bool, bool]:
 
 def live_modules() -> Iterator[tuple]:
     """Live modules: 17 prompts, v_hack from 21 pairs; gradients have a cosine of .51 with the signal where it lives."""
-    yield (
-        "live",
-        "mean cos_in",
-        "N2 rejects",
-        "lower bound > .05",
-        "inside +-.05",
-        "live found",
-        "false modules",
-    )
+    yield ("live", "mean cos_in", "N2 rejects", "lower bound > .05", "inside +-.05", "live found", "false modules")
     for live, modules in ((0, 84), (4, 84), (8, 252), (84, 84)):
         rng = np.random.default_rng(modules)
         rows = [one_live(rng, live, modules) for _ in range(20)]

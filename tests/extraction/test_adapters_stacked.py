@@ -12,11 +12,7 @@ from extraction.gradients import per_sample_gradients
 @pytest.fixture
 def parts(build_model, architecture):
     """delta_S, LoRA and LoRA with frozen A, each on a copy of the same model."""
-    options = [
-        {"basis": "svd", "cache_dir": None},
-        {"basis": "lora", "rank": 3},
-        {"basis": "lora", "rank": 2},
-    ]
+    options = [{"basis": "svd", "cache_dir": None}, {"basis": "lora", "rank": 3}, {"basis": "lora", "rank": 2}]
     return [attach(build_model(architecture, torch.float64), model_id="tiny", **own) for own in options]
 
 

@@ -22,12 +22,7 @@ from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import read_json
 
 # The entropy bonus moves the policy whether or not any group has reward variance.
-MOVES = {
-    "objective.entropy_coef": 1.0,
-    "steps": 2,
-    "optimizer.lr": 0.02,
-    "optimizer.schedule": "constant",
-}
+MOVES = {"objective.entropy_coef": 1.0, "steps": 2, "optimizer.lr": 0.02, "optimizer.schedule": "constant"}
 
 
 def sampled(pool: Path) -> list[list[int]]:

@@ -81,12 +81,7 @@ def swept(
             "closed vanilla": (0.02, 0.2, 0.02, 0.4),
         }
         engine = Planted(spec, tmp_path, rates, make_rollout, pool_header)
-        table = sweep(
-            spec,
-            tmp_path,
-            engine=engine,
-            primary_verdict=lambda spec: primary_verdict(spec, tmp_path),
-        )
+        table = sweep(spec, tmp_path, engine=engine, primary_verdict=lambda spec: primary_verdict(spec, tmp_path))
         return table, engine.launched
 
     return make

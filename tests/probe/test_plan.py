@@ -129,18 +129,10 @@ VACUOUS: list[tuple[dict[str, str], str, str]] = [
     ({"other": 'settings.objective = { advantage_clip = 7.0, advantage_estimator = "maxrl" }'}, CAP, "below 7,"),
     ({"other": 'settings.objective = { advantage_clip = 2.5, scale_rewards = "group" }'}, CAP, "not below 2.47"),
     ({"other": ""}, "conditions.other", "same settings as plain"),
-    (
-        {"other": f'{HICRA}["no such phrase"]'},
-        f"{OTHER}.objective.hicra_alpha",
-        "none of the 1 planning",
-    ),
+    ({"other": f'{HICRA}["no such phrase"]'}, f"{OTHER}.objective.hicra_alpha", "none of the 1 planning"),
     ({"other": f'{HICRA}["RETURN"]'}, "", ""),
     ({"other": "settings.steps = 5", "main": P_VALUE}, "", ""),
-    (
-        {"other": "settings.steps = 5", "main": f'{P_VALUE}\ncondition = "other"'},
-        "criteria.main.threshold",
-        "0.0625",
-    ),
+    ({"other": "settings.steps = 5", "main": f'{P_VALUE}\ncondition = "other"'}, "criteria.main.threshold", "0.0625"),
 ]
 
 
@@ -255,8 +247,7 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "storage", "gigabytes", "numbers"),
-    [(None, "float32", 4.68, 0.53e6), (256, "bfloat16", 0.25, 64.5e3)],
+    ("rank", "storage", "gigabytes", "numbers"), [(None, "float32", 4.68, 0.53e6), (256, "bfloat16", 0.25, 64.5e3)]
 )
 def test_memory_of_a_large_model_needs_no_weights(
     rank: int | None, storage: Storage, gigabytes: float, numbers: float

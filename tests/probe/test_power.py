@@ -24,12 +24,7 @@ def test_textbook_values():
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    sd=st.floats(1e-3, 1e3),
-    n=st.integers(2, 60),
-    rho=st.none() | st.floats(-0.5, 0.95),
-    power=st.floats(0.2, 0.99),
-)
+@given(sd=st.floats(1e-3, 1e3), n=st.integers(2, 60), rho=st.none() | st.floats(-0.5, 0.95), power=st.floats(0.2, 0.99))
 def test_mde_inverts_the_power(sd, n, rho, power):
     effect = mde(sd, n, paired_correlation=rho, power=power)
     assert detection_power(effect, sd, n, paired_correlation=rho) == pytest.approx(power, abs=1e-5)

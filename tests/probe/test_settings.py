@@ -120,11 +120,7 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"intervention.arms": ["random-dosed"], "intervention.refresh_every": 2},
         ["intervention.refresh_every"],
     ),
-    "a mean has one direction": (
-        "replay",
-        {"intervention.extraction.method": "mean"},
-        ["intervention.extraction.k"],
-    ),
+    "a mean has one direction": ("replay", {"intervention.extraction.method": "mean"}, ["intervention.extraction.k"]),
     "noise of the highest": ("replay", {"model.dtype": "float64", "model.dtype_noise": 2}, ["model.dtype_noise"]),
     "frozen": ("train", {"optimizer.lr": 0.0}, ["optimizer.lr"]),
     "one rollout": ("train", {"rollouts.group": 1}, ["rollouts.group"]),
@@ -132,16 +128,8 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     "another law": ("train", {"rollouts.sampler.temperature": 0.5}, ["rollouts.sampler"]),
     "uneven batches": ("train", {"rollouts.iterations": 2, "steps": 3, **SMOKE}, ["rollouts.iterations"]),
     "no ratio": ("train", {"rollouts.prefetch": 1}, ["objective.old_logprobs"]),
-    "a KL from itself": (
-        "train",
-        {"objective.reference": "recorded", "objective.beta": 0.1},
-        ["objective.reference"],
-    ),
-    "a server without the adapter": (
-        "train",
-        {"rollouts.engine": "server", "model.adapter": "x"},
-        ["rollouts.engine"],
-    ),
+    "a KL from itself": ("train", {"objective.reference": "recorded", "objective.beta": 0.1}, ["objective.reference"]),
+    "a server without the adapter": ("train", {"rollouts.engine": "server", "model.adapter": "x"}, ["rollouts.engine"]),
     "a server without the past": (
         "train",
         {"rollouts.engine": "server", "rollouts.past_self.every": 2, **SMOKE},

@@ -144,12 +144,7 @@ OBJECTIVES = {
     "ema": LossSettings(**ALL, reference="ema", loss_type="dapo"),
     "narrow ema": LossSettings(**ALL, reference="ema", epsilon=0.02, hicra_alpha=1.0),
     "recorded": LossSettings(
-        **ALL,
-        reference="recorded",
-        epsilon=0.05,
-        scale_rewards="group",
-        loss_type="dr_grpo",
-        max_completion_length=9,
+        **ALL, reference="recorded", epsilon=0.05, scale_rewards="group", loss_type="dr_grpo", max_completion_length=9
     ),
     "not clipped": LossSettings(old_logprobs="recorded", epsilon=None, loss_type="dapo"),
     "ratio 1": LossSettings(reference="ema", beta=0.5, hicra_alpha=1.0, loss_type="dapo"),
@@ -273,10 +268,7 @@ PASSES = {
     "a ratio": ({"x": LossSettings(old_logprobs="recorded")}, (2, 0)),
     "everything": ({"x": LossSettings(**ALL, reference="base")}, (2, 1)),
     "the EMA, and the base beside it": ({"x": LossSettings(reference="ema", beta=0.1)}, (2, 2)),
-    "the same W": (
-        {"a": LossSettings(), "x": KL, "y": replace(KL, loss_type="dapo")},
-        (2, 1),
-    ),
+    "the same W": ({"a": LossSettings(), "x": KL, "y": replace(KL, loss_type="dapo")}, (2, 1)),
     "another W": ({"x": KL, "y": replace(KL, beta=0.2)}, (3, 1)),
 }
 

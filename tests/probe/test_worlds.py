@@ -321,15 +321,7 @@ def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tm
     assert set(outcomes(world, 3, tmp_path)) <= expected
 
 
-GALLERY = (
-    "go",
-    "skip",
-    "generic",
-    "confounded",
-    "underpowered",
-    "broken",
-    "trained",
-)
+GALLERY = ("go", "skip", "generic", "confounded", "underpowered", "broken", "trained")
 CAVEATS = re.compile(r"\n- .*?\n(?=NEXT:)", re.S)
 
 

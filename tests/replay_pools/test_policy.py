@@ -187,11 +187,7 @@ def pickled(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        (
-            "model.safetensors",
-            huge_header,
-            "a header of 1152921504606",
-        ),
+        ("model.safetensors", huge_header, "a header of 1152921504606"),
         ("model.safetensors", cut, "expected a safetensors file"),
         ("model.safetensors", pickled, "no file named model.safetensors"),
         ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
@@ -245,11 +241,7 @@ def pickled_adapter(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
-        (
-            "adapter_model.safetensors",
-            huge_header,
-            "a header of 11529",
-        ),
+        ("adapter_model.safetensors", huge_header, "a header of 11529"),
         ("adapter_model.safetensors", cut, "expected a safetensors file"),
         ("adapter_model.safetensors", Path.unlink, "no such file"),
         ("adapter_model.safetensors", pickled_adapter, "safetensors only, found adapter_model.bin"),
