@@ -79,41 +79,34 @@ def test_the_conversions():
     assert decode(Outer, {"count": 1, "rows": rows}, "x").rows == (Row(name="none", numbers={"b": None}),)
 
 
+# (a table, the place that is named)
 REFUSED = [
-    ([], r"^x: expected a table, found \[\]$"),
-    (
-        {"count": 1, "inner": {"rat": 1}},
-        r"^x inner\.rat: expected one of the keys kind, rate, found an unknown key; did you mean inner\.rate\?$",
-    ),
-    ({"count": 1, "zzz": 1}, r"^x zzz: expected one of the keys count, name, .*rows, found an unknown key$"),
-    ({"count": 1, "kind": "a"}, r"^x kind: .*; did you mean inner\.kind\?$"),
-    ({"count": 1.0}, r"^x count: expected a whole number, found 1\.0$"),
-    ({"count": "1"}, r"^x count: expected a whole number, found '1'$"),
-    ({"count": True}, r"^x count: expected a whole number, found True$"),
-    ({"count": 1, "flag": 1}, r"^x flag: expected true or false, found 1$"),
-    ({"count": 1, "words": "ab"}, r"^x words: expected a list, found 'ab'$"),
-    ({"count": 1, "words": ["a", 2]}, r"^x words\[1\]: expected a text, found 2$"),
-    ({"count": 1, "inner": 3}, r"^x inner: expected a table, found 3$"),
-    ({"count": 1, "inner": None}, r"^x inner: expected a table, found None$"),
-    ({"count": 1, "inner": {"kind": "c"}}, r"^x inner\.kind: expected 'a' or 'b', found 'c'$"),
-    ({"count": 1, "inner": {"rate": "big"}}, r"^x inner\.rate: expected a number, found 'big'$"),
-    ({"count": 1, "inner": {"rate": -1}}, r"^x inner\.rate: expected at least 0, found -1\.0$"),
-    ({"count": 1, "inner": {"rate": 99}}, r"^x inner: expected values that fit together, found 99 and a do not go"),
-    ({"count": 1, "other": {"rate": -1}}, r"^x other\.rate: expected at least 0, found -1\.0$"),
-    ({"count": 1, "rows": [{"name": "n", "numbers": {"b": "no"}}]}, r"^x rows\.n\.numbers\.b: expected a number"),
-    ({"count": 1, "rows": [{}]}, r"^x rows\[0\]\.name: expected a value, found no such key$"),
-    ({"count": "none"}, r"^x count: expected a whole number, found 'none'$"),
-    ({}, r"^x count: expected a value, found no such key$"),
-    ({"count": 10**30}, r"^x: expected numbers of 64 bits, and text in UTF-8, found "),
-    ({"count": 1, "name": "\udcff"}, r"^x: expected numbers of 64 bits, and text in UTF-8, found "),
+    ([], "x"),
+    ({"count": 1, "inner": {"rat": 1}}, "x inner.rat"),
+    ({"count": 1.0}, "x count"),
+    ({"count": True}, "x count"),
+    ({"count": 1, "flag": 1}, "x flag"),
+    ({"count": 1, "words": "ab"}, "x words"),
+    ({"count": 1, "words": ["a", 2]}, "x words[1]"),
+    ({"count": 1, "inner": None}, "x inner"),
+    ({"count": 1, "inner": {"kind": "c"}}, "x inner.kind"),
+    ({"count": 1, "inner": {"rate": "big"}}, "x inner.rate"),
+    ({"count": 1, "other": {"rate": -1}}, "x other.rate"),
+    ({"count": 1, "inner": {"rate": 99}}, "x inner"),
+    ({"count": 1, "rows": [{"name": "n", "numbers": {"b": "no"}}]}, "x rows.n.numbers.b"),
+    ({"count": 1, "rows": [{}]}, "x rows[0].name"),
+    ({}, "x count"),
+    ({"count": 10**30}, "x"),
+    ({"count": 1, "name": "\udcff"}, "x"),
 ]
 
 
-@pytest.mark.parametrize(("table", "message"), REFUSED)
-def test_bad_tables_name_the_field(table, message):
-    """Every place with its dots, what was expected there, what was found, and the near key where one is near."""
-    with pytest.raises(InputError, match=message.split(": expected")[0]):
+@pytest.mark.parametrize(("table", "where"), REFUSED)
+def test_bad_tables_name_the_field(table, where):
+    """Every place with its dots."""
+    with pytest.raises(InputError) as caught:
         decode(Outer, table, "x")
+    assert caught.value.where == where
 
 
 def test_all_faults_are_said_at_once():
