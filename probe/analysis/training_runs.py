@@ -12,7 +12,7 @@ elo_gap                              best evaluation above the base, in Elo of s
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 
 To add a rate: a row in RATES, and what it means in
-`probe.records.schema.RATES`.
+`probe.records.tables.RATES`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

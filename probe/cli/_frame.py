@@ -1,4 +1,5 @@
-"""Frame of the command line, shared by all verbs: lazy import, one-line errors with exit codes, options, tables.
+"""Frame of the command line, shared by all verbs: lazy import, one-line errors with exit codes, options, completion,
+tables.
 
 To add an exit code or a fix for an error of the operating system: `_describe`, OS_FIXES.
 """
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from probe.records.root import DEFAULT_OUT
+from probe.records.run import DEFAULT_OUT
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
 from replay_pools.screen import is_invisible, visible, without_secrets
 from replay_pools.storage.files import PLAIN_NAME, dump_json
@@ -36,6 +38,7 @@ OS_FIXES = {
 }
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class LazyGroup(click.Group):
@@ -189,6 +192,49 @@ def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None
     return value
 
 
+def one_of(names: Sequence[str]) -> Complete:
+    """One of `names`, or a file."""
+
+    def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        matching = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+        return matching or [CompletionItem(incomplete, type="file")]
+
+    return complete
+
+
+def several_of(names: Callable[[click.Context], Sequence[str]]) -> Complete:
+    """Some of the names, with commas between them: the last one is completed."""
+
+    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        given, comma, last = incomplete.rpartition(",")
+        taken = set(given.split(","))
+        items = []
+        for name in names(ctx):
+            if name.startswith(last) and name not in taken:
+                items.append(CompletionItem(f"{given}{comma}{name}"))
+        return items
+
+    return complete
+
+
+def known_pools(ctx: click.Context) -> list[str]:
+    """Pools that a name without a slash finds: those in OUT/pools, and the built-in ones."""
+    from replay_pools.pool import pool_names
+
+    return pool_names(ctx.params.get("out") or DEFAULT_OUT)
+
+
+def one_pool(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """A pool by its name, or a path."""
+    return one_of(known_pools(ctx))(ctx, parameter, incomplete)
+
+
+def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """A run by its name in OUT/runs, or a path."""
+    places = (ctx.params.get("out") or DEFAULT_OUT).glob("runs/*/")
+    return one_of(sorted(path.name for path in places))(ctx, parameter, incomplete)
+
+
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print a text; the way of all that a verb prints, on stdout or stderr.
 
@@ -213,3 +259,8 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: in
         aligned = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
         aligned += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
         echo("  ".join(aligned).rstrip())
+
+
+def one_blas_thread() -> None:
+    """Nulls are many small factorisations: threads of BLAS only wait for one another. Call before numpy is loaded."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,21 +1,35 @@
-"""A run on the command line: its processes (`torchrun`), its trackers and its progress."""
+"""A run on the command line: its processes, trackers and progress, what it would need, what it measured.
 
-from collections.abc import Callable, Iterator, Sequence
+Progress goes to stderr: bars on a terminal, a plain line now and then where somebody reads a file later. On a terminal
+NO_COLOR and TERM=dumb mean what they mean elsewhere.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from probe.cli._progress import say, shown_progress
+from probe.cli._frame import echo, echo_json, echo_table
+from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
 from probe.settings.training import ModelConfig
+from probe.settings.words import ALL
+from replay_pools.screen import Hearer, heard_by, visible
 from replay_pools.storage.files import locked
 
-if TYPE_CHECKING:
-    from probe.step.distributed import World  # torch: only for those who run something
+if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
+    from probe.runs.footprint import Footprint, Preview
+    from probe.step.distributed import World
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+GIB = 2**30
+FIRST_LINE_S = 30.0
+MOST_BETWEEN_S = 600.0  # of two plain lines
+RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
 
 
 def track_option(function: AnyFunction) -> AnyFunction:
@@ -45,3 +59,152 @@ def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path
         # The trackers first: one that is not installed is refused before anything is made.
         with tracked(track, directory, out_dir=out, say=say), locked(directory), shown_progress():
             yield world
+
+
+def say(text: str) -> None:
+    """A line about what is being done."""
+    echo(visible(text, kept=""), err=True)
+
+
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Show every report of what is done within."""
+    with _bars() if on_terminal() else _lines() as hearer, heard_by(hearer):
+        yield
+
+
+def on_terminal() -> bool:
+    """Whether lines of stderr can be redrawn. rich alone would say so of a pipe, too, where FORCE_COLOR is set."""
+    if not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
+    return Console(stderr=True).is_interactive
+
+
+@contextmanager
+def _bars() -> Iterator[Hearer]:
+    """A bar for each kind of work; other lines on stderr are written above them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    tasks: dict[str, TaskID] = {}
+    console = Console(stderr=True)
+    # Transient: what has been done is said by who did it.
+    with Progress(
+        *columns, console=console, speed_estimate_period=RATE_OVER_S, redirect_stdout=False, transient=True
+    ) as bars:
+
+        def hear(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
+                return
+            bars.update(tasks[what], completed=done, total=total)
+            bars.update(tasks[what], rate=_pace(bars.tasks[tasks[what]].speed))
+
+        yield hear
+
+
+@contextmanager
+def _lines() -> Iterator[Hearer]:
+    """A line after FIRST_LINE_S and whenever that time has doubled; who does the work says that it is done."""
+    starts: dict[str, tuple[float, int]] = {}
+    due: dict[str, float] = {}
+
+    def hear(what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        start, first_done = starts.setdefault(what, (now, done))
+        taken = now - start
+        if taken < FIRST_LINE_S or now < due.get(what, start) or done >= total:
+            return
+        due[what] = now + min(taken, MOST_BETWEEN_S)
+        rate = (done - first_done) / taken
+        left = f", {(total - done) / rate:.0f} s left" if rate else ""
+        say(f"{what} {done}/{total}" + (f", {_pace(rate)}" if rate else "") + left)
+
+    yield hear
+
+
+def _pace(rate: float | None) -> str:
+    """Units a second, or seconds a unit where that is the larger number."""
+    if not rate:
+        return ""
+    return f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
+
+
+def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
+    """The mean of a field over the steps that have it."""
+    values = [value for step in steps if (value := getattr(step, column)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def echo_preview(preview: "Preview", as_json: bool) -> None:
+    """A preview, as text or JSON."""
+    if as_json:
+        echo_json(preview.to_json())
+        return
+    echo_work(preview.path, preview.state, preview.work)
+    echo_footprint(preview.footprint)
+    echo("\nnothing was written")
+
+
+def echo_work(path: str, state: str, work: Mapping[str, int]) -> None:
+    """Where something would be written, how far it is, and how much it is."""
+    echo(f"{path}: {state}")
+    echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
+
+
+def echo_footprint(footprint: "Footprint | None") -> None:
+    """The adapted modules of a model; sizes and their sum. Nothing where no model is known."""
+    if footprint is None:
+        return
+    count, share = sum(row.modules for row in footprint.modules), sum(row.share for row in footprint.modules)
+    echo(f"\nAdapted in {footprint.model}: {count} modules, {share:.0%} of the weights")
+    cells = [
+        (row.projection, row.modules, f"{row.shape[0]} x {row.shape[1]}", f"{row.share:.1%}")
+        for row in footprint.modules
+    ]
+    echo_table(("projection", "modules", "d_out x d_in", "of the weights"), cells)
+    echo("\nMemory, of a first run that finds nothing in the caches")
+    memory = footprint.memory | {"sum": sum(footprint.memory.values())}
+    echo_table(("", "size"), [(what, _size(num_bytes)) for what, num_bytes in memory.items()])
+
+
+def _size(num_bytes: int) -> str:
+    """MiB below one GiB."""
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
+
+
+def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:
+    """A row for every evaluation and setting; `all` only where it is not the one setting."""
+    from probe.analysis.training_runs import RATES
+
+    rows = []
+    for evaluation in evaluations:
+        for setting, rates in evaluation["rates"].items():
+            if setting == ALL and len(evaluation["rates"]) == 2:
+                continue
+            cells = [_cell(rates[name]) for name in RATES]
+            rows.append([evaluation["step"], evaluation["weights"], setting, rates["num_rollouts"], *cells])
+    echo_table(("after steps", "weights", "setting", "rollouts", *RATES), rows)
+
+
+def _cell(rate: Mapping[str, Any]) -> str:
+    interval = rate["interval"]
+    return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
+
+
+def rounding_line(basis: str, rounding: dict[str, Any]) -> str:
+    """What `Coordinates.rounding` measured, for a reader."""
+    error = rounding["cosine_error"]
+    return (
+        f"factors of {basis} in {rounding['storage']}: orthonormal up to {rounding['orthonormality']:.1e}; cosine of a "
+        f"module's trial gradient with the exact one 1 - {error['median']:.1e} (median), 1 - {error['max']:.1e} (worst)"
+    )

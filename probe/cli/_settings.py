@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from extraction.words import PAIR_GRADIENTS
-from probe.cli.completion import known_pools, one_of, several_of
+from probe.cli._frame import known_pools, one_of, several_of
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition

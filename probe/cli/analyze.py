@@ -1,18 +1,51 @@
 """probe analyze: print the verdict on runs, or the verdict of a spec on the runs of its sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._analysis_options import analysis_options, joined_name, one_blas_thread, spec_among
-from probe.cli._frame import echo, echo_json, json_option, out_option
-from probe.records.run import read_run, resolve_run
-from replay_pools.errors import InputError
+from probe.cli._frame import echo, echo_json, json_option, one_blas_thread, one_run, out_option
+from probe.records.run import Run, read_run, resolve_run
 from replay_pools.storage.files import write_atomic
+
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+MOST_NAMES = 3  # of runs in the name of a report
+
+
+def analysis_options(function: AnyFunction) -> AnyFunction:
+    """`--draws --seed`, and what they apply to: `runs: tuple[Path, ...]`."""
+    for option in (
+        click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps."),
+        click.option(
+            "--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4."
+        ),
+        click.argument(
+            "runs",
+            nargs=-1,
+            required=True,
+            metavar="RUN...|SPEC",
+            type=click.Path(path_type=Path),
+            shell_complete=one_run,
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def spec_among(runs: Sequence[Path]) -> Path | None:
+    """The spec, where the arguments are one; None where they are runs."""
+    return runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
+
+
+def joined_name(runs: Sequence[Run]) -> str:
+    """The name of what is written about runs: theirs, joined; after MOST_NAMES of them, how many more there are."""
+    names = [run.path.resolve().name for run in runs]
+    more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
+    return "-".join([*names[:MOST_NAMES], *more])
 
 
 @click.command()
@@ -55,8 +88,6 @@ def analyze(
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:
-        if basis is not None:
-            raise InputError("--basis", expected="runs beside it", found=f"a spec, {spec_file}")
         failed = _spec(spec_file, out, settings, write, as_json)
     else:
         failed = _runs(runs, out, settings | {"basis": basis}, full, write, as_json)

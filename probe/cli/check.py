@@ -4,20 +4,18 @@ The parts are verbs of their own, and this one calls what they call: `probe pool
 what its cache lacks), `replay`, `analyze` and `report`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import echo, echo_json, json_option, name_option, out_option
-from probe.cli._replayable import check_coordinates, check_loss, check_machine, group_size, log_faults
+from probe.cli._frame import echo, echo_json, json_option, name_option, one_blas_thread, out_option
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
-from probe.records.root import elsewhere
+from probe.records.run import elsewhere
 from probe.settings.run import ReplayConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
@@ -28,20 +26,7 @@ if TYPE_CHECKING:
 
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
 # Settings that follow from what the command is given: a value of one's own would be ignored.
-DECIDED = {
-    "source.replay_dirs": InputError(
-        "--set source.replay_dirs", expected="no other pool than that of ROLLOUTS", found="one", fix="use probe replay"
-    ),
-    "intervention.arms": InputError(
-        "--set intervention.arms", expected=f"the arms {', '.join(ARMS)}", found="others", fix="use probe replay"
-    ),
-    "intervention.v_hack": InputError(
-        "--set intervention.v_hack",
-        expected="the direction of --pairs",
-        found="a file",
-        fix="use probe replay --v-hack",
-    ),
-}
+DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 DIGITS = 6  # of the hash in a default name
 
@@ -87,19 +72,9 @@ def check(
     mapping = parse_mapping(",".join(mappings))
     config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
-    given = given_keys(ctx)
-    wrong = [DECIDED[key] for key in DECIDED if key in given]
-    has_size = "source.per_pool" in given
-    log, pair_notes = _checked(
-        rollouts,
-        format_name,
-        mapping,
-        config,
-        wrong,
-        has_pairs="intervention.extraction.pairs" in given,
-        has_size=has_size,
-    )
+    log, pair_notes = _checked(rollouts, format_name, mapping, config, given_keys(ctx))
     name = name or _default_name(rollouts, log, config)
+    from probe.runs.replay import replay
     from replay_pools.logs.importing import import_checked
 
     pool = import_checked(log, name=name, out=out, model=str(config.model.name))
@@ -107,53 +82,80 @@ def check(
         first, *others = pair_notes
         lines = _log_lines(rollouts, log, pool, str(config.model.name), out)
         echo("\n".join([*lines, first, *(f"  {note}" for note in others)]) + "\n")
-    config = _of_the_log(config, name, None if has_size else group_size(log))
+    per_pool = config.source.per_pool if "source.per_pool" in given_keys(ctx) else _group_size(log)
+    config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name
-    _replay(config, directory, out)
+    with running(config.model, (), directory, out) as world:
+        replay(config, directory, out_dir=out, world=world)
     _judge(directory, name, out, as_json)
 
 
 def _checked(
-    rollouts: Path,
-    format_name: str | None,
-    mapping: dict[str, str],
-    config: ReplayConfig,
-    wrong: Sequence[InputError],
-    *,
-    has_pairs: bool,
-    has_size: bool,
+    rollouts: Path, format_name: str | None, mapping: dict[str, str], config: ReplayConfig, given: set[str]
 ) -> "tuple[Log, list[str]]":
     """The log without faults, and what was decided of the pairs.
 
-    Args:
-        wrong: what is known already, to be raised with the rest.
-        has_size: the settings say how many rollouts a group has.
-
     Raises:
-        InputError: everything that is wrong with the log, the pairs, the model's name and the settings.
+        InputError: everything that is wrong with the log, the pairs and the model's name.
     """
     from replay_pools.logs.importing import check_log
 
-    errors = [*wrong]
+    errors = []
+    for key in DECIDED:
+        if key in given:
+            expected = "none: it follows from ROLLOUTS and --pairs"
+            errors.append(InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay"))
     log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping))
-    if log is not None:
-        errors += log_faults(log, config, config.source.per_pool if has_size else None)
-    _gathered(errors, lambda: check_loss(config, rollouts))
-    _gathered(errors, lambda: check_machine(config))
+    if log is not None and (fault := _no_update(log)):
+        errors.append(fault)
     if config.model.name is None:
         fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
         errors.append(InputError("--model", expected="a model", found="none", fix=fix))
     notes: list[str] | None = None
-    if has_pairs:
+    if "intervention.extraction.pairs" in given:
         notes = _gathered(errors, lambda: _checked_pairs(config))
     else:
-        errors.append(_no_pairs())
-    if log is not None and not has_pairs:
-        echo("\n".join(_without_pairs(rollouts, log)))
+        fix = (
+            'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin '
+        )
+        fix += "has those of the package, whose hack is a test that checks nothing, in small Python problems"
+        expected = "pairs of a hacking and a clean answer to one prompt: without them there is no direction"
+        errors.append(InputError("--pairs", expected=expected, found="none", fix=fix))
+        if log is not None:
+            echo("\n".join(_without_pairs(rollouts, log)))
     refuse(errors)
     assert log is not None
     assert notes is not None
     return log, notes
+
+
+def _no_update(log: "Log") -> InputError | None:
+    """Why no group of a log has an update, whatever the settings are; None where one has."""
+    by_problem: dict[str, list[Any]] = {}
+    for problem, rows in zip(log.problem_ids, log.groups, strict=True):
+        if known := [row for row in rows if row.reward is not None]:
+            by_problem.setdefault(problem, []).extend(known)
+    groups = list(by_problem.values())
+    if not groups:
+        found = f"none of {sum(map(len, log.groups))} rollouts with one"
+        fix = "pass --map reward=COLUMN"
+        return InputError(f"{log.source} reward", expected="rewards that are numbers", found=found, fix=fix)
+    if max(map(len, groups)) < 2:
+        expected = "several rollouts with a reward to one prompt, whose rewards are compared"
+        fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"
+        return InputError(log.source, expected=expected, found=f"one to each of {len(groups)}", fix=fix)
+    if all(len({row.reward for row in group}) < 2 for group in groups):
+        expected = "a group whose rewards differ: no other has an update"
+        fix = "is the reward another column (--map reward=COLUMN)?"
+        found = f"equal rewards within each of {len(groups)} groups"
+        return InputError(f"{log.source} reward", expected=expected, found=found, fix=fix)
+    return None
+
+
+def _group_size(log: "Log") -> int:
+    """Rollouts in a group that every problem with rewards fills; two at least, since one alone has no update."""
+    sizes = [sum(row.reward is not None for row in group) for group in log.groups]
+    return max(2, min(filter(None, sizes), default=2))
 
 
 def _gathered(errors: list[InputError], make: Callable[[], Any]) -> Any:
@@ -178,18 +180,7 @@ def _checked_pairs(config: ReplayConfig) -> list[str]:
     cautions: list[str] = []
     if config.model.name is not None:
         cautions = check_pairs(load_vocabulary(config.model.name), pairs, extraction.k)
-        check_coordinates(config)
     return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
-
-
-def _no_pairs() -> InputError:
-    return InputError(
-        "--pairs",
-        expected="pairs of a hacking and a clean answer to one prompt: without them there is no direction",
-        found="none",
-        fix='write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin '
-        "has those of the package, whose hack is a test that checks nothing, in small Python problems",
-    )
 
 
 def _without_pairs(rollouts: Path, log: "Log") -> list[str]:
@@ -234,26 +225,13 @@ def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: str, out: Path) ->
     if chosen:
         lines.append(f"  {'; '.join(chosen)}")
     lines += [f"  {note}" for note in [*cautions, *doubts]]
-    largest, size = max(map(len, log.groups)), group_size(log)
+    largest, size = max(map(len, log.groups)), _group_size(log)
     if largest > size:
         sizes = f"groups of {size} to {largest} rollouts with a reward"
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
     details = f"probe pool show {pool.name}{elsewhere(out)}"
     others = f"; {num_others} details: {details}" if num_others else ""
     return [*lines, f"  cannot know: {log.cannot_know.rstrip('.')}{others}"]
-
-
-def _of_the_log(config: ReplayConfig, name: str, per_pool: int | None) -> ReplayConfig:
-    """The settings of the replay of this pool alone, in groups of this size; None: as the settings say."""
-    source = replace(config.source, replay_dirs=(name,), per_pool=per_pool or config.source.per_pool)
-    return replace(config, source=source)
-
-
-def _replay(config: ReplayConfig, directory: Path, out: Path) -> None:
-    from probe.runs.replay import replay
-
-    with running(config.model, (), directory, out) as world:
-        replay(config, directory, out_dir=out, world=world)
 
 
 def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:

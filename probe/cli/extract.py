@@ -11,10 +11,9 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._output import rounding_line
-from probe.cli._progress import say
+from probe.cli._running import rounding_line, say
 from probe.cli._settings import SettingsCommand, run_config, settings_options
-from probe.records.root import elsewhere
+from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.errors import InputError

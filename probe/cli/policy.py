@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._output import echo_evaluations
-from probe.cli._progress import say, shown_progress
+from probe.cli._frame import (
+    Real,
+    echo,
+    echo_json,
+    echo_table,
+    json_option,
+    name_option,
+    one_blas_thread,
+    one_pool,
+    one_run,
+    out_option,
+)
+from probe.cli._running import echo_evaluations, say, shown_progress
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
-from probe.cli.completion import one_pool, one_run
-from probe.records.root import elsewhere
-from probe.records.run import read_run, resolve_run
+from probe.records.run import elsewhere, read_run, resolve_run
 from probe.settings.words import Dtype
 from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
@@ -31,7 +38,6 @@ if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.finetune import Example
     from replay_pools.policy.load import Policy
 
-OF_DEMONSTRATIONS = ("env", "split", "mode", "hint_rate", "flavours")  # what a pool brings with it
 DTYPES = get_args(Dtype)
 TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
 
@@ -40,7 +46,7 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
 @name_option("adapter or model", required=True)
 @click.option("--model", default="organism", show_default=True, help="As in probe pool generate.")
 @click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="What is learnt.")
-@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that. Default: written.")
+@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
 @click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
@@ -56,9 +62,7 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
 @click.option("--device", default="auto", show_default=True, help="auto (CUDA when present), cpu, cuda, ...")
 @out_option
 @json_option
-@click.pass_context
 def finetune(
-    ctx: click.Context,
     name: str,
     model: str,
     completions: Completions,
@@ -93,7 +97,6 @@ def finetune(
     directory = out / ("models" if merge else "adapters") / name
     make_examples: Callable[[Policy], Iterator[Example]]
     if pool is not None:
-        _refuse_beside_pool(ctx)
         opened = open_pool(resolve_pool(pool, out))
         source: dict[str, Any] = {"pool": opened.name, "files": opened.manifest["files"]}
         make_examples = partial(stored, pool=opened, completions=completions, seed=settings.seed)
@@ -113,14 +116,6 @@ def finetune(
         if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
             say(f"{directory} is there already, of the same settings")
     _print_trained(directory, merge, model, out, as_json)
-
-
-def _refuse_beside_pool(ctx: click.Context) -> None:
-    """InputError for options of written demonstrations, which would be ignored."""
-    source = click.core.ParameterSource.COMMANDLINE
-    given = [f"--{key.replace('_', '-')}" for key in OF_DEMONSTRATIONS if ctx.get_parameter_source(key) is source]
-    if given:
-        raise InputError("--pool", expected="its own prompts and completions", found=", ".join(given))
 
 
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
@@ -222,8 +217,8 @@ def ladder(
     """Elo of every evaluated checkpoint of each training RUN (a directory, or a name in OUT/runs): one ladder for
     solving held-out problems, one for staying honest.
 
-    The policy before step 0, which is the zero, the bots and the policies of --reference (a directory of probe eval, or
-    a name in OUT/evals) are fixed references: no other checkpoint moves a rating. Players answer the same problems
+    The policy before step 0, which is the zero, the bots and the policies of --reference (a directory of policy eval,
+    or a name in OUT/evals) are fixed references: no other checkpoint moves a rating. Players answer the same problems
     under the same setting. Examples:
 
       probe policy ladder out/runs/vanilla-0 out/runs/projected-0

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli.completion import one_pool
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout

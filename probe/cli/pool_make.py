@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._output import echo_work
-from probe.cli._progress import say, shown_progress
+from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
+from probe.cli._running import echo_work, say, shown_progress
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
-from probe.cli.completion import one_pool
 from probe.cli.pool import describe_tests, open_sound_pool
-from probe.records.root import elsewhere
+from probe.records.run import elsewhere
 from probe.settings.training import ModelConfig
 from replay_pools.agreement import Regrade, compare, graded_code_rule, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -80,7 +78,6 @@ def generate(
 
     config = run_config(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
-    _refuse_options(config.model, rollouts.engine, url, rollouts.served_model)
     plan = PoolPlan(
         env=rollouts.env,
         split=rollouts.split,
@@ -93,10 +90,13 @@ def generate(
     if dry_run:
         _print_plan(plan, rollouts.sampler, Grader(unsafe_local=unsafe_local).isolation, directory, as_json)
         return
+    is_served = rollouts.engine == "server"
+    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
+        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
+        expected = "server with --url and without --adapter, or local without --url"
+        raise InputError("--engine", expected=expected, found=given)
     source = (
-        _served(str(config.model.name), url, rollouts.served_model)
-        if rollouts.engine == "server"
-        else _local(config.model, out)
+        _served(str(config.model.name), url, rollouts.served_model) if url is not None else _local(config.model, out)
     )
     grader = Grader(
         workers=workers,
@@ -139,24 +139,6 @@ def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: P
     echo(f"grading under isolation {isolation}; nothing was written")
 
 
-def _refuse_options(model: ModelConfig, engine: str, url: str | None, served_model: str | None) -> None:
-    """InputError for options of the other engine, which would be ignored."""
-    if engine == "local":
-        given = {"--url": url, "--served-model": served_model}
-        fix = "add --engine server"
-    else:
-        plain = ModelConfig()
-        given = {
-            "--adapter": model.adapter,
-            "--device": model.device if model.device != plain.device else None,
-            "--set model.dtype": model.dtype if model.dtype != plain.dtype else None,
-        }
-        fix = "set it on the server"
-    names = [name for name, value in given.items() if value is not None]
-    if names:
-        raise InputError(f"--engine {engine}", expected="its own options", found=", ".join(names), fix=fix)
-
-
 def _local(model: ModelConfig, out: Path) -> "Engine":
     from probe.runs.assemble import configured_policy
     from replay_pools.sampling.sample import LocalEngine
@@ -164,13 +146,11 @@ def _local(model: ModelConfig, out: Path) -> "Engine":
     return LocalEngine(configured_policy(model, out / "cache"))
 
 
-def _served(model: str, url: str | None, served_model: str | None) -> "Engine":
+def _served(model: str, url: str, served_model: str | None) -> "Engine":
     from replay_pools.policy.load import load_served_policy
     from replay_pools.serving.connection import Connection
     from replay_pools.serving.engine import connect
 
-    if url is None:
-        raise InputError("--engine server", expected="--url http://host:port", found="none")
     return connect(Connection(url=url), load_served_policy(model), served_model=served_model)
 
 

@@ -7,14 +7,19 @@ from typing import Any
 import click
 
 from extraction.words import BASES
-from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._output import echo_preview, mean_of, rounding_line
-from probe.cli._progress import say
-from probe.cli._running import running, track_option
+from probe.cli._frame import (
+    dry_run_option,
+    echo,
+    echo_json,
+    echo_table,
+    json_option,
+    name_option,
+    one_blas_thread,
+    out_option,
+)
+from probe.cli._running import echo_preview, mean_of, rounding_line, running, say, track_option
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
-from probe.records.root import elsewhere
-from probe.records.run import read_run
+from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
 
 # Of --help, {title: options}: what a first run needs comes first.

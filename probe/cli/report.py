@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._analysis_options import analysis_options, joined_name, one_blas_thread, spec_among
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.records.frames import TableName
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_blas_thread, out_option
+from probe.cli.analyze import analysis_options, joined_name, spec_among
 from probe.records.run import Run, read_run, resolve_run
+from probe.records.tables import TableName
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 

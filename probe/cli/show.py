@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, one_of, out_option
 from probe.cli._settings import direction_names, resolve_directions
 from probe.cli._stored import KINDS, list_stored
-from probe.cli.completion import one_of
-from probe.records.root import DEFAULT_OUT
-from probe.records.run import CONFIG_FILE, read_run, run_names
+from probe.records.run import CONFIG_FILE, DEFAULT_OUT, read_run, run_names
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.pool import open_pool, pool_names, resolve_pool
 from replay_pools.storage.files import by_name
 
 # Reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:
-    from probe.records.records import SampleRecord
+    from probe.records.records import SampleRecord, TokenRecord
     from probe.records.run import Run
-    from probe.records.tokens import TokenRecord
     from replay_pools.rollout import Rollout
 
 MOST_ROWS = 20  # of a list
@@ -99,7 +96,7 @@ def _show_run(run: "Run", step: int | None, sample: int | None, as_json: bool) -
     if step is None or sample is None:
         _list_run(run, step, as_json)
         return
-    from probe.records.tokens import read_tokens
+    from probe.records.run import read_tokens
     from probe.report.rollouts import read_pools
 
     records = [record for record in run.samples if (record.step, record.sample_id) == (step, sample)]

@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
-from probe.cli._analysis_options import one_blas_thread
-from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
-from probe.cli._output import echo_footprint
-from probe.cli._progress import say
-from probe.records.root import elsewhere
-from probe.records.run import read_run, resolve_run
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, one_blas_thread, out_option
+from probe.cli._running import echo_footprint, say
+from probe.records.run import elsewhere, read_run, resolve_run
 from replay_pools.errors import InputError, refuse
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
@@ -72,14 +69,11 @@ def plan(
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
-    options = {"--spec": spec_file, "--effect": effect, "--sd": sd}
     written, directions = None, None
-    if target.suffix == ".toml":
-        if given := [name for name, value in options.items() if value is not None]:
-            raise InputError(given[0], expected="a RUN beside it", found=f"a spec, {target}")
-    else:
+    if target.suffix != ".toml":
         run_path = resolve_run(target, out)
-        target = written = spec_file or Path("spec") / f"{run_path.resolve().name}-training.toml"
+        default = Path("spec") / f"{run_path.resolve().name}-training.toml"
+        target = written = spec_file.with_suffix(".toml") if spec_file else default
         directions = _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
@@ -104,8 +98,6 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}
     assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
-    if path.suffix != ".toml":
-        raise InputError("--spec", expected="a file NAME.toml", found=str(path))
     directions = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
     say(f"GO of {run}: {path}")
     if directions is not None:

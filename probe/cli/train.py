@@ -6,9 +6,7 @@ from pathlib import Path
 import click
 
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
-from probe.cli._output import echo_evaluations, echo_preview, mean_of
-from probe.cli._progress import say
-from probe.cli._running import running, track_option
+from probe.cli._running import echo_evaluations, echo_preview, mean_of, running, say, track_option
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.records.run import read_run
 from probe.records.timings import describe_timings

@@ -25,8 +25,7 @@ from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Spec, SpecCondition
-from probe.records.root import DEFAULT_OUT, out_of
-from probe.records.run import read_run
+from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError

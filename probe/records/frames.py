@@ -1,9 +1,9 @@
-"""Records as tables: numpy columns, pandas and polars frames, with the field types of `probe.records.schema`.
+"""Records as tables: numpy columns, pandas and polars frames, with the field types of `probe.records.tables`.
 
 A column has the name of its field on the wire. A null is NaN in a float column and None in any other; polars has nulls
 of its own. numpy, pandas and polars are imported when a table is asked for.
 
-To add a table: its fields in `probe.records.schema`, its name in TableName and its rows in `make_table`.
+To add a table: its fields in `probe.records.tables`, its name in TableName and its rows in `make_table`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from probe.records.records import PREFIXED, SampleRecord, StepRecord
-from probe.records.schema import EVALUATION_FIELDS, RATES, Field, wire_fields
+from probe.records.tables import EVALUATION_FIELDS, RATES, Field, wire_fields
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ GradientRecord is the line of an optimizer step in another trainer (`probe.integ
 or completions: those are in the pools, at (src_pool, src_step, src_sample).
 
 To add a field: write it here as `name: Annotated[type, "meaning"]`, raise RUN_SCHEMA, and make spec/SCHEMA.md again
-with `python -m probe.records.schema`, which reads the meanings.
+with `python -m probe.records.tables`, which reads the meanings.
 """
 
 import math

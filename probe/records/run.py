@@ -41,7 +41,7 @@ from replay_pools.storage.files import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from probe.records.frames import Table, TableName
+    from probe.records.tables import Table, TableName
 
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
@@ -105,7 +105,7 @@ class Run:
 
     def table(self, name: "TableName") -> "Table":
         """The rows of a table and the fields of its columns."""
-        from probe.records.frames import make_table
+        from probe.records.tables import make_table
 
         return make_table(name, self.samples, self.steps, self.evals)
 

@@ -1,9 +1,9 @@
-"""Names, types and meanings of the fields that a run writes: for tables (`probe.records.frames`) and spec/SCHEMA.md.
+"""Names, types and meanings of the fields that a run writes: for tables (`probe.records.tables`) and spec/SCHEMA.md.
 
 Records state the meaning of a field in its annotation, `Annotated[type, "meaning"]`; the tables of evaluations and
 advantages state it as data. After a change of either, write the document again (a test compares the two):
 
-    python -m probe.records.schema > spec/SCHEMA.md
+    python -m probe.records.tables > spec/SCHEMA.md
 
 No torch here.
 """
@@ -110,7 +110,7 @@ def schema_document() -> str:
     )
     head = f"""# Schema of a run, version {RUN_SCHEMA}
 
-Made by `python -m probe.records.schema` from `probe/records/records.py`, and compared with it by a test.
+Made by `python -m probe.records.tables` from `probe/records/records.py`, and compared with it by a test.
 `manifest.json` names the version as `schema`; a reader refuses another one, and another set of fields. JSON is strict:
 null, never NaN. `probe.load` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """

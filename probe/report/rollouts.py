@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.formatting import TextTable, short
-from probe.records.records import SampleRecord
-from probe.records.run import OWN_POOLS, Run
-from probe.records.tokens import TokenRecord, read_tokens
+from probe.records.records import SampleRecord, TokenRecord
+from probe.records.run import OWN_POOLS, Run, read_tokens
 from probe.report.facts import gist_of, signed
 from probe.report.inputs import View, slug
 from replay_pools.errors import InputError

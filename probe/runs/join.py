@@ -14,8 +14,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from probe.objective.advantages import advantage_diagnostics, reward_stats
-from probe.records.records import SampleRecord, StepRecord, nullable
-from probe.records.tokens import TokenRecord
+from probe.records.records import SampleRecord, StepRecord, TokenRecord, nullable
 from probe.settings.loss import LossSettings
 from probe.settings.words import PROBLEM_SEPARATOR
 from probe.step.groups import Group, strata_of

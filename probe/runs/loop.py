@@ -33,11 +33,12 @@ from probe.records.run import (
     ROLLOUTS_DIR,
     file_hashes,
     other_hashes,
+    token_hashes,
     write_samples,
     write_steps,
+    write_tokens,
 )
 from probe.records.timings import Timings
-from probe.records.tokens import token_hashes, write_tokens
 from probe.runs.control import TrainingState, passed, warnings_of
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces, sample_records, solve_share, step_record, token_records

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import read_run
-from probe.records.tokens import read_tokens
+from probe.records.run import read_run, read_tokens
 from probe.runs.join import Pieces
 from probe.step.bases import axis, token_shares
 from probe.step.projection import sample_cosines

@@ -183,5 +183,3 @@ def test_a_basis_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert run(cli, ["analyze", str(directory), "--basis", "lora"]) == 2
     error = capsys.readouterr().err
     assert "expected an arm along v_hack in the basis lora, found vanilla, projected, random" in error
-    assert run(cli, ["analyze", "spec/any.toml", "--basis", "lora"]) == 2
-    assert "--basis: expected runs beside it" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Cards and `probe directions`: what is printed is what the file holds, against the nulls of another program."""
+"""Cards of direction files: what is printed is what the file holds, against the nulls of another program."""
 
 import json
 import shutil

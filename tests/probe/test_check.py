@@ -173,56 +173,37 @@ def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small:
     assert len(read_run(out / "runs" / "uneven").samples) == 2 * 3 * 4
     code, _, errors = check(*command[:-2], "--name", "larger", "--set", "source.per_pool=8")
     assert code == 2
-    assert "--set source.per_pool: expected at most 4, the rollouts with a reward in the group of " in errors
+    assert "expected at least 8 rollouts with a label (--per-pool)" in errors
 
 
-def test_what_cannot_be_replayed_is_said_before_anything_is_written(write, check, out: Path) -> None:
-    """In the words of this command, all of it at once."""
-    rows = logged(*LOGGED, groups=2)
-    log, pairs = write("mine.jsonl", rows), write("pairs.jsonl", three_keys())
+def test_what_cannot_be_replayed_is_refused_before_a_run(write, check, out: Path) -> None:
+    """By what the command calls."""
+    log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys())
     command = (log, "--pairs", pairs, "--model", "organism", "--name", "unmade")
-    k = ("--k: expected at most 12, the pairs that are not held out, found 50",)
-    size = ("--set source.per_pool: expected at most 8, the rollouts with a reward in the group of ",)
-    steps = ("--steps: expected at most 2, the groups of 8 rollouts in ",)
-    device = ("--device: expected auto, cpu or a present device",)
-    divisor = ("--set objective.max_completion_length: expected tokens, the divisor of dr_grpo, found none given",)
-    for options, messages in (
-        (("--k", "50"), k),
-        (("--set", "source.per_pool=20"), size),
-        (("--set", "source.per_pool=1"), ("--set source.per_pool: expected 2 or more",)),
-        (("--steps", "100"), steps),
-        (("--set", "source.per_pool=3", "--steps", "5"), ("--steps: expected at most 4, the groups of 3 rollouts",)),
-        (("--device", "cuda:99"), device),
-        (("--set", "objective.loss_type=dr_grpo"), divisor),
-        (("--set", "objective.old_logprobs=recorded"), ("sampler: expected ",)),
-        (("--set", "model.adapter=nowhere/at-all"), ("nowhere/at-all",)),
-        (("--steps", "100", "--device", "cuda:99", "--k", "50"), (*steps, *device, *k)),
+    for options, message in (
+        (("--k", "50"), "--k: expected at most 12, the pairs that are not held out, found 50"),
+        (("--set", "source.per_pool=20"), "--per-pool"),
+        (("--steps", "100"), "--steps"),
+        (("--device", "cuda:99"), "--device: expected auto, cpu or a present device"),
+        (("--set", "objective.loss_type=dr_grpo"), "objective.max_completion_length"),
+        (("--set", "objective.old_logprobs=recorded"), "sampler: expected "),
+        (("--set", "model.adapter=nowhere/at-all"), "nowhere/at-all"),
     ):
-        code, text, errors = check(*command, *options)
-        assert (code, text) == (2, ""), options
-        assert len(errors.splitlines()) == len(messages), errors
-        for line, message in zip(errors.splitlines(), messages, strict=True):
-            assert message in line
-    many = [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"return {i}"} for i in range(360)]
-    large = (log, "--pairs", write("many.jsonl", many), *command[3:], "--k", "200")
-    code, _, errors = check(*large)
-    assert code == 2
-    assert "--k: expected at most 192, the coordinates of model.layers.0.self_attn.q_proj, found 200" in errors
-    assert not (out / "pools" / "unmade").exists()
-    assert not (out / "runs" / "unmade").exists()
+        code, _, errors = check(*command, *options)
+        assert code == 2, options
+        assert message in errors, options
+        assert not (out / "runs" / "unmade" / "manifest.json").exists()
 
 
 def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, check, out: Path) -> None:
     rows = logged(*LOGGED)
     alone = [{**row, "problem_id": f"p{i}", "prompt": f"Task {i}."} for i, row in enumerate(rows)]
     unknown = [{**row, "reward": float("nan")} for row in rows]
-    half = [{**row, "reward": float("nan")} if i in range(1, 8) else row for i, row in enumerate(rows)]
     pairs = write("pairs.jsonl", three_keys())
     for name, log, messages in (
         ("alone", alone, ("expected several rollouts with a reward to one prompt", "--map group=COLUMN")),
         ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
         ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group whose rewards differ",)),
-        ("half", half, ("expected two rollouts with a reward in every group, found 1 in that of ",)),
     ):
         code, _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name)
         assert code == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import probe.cli
 from probe.cli import cli
 from probe.cli._frame import echo, echo_json, echo_table, run
-from probe.cli._progress import say
+from probe.cli._running import say
 from replay_pools.errors import InputError
 from replay_pools.screen import is_invisible, visible, without_secrets
 from replay_pools.serving.connection import Connection

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from terminals import on_a_terminal
 
-from probe.cli import _progress as progress_module
+from probe.cli import _running as progress_module
 from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
-from probe.cli._progress import shown_progress
+from probe.cli._running import shown_progress
 from probe.records.run import read_run
 from probe.runs.footprint import coverage
 from replay_pools.policy.load import load_skeleton
@@ -67,7 +67,7 @@ def test_plain_lines_are_few_and_say_when_it_ends(monkeypatch: pytest.MonkeyPatc
 
 SHOW = """
 import sys
-from probe.cli._progress import say, shown_progress
+from probe.cli._running import say, shown_progress
 from replay_pools.screen import report
 with shown_progress():
     for done in range(1, 4):

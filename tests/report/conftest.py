@@ -10,9 +10,8 @@ import pytest
 from made_records import sample_record, step_record
 
 from probe.analysis.analyze import analyze, conditions
-from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
-from probe.records.run import file_hashes, read_run, write_samples, write_steps
-from probe.records.tokens import TokenRecord, token_hashes, write_tokens
+from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
+from probe.records.run import file_hashes, read_run, token_hashes, write_samples, write_steps, write_tokens
 from probe.report.inputs import Report, View
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter

@@ -89,7 +89,6 @@ def test_log_probabilities_of_another_law_are_left_out(tmp_path: Path, loopback:
     [
         ([], "--url"),
         (["--url", "http://h:1", "--adapter", "teacher"], "--adapter"),
-        (["--url", "http://h:1", "--set", "model.dtype=bfloat16"], "model.dtype"),
         (["--url", "h:1"], "found 'h:1'"),
         (["--engine", "local", "--url", "http://h:1"], "--url"),
         (["--engine", "local", "--served-model", "m"], "--served-model"),

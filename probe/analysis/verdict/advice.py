@@ -21,8 +21,7 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.decision import DECIDED_BY, decided, unread
 from probe.analysis.verdict.pools import PoolFacts, num_problems, pools_at_hand, regrade_command
 from probe.analysis.verdict.verdict import Finding, Next
-from probe.records.root import in_root, out_of
-from probe.records.run import CONFIG_FILE, Run
+from probe.records.run import CONFIG_FILE, Run, in_root, out_of
 from probe.settings.presets import configure, setting_text
 from probe.settings.words import HIGHER, Word
 from replay_pools.rollout import UNSAFE

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from probe.records.root import elsewhere, out_of
-from probe.records.run import OWN_POOLS, Run
+from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import Regrade, read_regrade
 from replay_pools.errors import InputError

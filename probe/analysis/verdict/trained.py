@@ -39,8 +39,7 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.analysis.verdict.advice import K, Reason, advise
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
-from probe.records.root import DEFAULT_OUT, out_of
-from probe.records.run import CONFIG_FILE
+from probe.records.run import CONFIG_FILE, DEFAULT_OUT, out_of
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.remedy import TRAITS, Traits

@@ -19,7 +19,7 @@ from probe.analysis.statistics.thresholds import (
 )
 from probe.analysis.verdict.pools import PoolFacts, regrade_command
 from probe.analysis.verdict.verdict import Finding
-from probe.records.root import out_of
+from probe.records.run import out_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Word
 from replay_pools.rollout import UNKNOWN, UNSAFE
