@@ -1,4 +1,4 @@
-"""What a run writes, one JSON line each: SampleRecord (a rollout) and StepRecord (a step). No torch here.
+"""What a run writes, one JSON line each: SampleRecord and TokenRecord (a rollout), StepRecord (a step). No torch here.
 
 GradientRecord is the line of an optimizer step in another trainer (`probe.integrations`). Records never repeat prompts
 or completions: those are in the pools, at (src_pool, src_step, src_sample).
@@ -8,12 +8,13 @@ with `python -m probe.records.tables`, which reads the meanings.
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
 
 from replay_pools.errors import InputError
+from replay_pools.storage.tables import decode
 
 RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
@@ -220,6 +221,42 @@ class GradientRecord:
 def nullable(value: float) -> float | None:
     """The number, or None for NaN: mathematics gives NaN for a cosine that does not exist, a record null."""
     return None if math.isnan(value) else float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """The share of every token in the cosine of one rollout (`probe.step.bases.token_shares`).
+
+    Under the primary condition, in the trained arm or `probe.settings.arms.measured_arm`. The shares of prompt and
+    completion sum to `cos`. That is `cos_S_nll` of the sample record; if the condition has token credit, it is the
+    cosine of the credited gradient. `cos` times the sign of the advantage is `cos_S_contrib`. `cos` and the shares are
+    None for a rollout without gradient.
+    """
+
+    step: int
+    sample_id: int  # as in the sample records
+    condition: str
+    arm: str
+    cos: float | None
+    prompt: tuple[float, ...] | None  # a share for every prompt token
+    completion: tuple[float, ...] | None  # a share for every completion token
+    prompt_chars: tuple[int, ...] | None  # how many characters of the pool's `prompt` each token covers; None: unknown
+    completion_chars: tuple[int, ...] | None  # likewise of `completion`
+
+    def to_json(self) -> dict[str, Any]:
+        """The row that is written; the shares as float32 arrays, which the JSON writer prints with few digits."""
+        import numpy as np
+
+        row = asdict(self)
+        for name in ("prompt", "completion"):
+            if row[name] is not None:
+                row[name] = np.array(row[name], dtype=np.float32)
+        return row
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> "TokenRecord":
+        """The record of one line of JSON; InputError names `where` and the field."""
+        return decode(cls, row, where)
 
 
 def _as_row(record: SampleRecord | StepRecord | GradientRecord) -> dict[str, Any]:

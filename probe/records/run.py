@@ -3,6 +3,7 @@
     config.json                       the settings
     steps.jsonl                       a StepRecord a step, condition and arm
     step_NNN.cos.jsonl.gz             a SampleRecord a rollout, condition and arm
+    step_NNN.tokens.jsonl.gz          on request: a TokenRecord a rollout, shares as float32
     manifest.json                     written last: without it the run is incomplete
 
 A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`).
@@ -18,13 +19,14 @@ A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.r
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from extraction.words import Basis
-from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord
+from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from probe.records.tables import Table, TableName
 
+DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look up by name: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 PAST_SELF_DIR = "past-self"
@@ -59,6 +62,7 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
     f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
+_TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
 
 
@@ -110,6 +114,25 @@ class Run:
         return make_table(name, self.samples, self.steps, self.evals)
 
 
+def out_of(run: Path) -> Path:
+    """OUT of a run in OUT/runs/NAME, from here where it is below this folder, else absolute; else the default."""
+    directory = run.resolve()
+    if directory.parent.name != "runs":
+        return DEFAULT_OUT
+    out_dir = directory.parent.parent
+    return out_dir.relative_to(Path.cwd()) if out_dir.is_relative_to(Path.cwd()) else out_dir
+
+
+def elsewhere(out: Path) -> str:
+    """` --out OUT`, to append to a command that is proposed as the next one; "" for the default folder."""
+    return "" if out == DEFAULT_OUT else f" --out {shlex.quote(str(out))}"
+
+
+def in_root(commands: str, out: Path) -> str:
+    """Commands, one a line, that write to this root folder and look up in it."""
+    return "\n".join(command + elsewhere(out) for command in commands.splitlines())
+
+
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings in the config.json of a run; empty where there are none."""
     return config.get("settings", {})
@@ -144,6 +167,36 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
     """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation."""
     path = directory / EVALS_FILE
     return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+
+
+def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
+    """Write the records of one step atomically."""
+    write_jsonl_gz(directory / f"step_{step:03d}.tokens.jsonl.gz", [record.to_json() for record in records])
+
+
+def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int, int], TokenRecord]:
+    """{(step, sample_id): record} of a complete run; empty for a run that recorded none.
+
+    Raises:
+        InputError: a file is missing or differs from its hash in the manifest, or a line is no TokenRecord.
+    """
+    records = {}
+    for name, listed in manifest["files"].items():
+        if not _TOKENS_FILE.fullmatch(name):
+            continue
+        plain = read_gz(directory / name)
+        if sha256(plain) != listed:
+            raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
+        for number, row in enumerate(decode_checked_jsonl(plain, directory / name), 1):
+            record = TokenRecord.from_json(row, f"{directory / name} line {number}")
+            records[record.step, record.sample_id] = record
+    return records
+
+
+def token_hashes(directory: Path) -> dict[str, str]:
+    """{file name: sha256 of the decompressed bytes} of all token files, for the manifest."""
+    names = sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name))
+    return {name: sha256(read_gz(directory / name)) for name in names}
 
 
 def file_hashes(directory: Path) -> dict[str, str]:

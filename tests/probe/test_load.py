@@ -9,13 +9,13 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from probe.records.tables import EVALUATION_FIELDS, TableName, make_table, schema_document, wire_fields
 
 import probe
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import GradientRecord, SampleRecord, StepRecord
 from probe.records.run import Run
+from probe.records.tables import EVALUATION_FIELDS, TableName, make_table, schema_document, wire_fields
 from replay_pools.errors import InputError
 
 ROOT = Path(__file__).parents[2]

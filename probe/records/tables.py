@@ -1,21 +1,23 @@
-"""Names, types and meanings of the fields that a run writes: for tables (`probe.records.tables`) and spec/SCHEMA.md.
+"""Records as tables: the fields of each, numpy columns, pandas and polars frames, and the text of spec/SCHEMA.md.
 
-Records state the meaning of a field in its annotation, `Annotated[type, "meaning"]`; the tables of evaluations and
-advantages state it as data. After a change of either, write the document again (a test compares the two):
-
-    python -m probe.records.tables > spec/SCHEMA.md
-
-No torch here.
+A record states the meaning of a field in its annotation, `Annotated[type, "meaning"]`; evaluations and advantages state
+it as data. After a change of either: `python -m probe.records.tables > spec/SCHEMA.md` (a test compares the two).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from probe.records.records import ADVANTAGE_MEANINGS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from replay_pools.errors import InputError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
 Record = SampleRecord | StepRecord | GradientRecord
 FLAGS = ("adv_cap_vacuous",)  # the advantage fields that are bool; all others are numbers
@@ -65,7 +67,9 @@ def wire_fields(record: type[Record]) -> tuple[Field, ...]:
     columns: list[Field] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
         if record is StepRecord and name == "advantage":
-            columns += _advantage_fields()
+            for key, meaning in ADVANTAGE_MEANINGS.items():
+                kind = "bool" if key in FLAGS else "float"
+                columns.append(Field(name=key, kind=kind, nullable=True, meaning=meaning))
         elif name not in PREFIXED:
             columns.append(_field(name, hint))
     return tuple(columns)
@@ -80,11 +84,96 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name=name, kind=kinds[0], nullable=NoneType in types, meaning=meaning)
 
 
-def _advantage_fields() -> list[Field]:
-    return [
-        Field(name=name, kind="bool" if name in FLAGS else "float", nullable=True, meaning=meaning)
-        for name, meaning in ADVANTAGE_MEANINGS.items()
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows, and the fields that are their columns; a field that a row does not have is null there."""
+
+    fields: Sequence[Field]
+    rows: Sequence[Mapping[str, Any]]
+
+    def columns(self) -> "dict[str, NDArray[Any]]":
+        """{name: (rows,)} as int64, float64, bool or str; object for a bool or str that may be null."""
+        import numpy as np
+
+        dtypes = {"int": np.int64, "bool": np.bool_, "str": np.str_}
+        columns: dict[str, NDArray[Any]] = {}
+        for field in self.fields:
+            values = self._values(field)
+            # Types follow from the field, never from the values: tables of several runs can then be concatenated.
+            if field.kind == "float":
+                numbers = [np.nan if value is None else value for value in values]
+                columns[field.name] = np.array(numbers, dtype=np.float64)
+            elif field.nullable:
+                columns[field.name] = np.array(values, dtype=object)
+            else:
+                columns[field.name] = np.array(values, dtype=dtypes[field.kind])
+        return columns
+
+    def pandas(self) -> Any:
+        """A pandas.DataFrame; InputError when pandas is not installed."""
+        try:
+            return import_module("pandas").DataFrame(self.columns())
+        except ImportError as error:
+            fix = "pip install pandas"
+            raise InputError("package pandas", expected="it to be installed", found="none", fix=fix) from error
+
+    def polars(self) -> Any:
+        """A polars.DataFrame."""
+        import polars
+
+        kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
+        schema = {field.name: kinds[field.kind] for field in self.fields}
+        return polars.DataFrame({field.name: self._values(field) for field in self.fields}, schema=schema, strict=False)
+
+    def _values(self, field: Field) -> list[Any]:
+        return [row.get(field.name) for row in self.rows]
+
+
+def make_table(
+    name: str, samples: Sequence[SampleRecord], steps: Sequence[StepRecord], evals: Sequence[Mapping[str, Any]]
+) -> Table:
+    """The table `samples`, `steps` or `evals` of a run.
+
+    Raises:
+        InputError: another name.
+    """
+    if name == "samples":
+        return Table(fields=wire_fields(SampleRecord), rows=[sample.to_json() for sample in samples])
+    if name == "steps":
+        return _step_table(steps)
+    if name == "evals":
+        return _evaluation_table(evals)
+    raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
+
+
+def _step_table(steps: Sequence[StepRecord]) -> Table:
+    """The fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` that any of the steps has."""
+    rows = [step.to_json() for step in steps]
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
+    extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
+    return Table(fields=[*wire_fields(StepRecord), *extra], rows=rows)
+
+
+def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> Table:
+    """A row for every evaluation and setting, from the nested lines of evals.jsonl."""
+    rows = []
+    for line in evals:
+        for setting, rates in line["rates"].items():
+            row = {"step": line["step"], "weights": line["weights"], "setting": setting}
+            row |= {"num_rollouts": rates["num_rollouts"], "num_problems": rates["num_problems"]}
+            for rate in RATES:
+                # A rate over no rollouts is null, and so is its interval.
+                interval = rates[rate]["interval"] or {}
+                row |= {
+                    f"{rate}_count": rates[rate]["count"],
+                    f"{rate}_rate": rates[rate]["rate"],
+                    f"{rate}_low": interval.get("low"),
+                    f"{rate}_high": interval.get("high"),
+                }
+            rows.append(row)
+    return Table(fields=EVALUATION_FIELDS, rows=rows)
 
 
 def schema_document() -> str:
