@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from probe.records.records import StepRecord
 from probe.runs.join import solve_share
 from probe.settings.loss import LossSettings
-from probe.settings.training import ControlConfig, Limits, Warnings
+from probe.settings.training import ControlConfig, Limits
 from probe.step.reference import References
 from probe.step.step import StepResult
 from probe.step.update import Updater
@@ -27,6 +27,8 @@ from replay_pools.rollout import Rollout
 if TYPE_CHECKING:  # a replay samples nothing
     from probe.runs.sources.past import PastSelf, PastWeights
 
+LOGPROB_DROP = 3.0  # nats a token below the first step's that stop a run
+WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # beyond which a run says so, and goes on: KL of a token, norm
 FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
 
 
@@ -157,8 +159,8 @@ class Tripwires(_Resumable):
         lowest = smallest = None
         if limits.entropy_min_frac is not None and "entropy" in first:
             lowest = limits.entropy_min_frac * first["entropy"]
-        if limits.logprob_drop_max is not None and "logprob" in first:
-            smallest = first["logprob"] - limits.logprob_drop_max
+        if "logprob" in first:
+            smallest = first["logprob"] - LOGPROB_DROP
         reasons = [
             self._watch("kl/mean", measured["kl/mean"], limits.kl_mean_max, 1),
             self._watch("entropy", measured["entropy"], lowest, -1),
@@ -176,24 +178,18 @@ class Tripwires(_Resumable):
         return f"{name} {value:.4g} {'above' if side > 0 else 'below'} {bound:.4g} for {self.streaks[name]} steps"
 
 
-def passed(step: StepRecord, bounds: Warnings) -> dict[str, tuple[float, float]]:
+def passed(step: StepRecord) -> dict[str, tuple[float, float]]:
     """{field of the step: (its value, the bound that it is above)} of every warning."""
-    watched = {
-        "kl/max": (step.kl.get("max"), bounds.kl_token_max),
-        "grad_norm": (step.grad_norm, bounds.grad_norm_max),
-    }
-    return {
-        name: (value, bound)
-        for name, (value, bound) in watched.items()
-        if value is not None and bound is not None and value > bound
-    }
+    watched = {"kl/max": step.kl.get("max"), "grad_norm": step.grad_norm}
+    values = {name: value for name, value in watched.items() if value is not None and value > WARNINGS[name]}
+    return {name: (value, WARNINGS[name]) for name, value in values.items()}
 
 
-def warnings_of(steps: Sequence[StepRecord], bounds: Warnings) -> list[str]:
+def warnings_of(steps: Sequence[StepRecord]) -> list[str]:
     """A sentence for each bound that steps of a run passed: how many of them, and the furthest."""
     beyond: dict[tuple[str, float], list[tuple[float, int]]] = {}  # {(name, bound): [(value, step)]}
     for step in steps:
-        for name, (value, bound) in passed(step, bounds).items():
+        for name, (value, bound) in passed(step).items():
             beyond.setdefault((name, bound), []).append((value, step.step))
     sentences = []
     for (name, bound), values in beyond.items():
@@ -221,7 +217,6 @@ class TrainingState:
         self._beta = BetaController(objective.beta, control)
         self._sepa = SepaSchedule(objective.sepa_lambda, control)
         self._tripwires = Tripwires(control.limits)
-        self.warnings = control.warnings
         self.stopped: str | None = None  # why the run must stop after the last step
         self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
         self.past: PastWeights | None = None  # that sample batches to come, where sampling runs ahead

@@ -127,7 +127,7 @@ def run_steps(
         records += new
         if training is not None:
             for row in new:
-                for name, (value, bound) in passed(row, training.warnings).items():
+                for name, (value, bound) in passed(row).items():
                     say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
             # Ranks that drift apart would average gradients of different policies without any error.
             world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
@@ -243,7 +243,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
         "stopped": None if training is None else training.stopped,
-        "warnings": [] if training is None else warnings_of(records, training.warnings),
+        "warnings": [] if training is None else warnings_of(records),
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},

@@ -27,16 +27,17 @@ class SourceConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class ShareConfig:
-    """The share of a group that rollouts of another source have (`probe.runs.sources.guests`), by step.
+class TeacherConfig:
+    """Stored rollouts in the place of some of the policy's own (`probe.runs.sources.guests`), by step.
 
     fraction      until off_step        then, over ramp_steps, in a straight line to        end_fraction
     """
 
     fraction: float = setting(0.25, "of the rollouts of a group", ge=0, lt=1)
-    off_step: Maybe[int] = setting(None, "the share moves from this step on; none: it stays", ge=0)
+    off_step: Maybe[int] = setting(10, "the share moves from this step on; none: it stays", ge=0)
     end_fraction: float = setting(0.0, "share after the ramp", ge=0, lt=1)
     ramp_steps: int = setting(0, "steps in which the share moves; 0: at once", ge=0)
+    pool: str = setting("teacher", "the pool")
 
     def share(self, step: int) -> float:
         """The share of a group in a step."""
@@ -52,17 +53,10 @@ class ShareConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class TeacherConfig(ShareConfig):
-    """Stored rollouts in the place of some of the policy's own, by default in the first steps."""
-
-    pool: str = setting("teacher", "the pool")
-    off_step: Maybe[int] = setting(10, "the share moves from this step on; none: it stays", ge=0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class PastSelfConfig(ShareConfig):
+class PastSelfConfig:
     """Rollouts of the policy as it was (`probe.runs.sources.past`) in the place of some."""
 
+    fraction: float = setting(0.25, "of the rollouts of a group", ge=0, lt=1)
     every: int = setting(10, "the past self is the policy after the newest multiple of so many steps", ge=1)
 
 
@@ -107,8 +101,8 @@ class RolloutConfig:
             yield FieldError("past_self.every", "a multiple of iterations", self.past_self.every)
         if self.past_self is not None and self.engine == "server":
             yield FieldError("engine", "local with past_self: a server has the policy as it is", self.engine)
-        # While the shares move, too: where each is rounded, they may fill a group in between.
-        settled = max(0 if share is None else share.settled for share in (self.teacher, self.past_self))
+        # While the share of a teacher moves, too.
+        settled = 0 if self.teacher is None else self.teacher.settled
         for step in range(0, min(steps, settled + self.iterations), self.iterations):
             if sum(self.counts(step)) >= self.group:
                 expected = "a rollout of the policy itself beside those of teacher and past_self"
@@ -123,6 +117,9 @@ class RolloutConfig:
 
     def counts(self, step: int) -> tuple[int, int]:
         """(rollouts of a teacher, rollouts of the past self) in a group of a step: one at least of a share above 0."""
-        shares = [0.0 if source is None else source.share(step) for source in (self.teacher, self.past_self)]
+        shares = (
+            0.0 if self.teacher is None else self.teacher.share(step),
+            0.0 if self.past_self is None else self.past_self.fraction,
+        )
         taught, past = (max(round(share * self.group), 1) if share > 0 else 0 for share in shares)
         return taught, past

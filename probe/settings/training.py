@@ -91,18 +91,7 @@ class Limits:
 
     kl_mean_max: Maybe[float] = setting(10.0, "stops the run: `kl/mean`, in nats per token; none: not watched", gt=0)
     entropy_min_frac: Maybe[float] = setting(0.1, "stops the run: entropy below this share of the first step's", gt=0)
-    logprob_drop_max: Maybe[float] = setting(
-        3.0, "stops the run: log-probability this many nats per token below the first step's", gt=0
-    )
     patience: int = setting(3, "consecutive steps beyond a limit that stop the run", ge=1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class Warnings:
-    """Bounds beyond which a run that trains says so, and goes on."""
-
-    kl_token_max: Maybe[float] = setting(10.0, "said, and the run goes on: KL of one token (`kl/max`)", gt=0)
-    grad_norm_max: Maybe[float] = setting(50.0, "said, and the run goes on: `grad_norm`", gt=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -120,7 +109,6 @@ class ControlConfig:
     sepa_delay_steps: int = setting(0, "steps before it begins to", ge=0)
     sepa_gate: float = setting(0.0, "solve rate that starts the ramp", ge=0, le=1)
     limits: Limits = field(default_factory=Limits)
-    warnings: Warnings = field(default_factory=Warnings)
 
     def faults(self, beta: float) -> Iterator[FieldError]:
         """A controller of beta that would never move it."""

@@ -43,7 +43,7 @@ CONTROLLERS = {
         lambda: SepaSchedule(0.9, ControlConfig(sepa_ramp_steps=4, sepa_delay_steps=2, sepa_gate=0.3)),
         sepa_run,
     ),
-    "tripwires": (lambda: Tripwires(Limits(kl_mean_max=3.0, entropy_min_frac=0.5, logprob_drop_max=5.0)), tripwire_run),
+    "tripwires": (lambda: Tripwires(Limits(kl_mean_max=3.0, entropy_min_frac=0.5)), tripwire_run),
 }
 
 
@@ -127,8 +127,8 @@ def test_a_limit_stops_after_its_patience_and_what_is_not_finite_at_once(name, b
 
 def test_what_is_not_measured_or_not_watched_does_not_stop():
     """None keeps the count of bad steps; a limit of None is off."""
-    wires = Tripwires(Limits(entropy_min_frac=None, logprob_drop_max=None))
-    bad = {"kl/mean": 99.0, "kl/max": 1e6, "grad_norm": 1e6, "entropy": 0.0, "logprob": -99.0}
+    wires = Tripwires(Limits(entropy_min_frac=None))
+    bad = {"kl/mean": 99.0, "kl/max": 1e6, "grad_norm": 1e6, "entropy": 0.0, "logprob": None}
     rows = [STEADY, bad, bad, STEADY | {"kl/mean": None}, bad]
     assert [bool(wires.check(row)) for row in rows] == [False, False, False, False, True]
 

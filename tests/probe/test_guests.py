@@ -14,21 +14,21 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources.past import PastSelf, PastWeights
-from probe.settings.rollouts import ShareConfig, TeacherConfig
+from probe.settings.rollouts import TeacherConfig
 from replay_pools.pool import open_pool
 
 
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
-        (ShareConfig(), [0.25] * 6),
+        (TeacherConfig(off_step=None), [0.25] * 6),
         (TeacherConfig(fraction=0.5, off_step=2), [0.5, 0.5, 0, 0, 0, 0]),
-        (ShareConfig(fraction=0.5, off_step=1, end_fraction=0.25), [0.5, 0.25, 0.25, 0.25, 0.25, 0.25]),
-        (ShareConfig(fraction=0.4, off_step=1, ramp_steps=4), [0.4, 0.4, 0.3, 0.2, 0.1, 0]),
-        (ShareConfig(fraction=0.0, off_step=0, ramp_steps=2, end_fraction=0.5), [0, 0.25, 0.5, 0.5, 0.5, 0.5]),
+        (TeacherConfig(fraction=0.5, off_step=1, end_fraction=0.25), [0.5, 0.25, 0.25, 0.25, 0.25, 0.25]),
+        (TeacherConfig(fraction=0.4, off_step=1, ramp_steps=4), [0.4, 0.4, 0.3, 0.2, 0.1, 0]),
+        (TeacherConfig(fraction=0.0, off_step=0, ramp_steps=2, end_fraction=0.5), [0, 0.25, 0.5, 0.5, 0.5, 0.5]),
     ],
 )
-def test_shares_by_hand(share: ShareConfig, expected: list[float]) -> None:
+def test_shares_by_hand(share: TeacherConfig, expected: list[float]) -> None:
     assert [share.share(step) for step in range(6)] == pytest.approx(expected)
     assert share.share(10**6) == expected[-1], "the end is exact"
 
@@ -91,7 +91,7 @@ def test_ahead_of_training_the_past_is_that_of_the_policy_that_samples(
     assert levels == expected
 
 
-# Everything that changes what a group holds and earns: a past self that grows, a teacher that fades, paid by tests,
+# Everything that changes what a group holds and earns: a past self, a teacher that fades, paid by tests,
 # minus the expectation; two iterations, and problems by priority.
 GUESTS = {
     "rollouts.prompts_per_step": 2,
@@ -100,7 +100,7 @@ GUESTS = {
     "rollouts.iterations": 2,
     "rollouts.pay": "tests",
     "rollouts.teacher": {"fraction": 0.5, "off_step": 2, "ramp_steps": 4},
-    "rollouts.past_self": {"fraction": 0.0, "off_step": 2, "ramp_steps": 2, "end_fraction": 0.25, "every": 4},
+    "rollouts.past_self": {"fraction": 0.25, "every": 4},
     "objective.reward": "surprise",
     "objective.scale_rewards": "batch",
     "objective.old_logprobs": "recorded",
@@ -127,12 +127,12 @@ def guests(out: Path, preset: Callable[..., str]) -> Path:
 
 
 def test_shares_move_and_every_rollout_is_where_the_record_says(guests: Path) -> None:
-    """Of groups of 4: 2, 2, 1, 0 of the teacher and 0, 0, 1, 1 of the past self, in batches of two steps."""
+    """Of groups of 4: 2, 2, 1, 0 of the teacher and 1 of the past self, in batches of two steps."""
     samples = read_run(guests).samples
     pools = {name: open_pool(guests / name) for name in ("rollouts", "past-self")}
     expected = [
-        ["rollouts"] * 2 + ["teacher"] * 2,
-        ["rollouts"] * 2 + ["teacher"] * 2,
+        ["rollouts"] + ["past-self"] + ["teacher"] * 2,
+        ["rollouts"] + ["past-self"] + ["teacher"] * 2,
         ["rollouts"] * 2 + ["past-self", "teacher"],
         ["rollouts"] * 3 + ["past-self"],
     ]

@@ -3,6 +3,7 @@
 Nothing here samples or grades: the groups of a step are hand-made rollouts, so a run takes a fraction of a second.
 """
 
+import math
 import os
 import random
 from collections.abc import Callable
@@ -16,12 +17,13 @@ from directories import contents
 from extraction.adapters.interface import Coordinates
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
+from probe.runs import control
 from probe.runs.control import TrainingState
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import CheckpointConfig, ControlConfig, Limits, Warnings
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits
 from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
@@ -223,7 +225,9 @@ def test_route_trains_vanilla_bit_for_bit(make_run, tmp_path: Path) -> None:
     assert any((own.hackward_frac_update or 0) > 0.01 for own in steps[0]), "vanilla never stepped hack-ward"
 
 
-def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: Path) -> None:
+def test_a_warning_is_said_and_counted_and_the_run_goes_on(
+    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bound between the largest and the second largest norm: one step passes it. A killed and resumed run counts the
     steps of before, too. The KL of a token is above 0 from the step on in which the policy has moved.
     """
@@ -233,9 +237,9 @@ def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: P
     norms = sorted(step.grad_norm for step in steps)
     bound = (norms[-1] + norms[-2]) / 2
     furthest = max(steps, key=lambda step: step.grad_norm).step
-    warnings = Warnings(grad_norm_max=bound, kl_token_max=None)
+    monkeypatch.setattr(control, "WARNINGS", {"kl/max": math.inf, "grad_norm": bound})
     said: list[str] = []
-    training = make_run(tmp_path / "run", replace(plain, control=replace(CONTROL, warnings=warnings)), say=said.append)
+    training = make_run(tmp_path / "run", plain, say=said.append)
     run = read_run(tmp_path / "run")
     assert training.stopped is None
     assert [step.to_json() for step in run.steps] == [step.to_json() for step in steps]
@@ -244,8 +248,8 @@ def test_a_warning_is_said_and_counted_and_the_run_goes_on(make_run, tmp_path: P
     ]
     assert said == [f"WARNING step {furthest}: grad_norm {norms[-1]:.4g} above {bound:g}"]
     assert read_run(tmp_path / "plain").manifest["warnings"] == []
-    tokens = replace(CONTROL, warnings=Warnings(grad_norm_max=None, kl_token_max=1e-12))
-    make_run(tmp_path / "tokens", replace(plain, control=tokens))
+    monkeypatch.setattr(control, "WARNINGS", {"kl/max": 1e-12, "grad_norm": math.inf})
+    make_run(tmp_path / "tokens", plain)
     largest, at = max((step.kl["max"], step.step) for step in steps)
     moved = sum(step.kl["max"] > 1e-12 for step in steps)
     assert 0 < moved < STEPS

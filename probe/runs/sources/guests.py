@@ -3,7 +3,7 @@
     Teacher      stored rollouts of a pool, on the same rendered prompt
     PastRollouts rollouts that the policy as it was (`probe.runs.sources.past`) samples on the same problem
 
-Each gives so many rollouts of a group in a batch (`probe.settings.rollouts.ShareConfig`); the others are the policy's
+Each gives so many rollouts of a group in a batch (`RolloutConfig.counts`); the others are the policy's
 own, as in `LiveSource`. All share one baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded
 rollout of a teacher is learnt like a demonstration; with recorded log-probabilities the ratio to the teacher's
 distribution would all but remove it. A past self is near enough for that ratio, and has to have it.
