@@ -33,7 +33,7 @@ from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name, locked
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
-    from probe.analysis.ladder import Ladder, Player, Rating, Sitting
+    from probe.analysis.ladder import Ladder, Player, Sitting
     from probe.analysis.statistics.intervals import Interval
     from probe.runs.finetune import Example
     from replay_pools.policy.load import Policy
@@ -228,21 +228,36 @@ def ladder(
     # Before numpy is imported, which reads the number of threads then.
     one_blas_thread()
     from probe.analysis.ladder import (
+        BASE,
         LADDERS,
+        Player,
         base_of,
         check_same_base,
         check_same_exam,
         checkpoints_of,
         make_ladder,
+        read_sitting,
         read_training,
+        shares_of,
     )
+    from replay_pools.environments.loopholes import BOTS
 
     trainings = [read_training(read_run(resolve_run(run, out))) for run in runs]
     check_same_base(trainings)
-    evaluated = {name.name: _read_reference(name, out) for name in references}
+    place, evaluated = out / "evals", {}
+    for name in references:
+        directory = by_name(name, place / name.name)
+        if not directory.is_dir() or name.name in (BASE, *BOTS):
+            names = [path.name for path in place.glob("*/")]
+            expected = f"an evaluation in {place}, not called as a fixed player"
+            fix = "probe policy eval makes one"
+            raise unknown_name(f"--reference {name}", name.name, names, expected=expected, fix=fix)
+        evaluated[name.name] = read_sitting(directory)
     sittings = [sitting for training in trainings for sitting in (training.start, *training.checkpoints.values())]
     check_same_exam([*sittings, *evaluated.values()])
-    players = [base_of(trainings), *_reference_players(evaluated)]
+    players = [base_of(trainings)]
+    for name, sitting in evaluated.items():
+        players.append(Player(name=name, kind="reference", shares=shares_of(sitting.attempts)))
     if bots:
         players += _grade_bots(sittings[0])
     for training in trainings:
@@ -254,33 +269,6 @@ def ladder(
     for rated in ladders:
         _echo_ladder(rated)
     echo("Intervals are of a bootstrap over problems: they say nothing of other seeds of a training. No bound: `..`")
-
-
-def _read_reference(name: Path, out: Path) -> "Sitting":
-    """The evaluation of --reference."""
-    from probe.analysis.ladder import read_sitting
-
-    place = out / "evals"
-    directory = by_name(name, place / name.name)
-    if not directory.is_dir():
-        names = [path.name for path in place.glob("*/")]
-        fix = "probe policy eval makes one"
-        raise unknown_name(f"--reference {name}", name.name, names, expected=f"an evaluation in {place}", fix=fix)
-    return read_sitting(directory)
-
-
-def _reference_players(evaluated: "dict[str, Sitting]") -> "list[Player]":
-    from probe.analysis.ladder import BASE, Player, shares_of
-    from replay_pools.environments.loopholes import BOTS
-
-    players = []
-    for name, sitting in evaluated.items():
-        if name in (BASE, *BOTS):
-            raise InputError(
-                f"--reference {name}", expected="a name that no other reference has", found=f"that of the {name}"
-            )
-        players.append(Player(name=name, kind="reference", shares=shares_of(sitting.attempts)))
-    return players
 
 
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
@@ -314,44 +302,31 @@ def _echo_ladder(ladder: "Ladder") -> None:
     echo(f"{TITLES[ladder.name]}: Elo above the base on {ladder.num_problems} problems; rated by {raters}")
     rows = []
     for rating in sorted(ladder.ratings, key=lambda rating: -rating.elo):
-        counts = ("-", "-") if rating.interval is None else (f"{rating.wins:g}", f"{rating.losses:g}")
-        rows.append((rating.player.name, f"{rating.elo:+.0f}", _bounds(rating.interval), *counts, _compared(rating)))
+        is_base = rating.interval is None
+        counts = ("-", "-") if is_base else (f"{rating.wins:g}", f"{rating.losses:g}")
+        beside = "higher" if rating.elo > 0 else "lower"
+        beside = "zero" if is_base else beside if rating.told_apart else "not told apart"
+        rows.append((rating.player.name, f"{rating.elo:+.0f}", _bounds(rating.interval), *counts, beside))
     echo_table(("player", "Elo", "95%", "won", "lost", "beside the base"), rows)
-    best = ladder.best()
+    best, count = ladder.best(), len(ladder.checkpoints())
     if best is None:
         echo("no checkpoint was evaluated after step 0")
     else:
-        echo(_best_line(best, len(ladder.checkpoints())))
+        chosen = f", as the best of {count} too high on average" if count > 1 else ""
+        doubt = "" if best.told_apart else "; not told apart from the base"
+        echo(f"best checkpoint: {best.player.name} at {best.elo:+.0f}{chosen}{doubt}")
     for run in ladder.runs:
-        echo(_run_line(ladder, run))
+        best, latest = ladder.best(run), ladder.checkpoints(run)[-1]
+        assert best is not None
+        line = f"{run}: gap {best.elo:+.0f} at step {best.player.step}"
+        if best is latest:
+            echo(f"{line}, the latest")
+            continue
+        duel = ladder.duel(best, latest)
+        doubt = "" if duel.told_apart else ": not told apart"
+        against = f"against step {latest.player.step}, the latest, it won {duel.wins:g} and lost {duel.losses:g}"
+        echo(f"{line}; {against}, {duel.elo:+.0f} {_bounds(duel.interval)}{doubt}")
     echo()
-
-
-def _compared(rating: "Rating") -> str:
-    if rating.interval is None:
-        return "zero"
-    if not rating.told_apart:
-        return "not told apart"
-    return "higher" if rating.elo > 0 else "lower"
-
-
-def _best_line(best: "Rating", count: int) -> str:
-    chosen = f", as the best of {count} too high on average" if count > 1 else ""
-    doubt = "" if best.told_apart else "; not told apart from the base"
-    return f"best checkpoint: {best.player.name} at {best.elo:+.0f}{chosen}{doubt}"
-
-
-def _run_line(ladder: "Ladder", run: str) -> str:
-    """The gap of a run, and its best checkpoint beside its latest."""
-    best, latest = ladder.best(run), ladder.checkpoints(run)[-1]
-    assert best is not None
-    line = f"{run}: gap {best.elo:+.0f} at step {best.player.step}"
-    if best is latest:
-        return f"{line}, the latest"
-    duel = ladder.duel(best, latest)
-    doubt = "" if duel.told_apart else ": not told apart"
-    against = f"against step {latest.player.step}, the latest, it won {duel.wins:g} and lost {duel.losses:g}"
-    return f"{line}; {against}, {duel.elo:+.0f} {_bounds(duel.interval)}{doubt}"
 
 
 def _bounds(interval: "Interval | None") -> str:

@@ -1,7 +1,6 @@
 """probe spec: what a spec can show and costs, its runs, and what became of all specs."""
 
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +14,9 @@ from probe.records.run import elsewhere, read_run, resolve_run
 from replay_pools.errors import InputError, refuse
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
-    from probe.experiments.plan import Effect, SpecPlan
-    from probe.experiments.register import Entry
+    from probe.experiments.plan import SpecPlan
     from probe.experiments.spec import Spec
     from probe.experiments.sweep import SweepState
-
-DATE_LENGTH = len("2026-11-22")
 
 
 @click.command()
@@ -115,7 +111,11 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
     for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:
             echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided: {title}")
-            echo_table(("seeds", "paired", "unpaired", ""), [_effect(effect) for effect in effects])
+            rows = []
+            for effect in effects:
+                paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
+                rows.append((effect.n, paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""))
+            echo_table(("seeds", "paired", "unpaired", ""), rows)
     for contrast in spec_plan.contrasts:
         echo(f"\n{contrast.text}")
     if spec_plan.prices:
@@ -129,11 +129,6 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
         echo(f"  VACUOUS  {where}: {why}")
     for note in spec_plan.notes:
         echo(f"note: {note}")
-
-
-def _effect(effect: "Effect") -> tuple[str, str, str, str]:
-    paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
-    return str(effect.n), paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""
 
 
 @click.command()
@@ -177,13 +172,29 @@ def sweep(
     from probe.experiments.sweep import executor
     from probe.experiments.sweep import sweep as run_sweep
 
+    settings: dict[str, str | int] = {}
+    for text in options:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
+        settings[key] = int(value) if value.isdecimal() else value
+    shown: dict[str, str] = {}
+
+    def show(table: "SweepState") -> None:
+        """A line whenever a job changes its status."""
+        for row in table.rows:
+            if row.status not in ("waiting", shown.get(row.job.name)):
+                shown[row.job.name] = row.status
+                error = f": {row.error} (log: {row.log})" if row.error else ""
+                say(f"{row.status:<8} {row.job.name}{error}")
+
     table = run_sweep(
         spec,
         out,
-        engine=executor(cluster, sweep_folder(spec, out) / "logs", dict(map(_setting, options)), num_jobs),  # type: ignore[arg-type]
+        engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),  # type: ignore[arg-type]
         num_jobs=num_jobs,
         primary_verdict=lambda spec: primary_verdict(spec, out),
-        show=_shown(),
+        show=show,
     )
     rows = [{"run": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]
     if as_json:
@@ -194,27 +205,6 @@ def sweep(
             echo(f"stopped: {table.stopped}")
         echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")
     ctx.exit(1 if table.failed else 0)
-
-
-def _setting(text: str) -> tuple[str, str | int]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise InputError("--cluster-option", expected="KEY=VALUE", found=repr(text))
-    return key, int(value) if value.isdecimal() else value
-
-
-def _shown() -> "Callable[[SweepState], None]":
-    """A line whenever a job changes its status."""
-    shown: dict[str, str] = {}
-
-    def show(table: "SweepState") -> None:
-        for row in table.rows:
-            if row.status not in ("waiting", shown.get(row.job.name)):
-                shown[row.job.name] = row.status
-                error = f": {row.error} (log: {row.log})" if row.error else ""
-                say(f"{row.status:<8} {row.job.name}{error}")
-
-    return show
 
 
 @click.command("list")
@@ -239,37 +229,20 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
         return
     rows = []
     for entry in entries:
-        rows.append((entry.name, entry.status, _decision(entry), f"{entry.done}/{entry.runs}", _date(entry)))
-    header = ("experiment", "status", "decision", "runs", "last start")
-    echo_table(header, rows, left=3)
+        earlier = "-" if entry.earlier is None else f"(of an earlier version: {entry.earlier})"
+        date = "-" if entry.date is None else entry.date.partition("T")[0]
+        rows.append((entry.name, entry.status, entry.decision or earlier, f"{entry.done}/{entry.runs}", date))
+    echo_table(("experiment", "status", "decision", "runs", "last start"), rows, left=3)
     for entry in entries:
         if full:
-            _print_details(entry)
-        _print_concerned(entry)
-
-
-def _date(entry: "Entry") -> str:
-    return "-" if entry.date is None else entry.date[:DATE_LENGTH]
-
-
-def _decision(entry: "Entry") -> str:
-    if entry.decision is not None:
-        return entry.decision
-    return "-" if entry.earlier is None else f"(of an earlier version: {entry.earlier})"
-
-
-def _print_details(entry: "Entry") -> None:
-    echo(f"\n{entry.name}: {entry.question}")
-    for criterion, (reported, here) in entry.compared.items():
-        echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
-    if entry.follow_up:
-        echo(f"  then: {entry.follow_up}")
-
-
-def _print_concerned(entry: "Entry") -> None:
-    for concerned in entry.concerned:
-        if concerned.runs:
-            echo(f"INVALIDATED by {concerned.invalidation}: {', '.join(concerned.runs)}: {concerned.reason}")
-        if concerned.unknown:
-            num = len(concerned.unknown)
-            echo(f"{entry.name}: {num} runs do not say which code made them; {concerned.invalidation} may concern them")
+            echo(f"\n{entry.name}: {entry.question}")
+            for criterion, (reported, here) in entry.compared.items():
+                echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
+            if entry.follow_up:
+                echo(f"  then: {entry.follow_up}")
+        for concerned in entry.concerned:
+            if concerned.runs:
+                echo(f"INVALIDATED by {concerned.invalidation}: {', '.join(concerned.runs)}: {concerned.reason}")
+            if concerned.unknown:
+                count = f"{entry.name}: {len(concerned.unknown)} runs"
+                echo(f"{count} do not say which code made them; {concerned.invalidation} may concern them")
