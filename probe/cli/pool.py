@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
-from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
@@ -37,8 +36,32 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
     summary = summarise(open_pool(resolve_pool(pool_name, out)))
     if as_json:
         echo_json(summary)
-    else:
-        _print_summary(summary)
+        return
+    _print_place(summary["path"], summary["normalised"])
+    policy = summary["policy"]
+    echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
+    echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
+    if summary["without_label"]:
+        echo(
+            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
+            "busy to grade them: see probe pool regrade)"
+        )
+    echo(describe_tests(summary["tests"]) + "\n")
+    rows: list[tuple[Any, ...]] = []
+    for mode, part in summary["modes"].items():
+        for label, rate in part["rates"].items():
+            numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
+            rows.append((mode, label, rate["n"], *numbers))
+    echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
+    echo()
+    measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
+    rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
+    echo_table(("", "min", "median", "mean", "max"), rows)
+    echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
+    echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
+    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
+    rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
+    echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)
 
 
 @click.command()
@@ -52,12 +75,24 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 
     Exit code 1 when a check fails. Example:  probe pool verify teacher
     """
-    opened, faults = _open_and_verify(resolve_pool(pool_name, out), model)
+    opened = open_pool(resolve_pool(pool_name, out))
+    faults = opened.verify()
+    if model is not None and not faults:  # faults may be such that the steps cannot be read
+        from replay_pools.vocabulary import load_vocabulary  # torch comes with it: only for those who ask
+
+        faults = [str(fault) for fault in load_vocabulary(model).faults(opened)]
+    counts = opened.manifest["counts"]
     if as_json:
         report = {"name": opened.name, "path": str(opened.path), "normalised": opened.normalised, "faults": faults}
-        echo_json({**report, "counts": opened.manifest["counts"]})
+        echo_json({**report, "counts": counts})
     else:
-        _print_faults(opened, faults)
+        _print_place(str(opened.path), opened.normalised)
+        for fault in faults[:MOST_FAULTS]:
+            echo(f"  fault: {fault}")
+        if len(faults) > MOST_FAULTS:
+            echo(f"  ... and {len(faults) - MOST_FAULTS} more")
+        verdict = f"{len(faults)} faults" if faults else "ok"
+        echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
     ctx.exit(1 if faults else 0)
 
 
@@ -105,35 +140,6 @@ def import_(
     echo(f"{counts['steps']} groups, {counts['rollouts']} rollouts")
 
 
-def _open_and_verify(path: Path, model: str | None) -> tuple[Pool, list[str]]:
-    """The pool at `path` and its faults, one line each.
-
-    Args:
-        path: of a pool.
-        model: that sampled it: ids and texts are checked against it; None = they are not.
-    """
-    opened = open_pool(path)
-    faults = opened.verify()
-    if model is None or faults:  # faults may be such that the steps cannot be read
-        return opened, faults
-    from replay_pools.vocabulary import load_vocabulary  # torch comes with it: only for those who ask
-
-    return opened, [str(fault) for fault in load_vocabulary(model).faults(opened)]
-
-
-def open_sound_pool(path: Path) -> Pool:
-    """Open the pool at `path` and verify it.
-
-    Raises:
-        InputError: the first faults of the pool.
-    """
-    opened, faults = _open_and_verify(path, None)
-    if faults:
-        named = "; ".join(faults[:MOST_FAULTS])
-        raise InputError(path, expected="a consistent pool", found=f"{len(faults)} faults: {named}")
-    return opened
-
-
 def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
     echo(f"pool {path}")
     for sentence in normalised:
@@ -146,17 +152,6 @@ def describe_tests(tests: dict[str, int] | None) -> str:
         return "tests: not recorded"
     weaker = f"{tests['assertions']} assertions in the weaker class"
     return f"tests: {tests['problems']} problems, {tests['cases']} cases by answers, {weaker}"
-
-
-def _print_faults(opened: Pool, faults: list[str]) -> None:
-    _print_place(str(opened.path), opened.normalised)
-    for fault in faults[:MOST_FAULTS]:
-        echo(f"  fault: {fault}")
-    if len(faults) > MOST_FAULTS:
-        echo(f"  ... and {len(faults) - MOST_FAULTS} more")
-    counts = opened.manifest["counts"]
-    verdict = f"{len(faults)} faults" if faults else "ok"
-    echo(f"{counts['steps']} steps, {counts['rollouts']} rollouts: {verdict}")
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
@@ -234,31 +229,3 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     return {"min": min(values), "median": median(values), "mean": fmean(values), "max": max(values)}
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    _print_place(summary["path"], summary["normalised"])
-    policy = summary["policy"]
-    echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
-    echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    if summary["without_label"]:
-        echo(
-            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
-            "busy to grade them: see probe pool regrade)"
-        )
-    echo(describe_tests(summary["tests"]) + "\n")
-    rows: list[tuple[Any, ...]] = []
-    for mode, part in summary["modes"].items():
-        for label, rate in part["rates"].items():
-            numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
-            rows.append((mode, label, rate["n"], *numbers))
-    echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    echo()
-    measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
-    rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
-    echo_table(("", "min", "median", "mean", "max"), rows)
-    echo("per step: " + " ".join(f"{value:g}" for value in summary["reward_spread_per_step"]))
-    echo(f"steps without reward spread: {summary['frac_reward_zero_std']:.1%}\n")
-    keys = ("hint", "hacked", "gt_pass", "sign", "rollouts")
-    rows = [tuple(cell[key] for key in keys) for cell in summary["advantage_cells"]]
-    echo_table(("hint", "hacked", "gt_pass", "sign A", "n"), rows)

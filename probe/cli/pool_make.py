@@ -8,13 +8,12 @@ import click
 from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from probe.cli._running import echo_work, say, shown_progress
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
-from probe.cli.pool import describe_tests, open_sound_pool
+from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import elsewhere
-from probe.settings.training import ModelConfig
 from replay_pools.agreement import Regrade, compare, graded_code_rule, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
-from replay_pools.pool import Pool, resolve_pool
+from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 from replay_pools.sampling.engines import Sampler
@@ -95,9 +94,13 @@ def generate(
         given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
-    source = (
-        _served(str(config.model.name), url, rollouts.served_model) if url is not None else _local(config.model, out)
-    )
+    if url is not None:
+        source = _served(str(config.model.name), url, rollouts.served_model)
+    else:
+        from probe.runs.assemble import configured_policy
+        from replay_pools.sampling.engines import LocalEngine
+
+        source = LocalEngine(configured_policy(config.model, out / "cache"))
     grader = Grader(
         workers=workers,
         unsafe_local=unsafe_local,
@@ -137,13 +140,6 @@ def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: P
         return
     echo_work(str(directory), state, work)
     echo(f"grading under isolation {isolation}; nothing was written")
-
-
-def _local(model: ModelConfig, out: Path) -> "Engine":
-    from probe.runs.assemble import configured_policy
-    from replay_pools.sampling.sample import LocalEngine
-
-    return LocalEngine(configured_policy(model, out / "cache"))
 
 
 def _served(model: str, url: str, served_model: str | None) -> "Engine":
@@ -201,7 +197,10 @@ def regrade(
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
 
-    source = open_sound_pool(resolve_pool(pool_name, out))
+    source = open_pool(resolve_pool(pool_name, out))
+    if faults := source.verify():
+        found = f"{len(faults)} faults: {'; '.join(faults[:MOST_FAULTS])}"
+        raise InputError(source.path, expected="a consistent pool", found=found)
     rule = code_rule or graded_code_rule(source)
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
@@ -218,21 +217,11 @@ def regrade(
     record = compare(source, new)
     write_regrade(out, record)
     if as_json:
-        echo_json(_report(new, record))
+        kept = {name: new.manifest[name] for name in ("regraded_from", "counts", "tests")}
+        labels = {"flaky": record.flaky, "without_label": record.without_label, "agreement": record.rows}
+        echo_json({"path": str(new.path), **kept, **labels})
     else:
         _print_agreement(new, record)
-
-
-def _report(new: Pool, record: Regrade) -> dict[str, Any]:
-    return {
-        "path": str(new.path),
-        "regraded_from": new.manifest["regraded_from"],
-        "counts": new.manifest["counts"],
-        "tests": new.manifest["tests"],
-        "flaky": record.flaky,
-        "without_label": record.without_label,
-        "agreement": record.rows,
-    }
 
 
 def _print_agreement(new: Pool, record: Regrade) -> None:
