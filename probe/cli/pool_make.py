@@ -98,7 +98,7 @@ def generate(
         source = _served(str(config.model.name), url, rollouts.served_model)
     else:
         from probe.runs.assemble import configured_policy
-        from replay_pools.sampling.engines import LocalEngine
+        from replay_pools.sampling.sample import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
     grader = Grader(

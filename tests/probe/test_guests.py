@@ -165,14 +165,14 @@ def test_who_solves_is_told_by_who_sampled(guests: Path) -> None:
 
 
 def test_a_run_with_guests_resumes_to_the_same_bytes(guests: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off in step 6, with the past self of 4 in the checkpoint, and without the rollouts that it had sampled."""
+    """Cut off in step 6, with the past self of 4 in the checkpoint, without the last rollouts that it sampled."""
     options = ["train", "--config", str(guests / "config.json"), "--name", "guests-cut", "--out", str(out)]
     monkeypatch.setattr(loop, "write_samples", interrupted_at(7, loop.write_samples))
     assert run(cli, options) == 130
     monkeypatch.undo()
     sampled = sorted((out / "runs" / "guests-cut" / "past-self").glob("step_*.gz"))
-    assert [path.name[5:8] for path in sampled] == ["004", "005", "006", "007"]
-    for path in sampled[2:]:
+    assert [path.name[5:8] for path in sampled] == [f"{step:03}" for step in range(8)]
+    for path in sampled[6:]:
         path.unlink()
     assert run(cli, options) == 0
     assert contents(out / "runs" / "guests-cut") == contents(guests)
