@@ -233,7 +233,6 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        (["--pool", "teacher", "--mode", "sentinel"], "--pool: "),
         (["--flavours", "pas"], "flavours: "),
         (["--rank", "100000"], "LoRA rank"),
     ],

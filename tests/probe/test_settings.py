@@ -140,13 +140,11 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"rollouts.teacher.fraction": 0.9, "rollouts.past_self.fraction": 0.9, **SMOKE},
         ["rollouts.group"],
     ),
-    "no rollout of the policy on the way from one guest to another": (
+    "no rollout of the policy in a later step": (
         "train",
         {
-            **{"rollouts.group": 3, "rollouts.teacher.fraction": 0.6, "rollouts.teacher.off_step": 0, **SMOKE},
-            **{"rollouts.teacher.ramp_steps": 8, "rollouts.past_self.every": 2, "rollouts.past_self.fraction": 0.0},
-            **{"rollouts.past_self.off_step": 0, "rollouts.past_self.ramp_steps": 8},
-            **{"rollouts.past_self.end_fraction": 0.6, "objective.old_logprobs": "recorded"},
+            **{"rollouts.teacher.fraction": 0.25, "rollouts.teacher.off_step": 1, **SMOKE},
+            **{"rollouts.teacher.end_fraction": 0.9, "objective.old_logprobs": "recorded"},
         },
         ["rollouts.group"],
     ),

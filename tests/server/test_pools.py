@@ -91,7 +91,6 @@ def test_log_probabilities_of_another_law_are_left_out(tmp_path: Path, loopback:
         (["--url", "http://h:1", "--adapter", "teacher"], "--adapter"),
         (["--url", "h:1"], "found 'h:1'"),
         (["--engine", "local", "--url", "http://h:1"], "--url"),
-        (["--engine", "local", "--served-model", "m"], "--served-model"),
     ],
 )
 def test_options_of_the_other_engine_are_refused(
