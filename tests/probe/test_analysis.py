@@ -31,24 +31,23 @@ def sample(step, i, arm, cos_nll, group=GROUP):
     src_pool, hacked, gt_pass, reward = group[i]
     advantage = reward - float(np.mean([row[3] for row in group]))
     return sample_record(
-        **{"step": step, "sample_id": i, "src_pool": src_pool, "src_step": step, "src_sample": i, "reward": reward},
-        **{"hacked": hacked, "gt_pass": gt_pass, "comp_len": 20 + i, "grad_norm_contrib": abs(advantage), "arm": arm},
-        **{"cos_S_contrib": float(np.sign(advantage)) * cos_nll if advantage else None, "advantage": advantage},
-        **{"cos_S_nll": cos_nll, "problem_id": f"p{step}", "prompt_sha": f"{step:016x}", "haar_sd": HAAR_SD},
-        **{"null_reason": None if advantage else "advantage is 0", "hint": src_pool == "teacher"},
-    )
+        step=step, sample_id=i, src_pool=src_pool, src_step=step, src_sample=i, reward=reward, hacked=hacked,
+        gt_pass=gt_pass, comp_len=20 + i, cos_S_contrib=float(np.sign(advantage)) * cos_nll if advantage else None,
+        grad_norm_contrib=abs(advantage), arm=arm, advantage=advantage, cos_S_nll=cos_nll, problem_id=f"p{step}",
+        prompt_sha=f"{step:016x}", null_reason=None if advantage else "advantage is 0", hint=src_pool == "teacher",
+        haar_sd=HAAR_SD,
+    )  # fmt: skip
 
 
 def a_step(step, arm, cos_in, *, cos_out=None, cos_update=None, spread=3.0):
     there = cos_in is not None
     return step_record(
-        **{"step": step, "arm": arm, "problem_id": f"p{step}", "cos_in": cos_in, "mean_cos_in": cos_in},
-        **{"cos_out": cos_in if cos_out is None else cos_out, "mean_cos_out": cos_in, "reward_spread": spread},
-        **{"hackward_frac_in": 0.3 if there else None, "hackward_frac_out": 0.0 if there else None},
-        **{"frac_fired": 0.5 if there else None, "haar_sd": HAAR_SD if there else None},
-        **{"grad_norm": float(there), "null_reason": None if there else "no reward variance"},
-        cos_update=cos_update,
-    )
+        step=step, arm=arm, problem_id=f"p{step}", cos_in=cos_in, cos_out=cos_in if cos_out is None else cos_out,
+        mean_cos_in=cos_in, mean_cos_out=cos_in, hackward_frac_in=0.3 if there else None,
+        hackward_frac_out=0.0 if there else None, frac_fired=0.5 if there else None,
+        haar_sd=HAAR_SD if there else None, reward_spread=spread, grad_norm=float(there),
+        null_reason=None if there else "no reward variance", cos_update=cos_update,
+    )  # fmt: skip
 
 
 def synthetic(
@@ -146,7 +145,7 @@ def test_the_seeds_rules_read_the_signed_cosine(aligned, words):
 )
 def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, words):
     """D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other."""
-    steps = [step_record(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
+    steps = [a_step(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
     config = {"settings": {"verb": "replay", "intervention": {"gate": gate}}}
     evidence = Evidence(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
     found = {row.name: row.says for row in seed_tables(evidence)}
