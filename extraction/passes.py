@@ -28,7 +28,7 @@ from extraction.attention import attending, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
 from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
 from extraction.words import Layout
-from replay_pools.sampling.sample import total_bytes
+from replay_pools.sampling import total_bytes
 
 # The number of passes that this process needs -> the number that every process makes. `int` is the identity: a single
 # process makes what it needs.

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from replay_pools.engines import Engine, Sampler
 from replay_pools.environments.base import Problem, Split, count_tests, get_environment
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.errors import InputError
@@ -21,7 +22,6 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Prompt, Rollout
-from replay_pools.sampling.engines import Engine, Sampler
 from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.files import locked

@@ -11,16 +11,16 @@ from probe.cli._settings import SettingsCommand, run_config, say_defaults, setti
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, write_regrade
+from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
-from replay_pools.sampling.engines import Sampler
 
 if TYPE_CHECKING:
+    from replay_pools.engines import Engine
     from replay_pools.generate import PoolPlan
-    from replay_pools.sampling.engines import Engine
 
 
 @click.command(cls=SettingsCommand)
@@ -98,7 +98,7 @@ def generate(
         source = _served(str(config.model.name), url, rollouts.served_model)
     else:
         from probe.runs.assemble import configured_policy
-        from replay_pools.sampling.sample import LocalEngine
+        from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
     grader = Grader(

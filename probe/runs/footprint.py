@@ -31,7 +31,7 @@ from replay_pools.environments.base import get_environment
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ServedPolicy, check_tokenizer_at_hand, load_skeleton, load_tokenizer
-from replay_pools.sampling.sample import cache_numbers
+from replay_pools.sampling import cache_numbers
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
 LOGITS = 3  # tensors of the size of a chunk's logits: themselves, their copy, and the derivatives
@@ -228,7 +228,7 @@ def sampling_memory(model: PreTrainedModel, config: TrainConfig, lengths: Mappin
     """(of what, bytes) of the cache of keys and values where a training samples most at once: a step or an evaluation.
 
     There is room for the longest prompt and the largest completion in every row; where that does not fit, the rows are
-    sampled in several batches (`replay_pools.sampling.sample`). Prompts of a teacher's problems are not looked at.
+    sampled in several batches (`replay_pools.sampling`). Prompts of a teacher's problems are not looked at.
 
     Args:
         lengths: {problem id: tokens of its prompt}; None: not known, and left out.

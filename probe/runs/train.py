@@ -43,6 +43,7 @@ from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource, RolloutKey
+from replay_pools.engines import Engine
 from replay_pools.environments.base import Problem, get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
@@ -52,8 +53,7 @@ from replay_pools.policy.adapters import START, adapter_sha, copy_adapter
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
-from replay_pools.sampling.engines import Engine
-from replay_pools.sampling.sample import LocalEngine
+from replay_pools.sampling import LocalEngine
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import connect
 

@@ -8,10 +8,10 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
+from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
-from replay_pools.sampling.engines import Sampler
 from replay_pools.storage.tables import STRICT, Maybe, setting
 
 

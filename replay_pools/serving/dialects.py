@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AliasPath, BeforeValidator, Field, model_validator
 
-from replay_pools.sampling.engines import Sampler
+from replay_pools.engines import Sampler
 from replay_pools.serving.connection import TokenId, Wire
 
 # Settings that a Sampler does not have, at the values that leave the law alone.

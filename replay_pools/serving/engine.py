@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
-from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.connection import Connection, TokenId, Wire
 from replay_pools.serving.dialects import DIALECTS, Answer, Dialect
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from workload import FULL, Shape, model_of
 
+from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Completion
-from replay_pools.sampling.engines import Sampler
-from replay_pools.sampling.sample import cache_numbers, sample
+from replay_pools.sampling import cache_numbers, sample
 
 SHAPE = Shape(layers=10)
 GROUP = 8

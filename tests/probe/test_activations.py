@@ -28,7 +28,7 @@ from probe.step.bases import Bases
 from probe.step.distributed import transformer_blocks
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.sampling.sample import LocalEngine
+from replay_pools.sampling import LocalEngine
 
 PROMPTS = [[3, 4], [5, 6, 7], [3, 9, 8, 4], [8, 8]]
 COMPLETIONS = [[8, 9, 10], [11, 2], [5], [12, 13, 14, 15, 16]]

@@ -27,7 +27,7 @@ from probe.settings.training import ModelConfig
 from probe.step.groups import stored_reward
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy.load import load_policy, load_skeleton
-from replay_pools.sampling.sample import Decoder
+from replay_pools.sampling import Decoder
 
 ROOT = Path(__file__).parents[2]
 SPEC = """

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
@@ -25,8 +26,7 @@ from replay_pools.policy.load import (
     load_tokenizer,
     weights_sha,
 )
-from replay_pools.sampling.engines import Sampler
-from replay_pools.sampling.sample import sample
+from replay_pools.sampling import sample
 from spec.organism.tokenizer import IM_START, ROLES
 
 

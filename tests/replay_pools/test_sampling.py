@@ -27,13 +27,13 @@ from transformers import (
     RwkvForCausalLM,
 )
 
+from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
-from replay_pools.sampling.engines import Sampler
-from replay_pools.sampling.sample import (
+from replay_pools.sampling import (
     Decoder,
     cache_numbers,
     default_budget,
@@ -163,7 +163,7 @@ def test_the_default_budget_is_a_share_of_what_the_weights_leave(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = sum(parameter.nbytes for parameter in policy.model.parameters())
-    monkeypatch.setattr("replay_pools.sampling.sample.total_bytes", lambda device: weights + 1000)
+    monkeypatch.setattr("replay_pools.sampling.total_bytes", lambda device: weights + 1000)
     assert default_budget(policy.model) == 500
 
 

@@ -15,9 +15,9 @@ import orjson
 import pytest
 import torch
 
+from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, ServedPolicy, load_policy, load_served_policy
-from replay_pools.sampling.engines import Sampler
-from replay_pools.sampling.sample import sample
+from replay_pools.sampling import sample
 
 Completed = tuple[list[int], list[float]]
 EOS = 2

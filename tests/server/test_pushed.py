@@ -14,6 +14,7 @@ from probe.cli._frame import run
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import FixedProblems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
+from replay_pools.engines import Sampler
 from replay_pools.environments.base import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
@@ -21,7 +22,6 @@ from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine, connect
 

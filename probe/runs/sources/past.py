@@ -27,9 +27,9 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
+from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout
-from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.engine import ServerEngine
 
 
@@ -126,7 +126,7 @@ class PastSelf:
 
 @final
 class AheadEngine:
-    """An `Engine` (`replay_pools.sampling.engines`) of a policy as it was: the adapter that `using` has open.
+    """An `Engine` (`replay_pools.engines`) of a policy as it was: the adapter that `using` has open.
 
     Args:
         pushed: of the policy as it is, on the same server.

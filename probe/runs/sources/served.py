@@ -18,10 +18,10 @@ import torch
 
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates, lora_rank, save_as_lora
+from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
-from replay_pools.sampling.engines import Sampler
 from replay_pools.serving.engine import ServerEngine
 
 # The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
@@ -43,7 +43,7 @@ def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.sampling.engines`) whose weights are those of `coordinates` at the time of each call.
+    """An `Engine` (`replay_pools.engines`) whose weights are those of `coordinates` at the time of each call.
 
     Args:
         base: the engine of the base model on the server.

@@ -27,11 +27,11 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
+from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Completion
-from replay_pools.sampling.engines import Sampler
 
 SHARE = 0.5  # of the memory left by the weights; the rest is for what a step keeps, and for activations
 LAW_BYTES = 44  # of an entry of the vocabulary while a token is drawn: logits, their sorted copy with indices, sums
