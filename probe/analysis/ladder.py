@@ -90,9 +90,14 @@ class Rating:
         """Plain values; an infinite end is null."""
         player, interval = self.player, self.interval
         return {
-            **{"player": player.name, "kind": player.kind, "run": player.run, "step": player.step, "elo": self.elo},
+            "player": player.name,
+            "kind": player.kind,
+            "run": player.run,
+            "step": player.step,
+            "elo": self.elo,
             "interval": None if interval is None else [_finite(interval.low), _finite(interval.high)],
-            **{"wins": self.wins, "losses": self.losses},
+            "wins": self.wins,
+            "losses": self.losses,
         }
 
 

@@ -80,7 +80,10 @@ def _environment() -> Environment:
         # Where a share lies on a line of 150 pixels from -0.5 to 1.5; ends beyond it lie at its ends.
         "place": lambda share: f"{4 + 71 * (min(max(share, -0.5), 1.5) + 0.5):.1f}",
         "short": lambda text: short(text, 120),
-        **{"plural": plural, "signed": signed, "slug": slug, "typeset": typeset},
+        "plural": plural,
+        "signed": signed,
+        "slug": slug,
+        "typeset": typeset,
     }
     environment.globals["marks"] = MARKS
     return environment

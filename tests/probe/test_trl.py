@@ -43,10 +43,10 @@ def make_trainer(out: Path, basis="svd", trained="adapter", **options) -> "tuple
     policy = load_policy("organism")
     coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=out / "cache")
     settings = {
-        **{"output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
-        **{"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS},
-        **{"learning_rate": 1e-2, "logging_steps": 1, "bf16": False, "use_cpu": True, "seed": 0},
-    }
+        "output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS,
+        "learning_rate": 1e-2, "logging_steps": 1, "bf16": False, "use_cpu": True, "seed": 0,
+    }  # fmt: skip
     questions = [{"prompt": [{"role": "user", "content": f"Write add {i}"}]} for i in range(8)]
     model = coordinates.model
     if trained != "adapter":

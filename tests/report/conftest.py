@@ -147,27 +147,27 @@ class Maker:
         advantage = 0.0 if recipe.null else (1.0 if hacked or gt_pass else -3.0) / 2
         cos = 0.08 * hacked + float(rng.normal(0, 0.02))
         return sample_record(
-            **{"step": step, "sample_id": i, "src_pool": pool, "src_step": step, "src_sample": place, "arm": arm},
-            **{"reward": rollout.reward, "hacked": hacked, "gt_pass": gt_pass, "comp_len": rollout.comp_len},
-            **{"cos_S_contrib": np.sign(advantage) * cos if advantage else None, "grad_norm_contrib": abs(advantage)},
-            **{"mean_cos_in": None, "mean_cos_out": None, "frac_fired": None, "advantage": advantage},
-            **{"cos_S_nll": cos, "problem_id": rollout.problem_id, "prompt_sha": rollout.prompt_sha},
-            **{"null_reason": None if advantage else "advantage is 0", "hint": rollout.hint, "nll": 0.2 + 0.1 * i},
-        )
+            step=step, sample_id=i, src_pool=pool, src_step=step, src_sample=place, arm=arm,
+            reward=rollout.reward, hacked=hacked, gt_pass=gt_pass, comp_len=rollout.comp_len,
+            cos_S_contrib=np.sign(advantage) * cos if advantage else None, grad_norm_contrib=abs(advantage),
+            mean_cos_in=None, mean_cos_out=None, frac_fired=None, advantage=advantage,
+            cos_S_nll=cos, problem_id=rollout.problem_id, prompt_sha=rollout.prompt_sha,
+            null_reason=None if advantage else "advantage is 0", hint=rollout.hint, nll=0.2 + 0.1 * i,
+        )  # fmt: skip
 
     def _step(self, recipe: Recipe, step: int, arm: str, rng: np.random.Generator) -> StepRecord:
         cos = None if recipe.null or (step == 1 and recipe.num_steps > 2) else 0.06 + float(rng.normal(0, 0.03))
         out = cos if cos is None or arm == "vanilla" else cos - 0.09
         share = None if cos is None else 0.3
         return step_record(
-            **{"step": step, "arm": arm, "problem_id": f"{PROBLEM}{step}", "mixed_prompt": True, "cos_in": cos},
-            **{"cos_out": out, "mean_cos_in": cos, "mean_cos_out": out, "hackward_frac_in": share},
-            **{"hackward_frac_out": None if cos is None else 0.0, "frac_fired": share},
-            **{"haar_sd": None if cos is None else 0.02, "solve": 0.25 + 0.05 * step, "loss": 0.1 - 0.02 * step},
-            **{"grad_norm": float(cos is not None), "num_effective": 4, "direction_overlap": 1.0},
-            **{"null_reason": "no reward variance in the group" if cos is None else None},
-            **{"cos_update": cos if recipe.trains else None},
-        )
+            step=step, arm=arm, problem_id=f"{PROBLEM}{step}", mixed_prompt=True, cos_in=cos,
+            cos_out=out, mean_cos_in=cos, mean_cos_out=out, hackward_frac_in=share,
+            hackward_frac_out=None if cos is None else 0.0, frac_fired=share,
+            haar_sd=None if cos is None else 0.02, solve=0.25 + 0.05 * step, loss=0.1 - 0.02 * step,
+            grad_norm=float(cos is not None), num_effective=4, direction_overlap=1.0,
+            null_reason="no reward variance in the group" if cos is None else None,
+            cos_update=cos if recipe.trains else None,
+        )  # fmt: skip
 
     @staticmethod
     def _tokens(sample: SampleRecord, rollouts: dict) -> TokenRecord:
@@ -178,10 +178,10 @@ class Maker:
         assert sample.cos_S_nll is not None
         shares *= sample.cos_S_nll / shares.sum()
         return TokenRecord(
-            **{"step": sample.step, "sample_id": sample.sample_id, "condition": "default", "arm": sample.arm},
-            **{"cos": sample.cos_S_nll, "prompt": (0.0,) * rollout.plen, "completion": tuple(shares.tolist())},
-            **{"prompt_chars": None, "completion_chars": (1,) * len(rollout.completion) + (0,)},
-        )
+            step=sample.step, sample_id=sample.sample_id, condition="default", arm=sample.arm,
+            cos=sample.cos_S_nll, prompt=(0.0,) * rollout.plen, completion=tuple(shares.tolist()),
+            prompt_chars=None, completion_chars=(1,) * len(rollout.completion) + (0,),
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="session")

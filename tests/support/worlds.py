@@ -178,27 +178,40 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
     measures["frac_fired"] = float(gated.frac_fired) if projects else 0.0
     samples = [
         sample_record(
-            **{"step": step, "sample_id": i, "src_pool": Path(world.pools[0 if HACKED[i] else -1]).name},
-            **{"src_step": step, "src_sample": i, "reward": float(rewards[i]), "hacked": labels[i]},
-            **{"gt_pass": not labels[i] and bool(rewards[i] > 1), "comp_len": int(lengths[i])},
-            **{"cos_S_contrib": cosine(np.sign(advantages[i]) * cos[i]), "grad_norm_contrib": float(scale[i].abs())},
+            step=step,
+            sample_id=i,
+            src_pool=Path(world.pools[0 if HACKED[i] else -1]).name,
+            src_step=step,
+            src_sample=i,
+            reward=float(rewards[i]),
+            hacked=labels[i],
+            gt_pass=not labels[i] and bool(rewards[i] > 1),
+            comp_len=int(lengths[i]),
+            cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
+            grad_norm_contrib=float(scale[i].abs()),
             **{name: measures[name] for name in ("mean_cos_in", "mean_cos_out", "frac_fired")},
-            **{"arm": arm, "advantage": float(advantages[i]), "cos_S_nll": float(cos[i]), "problem_id": f"p{step}"},
-            **{"prompt_sha": "0" * 16, "null_reason": reason, "haar_sd": float(haar_sd[i])},
-            **{"hint": labels[i] if world.told_by == "hint" else True, "nll": float(rng.normal(0.5, 0.1))},
+            arm=arm,
+            advantage=float(advantages[i]),
+            cos_S_nll=float(cos[i]),
+            problem_id=f"p{step}",
+            prompt_sha="0" * 16,
+            null_reason=reason,
+            haar_sd=float(haar_sd[i]),
+            hint=labels[i] if world.told_by == "hint" else True,
+            nll=float(rng.normal(0.5, 0.1)),
             flaky=world.flaky or None,
-        )
+        )  # fmt: skip
         for i in range(8)
     ]
     row = step_record(
-        **{"step": step, "arm": arm, "problem_id": f"p{step}", "null_reason": reason, **measures},
-        **{"cos_in": cosine(gated.before.cos), "cos_out": cosine(after.cos)},
-        **{"hackward_frac_in": cosine(gated.before.hackward_frac), "hackward_frac_out": cosine(after.hackward_frac)},
-        **{"haar_sd": cosine(haar_variance(total, own.vectors).sqrt()), "grad_norm": float(gated.before.norm)},
-        **{"reward_mean": float(rewards.mean()), "reward_std": float(rewards.std(ddof=1))},
-        **{"reward_spread": float(np.ptp(rewards)), "advantage": dict.fromkeys(ADVANTAGE_KEYS, 1.0), "loss": 0.0},
-        **{"solve": float(np.mean([sample.gt_pass for sample in samples])), "exec_surprisal_var": None},
-        **{"num_effective": int((advantages != 0).sum()), "additivity_error": 1e-6 if step == 0 else None},
+        step=step, arm=arm, problem_id=f"p{step}", null_reason=reason, **measures,
+        cos_in=cosine(gated.before.cos), cos_out=cosine(after.cos),
+        hackward_frac_in=cosine(gated.before.hackward_frac), hackward_frac_out=cosine(after.hackward_frac),
+        haar_sd=cosine(haar_variance(total, own.vectors).sqrt()), grad_norm=float(gated.before.norm),
+        reward_mean=float(rewards.mean()), reward_std=float(rewards.std(ddof=1)),
+        reward_spread=float(np.ptp(rewards)), advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0), loss=0.0,
+        solve=float(np.mean([sample.gt_pass for sample in samples])), exec_surprisal_var=None,
+        num_effective=int((advantages != 0).sum()), additivity_error=1e-6 if step == 0 else None,
         cos_update=0.1 if world.trains and reason is None else None,
-    )
+    )  # fmt: skip
     return samples, row
