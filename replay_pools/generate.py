@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.engines import Engine, Sampler
-from replay_pools.environments.base import Problem, Split, count_tests, get_environment
+from replay_pools.environments.base import Problem, Split, count_tests
 from replay_pools.environments.loopholes import instructed, render_messages
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, canary

@@ -13,8 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.environments.base import SPLITS, Case, Problem, count_tests, get_environment
+from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission

@@ -88,8 +88,8 @@ def finetune(
     """
     from probe.runs.finetune import FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
-    from replay_pools.environments.base import get_environment
     from replay_pools.environments.demonstrations import Demonstrator
+    from replay_pools.environments.registry import get_environment
     from replay_pools.policy.load import load_policy
     from replay_pools.pool import open_pool, resolve_pool
 
@@ -274,7 +274,8 @@ def ladder(
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
     """The bots on the problems of a sitting, graded as it was."""
     from probe.runs.heldout import bot_players
-    from replay_pools.environments.base import SPLITS, get_environment
+    from replay_pools.environments.base import SPLITS
+    from replay_pools.environments.registry import get_environment
     from replay_pools.grading.grade import Grader, canary
 
     environment = get_environment(sitting.env)

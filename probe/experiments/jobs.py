@@ -19,7 +19,7 @@ from probe.settings.presets import configure
 from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import Verb
 from probe.step.groups import ReplaySource
-from replay_pools.environments.base import get_environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
 from replay_pools.storage.files import by_name, read_json, write_json

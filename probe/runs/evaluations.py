@@ -53,7 +53,8 @@ from probe.settings.words import ALL
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
-from replay_pools.environments.base import Problem, get_environment
+from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary

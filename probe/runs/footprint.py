@@ -27,8 +27,8 @@ from probe.runs.train import TrainingInputs
 from probe.settings.arms import Arm, get_arm
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
-from replay_pools.environments.base import get_environment
 from replay_pools.environments.loopholes import instructed, render_messages
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ServedPolicy, check_tokenizer_at_hand, load_skeleton, load_tokenizer
 from replay_pools.sampling import cache_numbers

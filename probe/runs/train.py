@@ -44,7 +44,8 @@ from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource, RolloutKey
 from replay_pools.engines import Engine
-from replay_pools.environments.base import Problem, get_environment
+from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.grading.grade import Grader, canary

@@ -1,19 +1,11 @@
 """The records of a programming task (`Problem`, `Case`) and the interface of a source of them (`Environment`).
 
-The oracle of a problem is its list of cases: the method is right when it returns every expected value. Environments by
-the name that `--env` takes:
-
-minicode                                  small generated problems
-minicode:FAMILY,FAMILY                    those of some families of them (minicode_families.py)
-leetcode:FILE.jsonl                       a file of the benchmark; problems are held out of it
-leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
+The oracle of a problem is its list of cases: the method is right when it returns every expected value.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
-
-from replay_pools.errors import InputError
 
 # What `--env` takes; here, since settings name environments without their parsers.
 NAMES = "minicode, minicode:FAMILY,FAMILY, leetcode:FILE.jsonl or leetcode:TRAIN.jsonl,eval=TEST.jsonl"
@@ -60,8 +52,8 @@ def count_tests(problems: Iterable[Problem]) -> dict[str, int]:
 class Environment(Protocol):
     """A source of problems.
 
-    To add an environment: write a class with these two members, and a branch in `get_environment` that
-    returns it. Every problem needs a canonical solution that passes its tests; `grading.canary` checks that.
+    To add an environment: write a class with these two members, and a branch in `registry.get_environment`
+    that returns it. Every problem needs a canonical solution that passes its tests; `grading.canary` checks that.
     """
 
     name: str
@@ -69,24 +61,3 @@ class Environment(Protocol):
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, in a fixed order."""
         ...
-
-
-def get_environment(name: str) -> Environment:
-    """The environment called `name`.
-
-    To add one: add a branch here, and its name to NAMES, which help and errors show.
-
-    Raises:
-        InputError: no environment has that name; the message lists the names there are.
-    """
-    kind, _, argument = name.partition(":")
-    path, has_evaluation, evaluation = argument.partition(",eval=")
-    if name == "minicode" or (kind == "minicode" and argument):
-        from replay_pools.environments.minicode import MinicodeEnvironment
-
-        return MinicodeEnvironment(argument.split(",") if argument else ())
-    if kind == "leetcode" and path and bool(evaluation) == bool(has_evaluation):
-        from replay_pools.environments.leetcode import LeetcodeEnvironment  # brings the grader's wire
-
-        return LeetcodeEnvironment(path, evaluation or None)
-    raise InputError("--env", expected=NAMES, found=repr(name))

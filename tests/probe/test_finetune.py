@@ -31,9 +31,9 @@ from probe.runs.finetune import (
     stored,
     unfinished,
 )
-from replay_pools.environments.base import get_environment
 from replay_pools.environments.demonstrations import Demonstrator
 from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy

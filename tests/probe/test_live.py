@@ -17,7 +17,7 @@ from probe.step.projection import project_modules
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
 from replay_pools.engines import Sampler
-from replay_pools.environments.base import get_environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import load_policy

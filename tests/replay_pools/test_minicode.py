@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from replay_pools.environments.base import SPLITS, get_environment
+from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import (
     EXPLOITS,
     FILE_MARKER_NAME,
@@ -40,6 +40,7 @@ from replay_pools.environments.minicode import (
     minicode_problems,
 )
 from replay_pools.environments.minicode_families import FAMILIES
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from spec.organism import corpus
 

@@ -15,7 +15,7 @@ from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import FixedProblems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
 from replay_pools.engines import Sampler
-from replay_pools.environments.base import get_environment
+from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader

@@ -112,7 +112,7 @@ def num_problems(pool: PoolFacts) -> int | None:
     if pool.env is None or pool.said("plan.split") is None:
         return None
     # Imported here: only this advice needs the parsers of problems.
-    from replay_pools.environments.base import get_environment
+    from replay_pools.environments.registry import get_environment
 
     try:
         return len(get_environment(pool.env).problems(pool.said("plan.split")))  # pyright: ignore[reportArgumentType]
