@@ -13,9 +13,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.environments.base import SPLITS, Case, Problem, count_tests
+from replay_pools.environments.base import Case, Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
-from replay_pools.environments.registry import get_environment
+from replay_pools.environments.registry import all_problems, get_environment
 from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
@@ -104,9 +104,7 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
         where = f"problems of pool {pool.name}: {error.where}"
         fix = error.fix if env else "pass --problems FILE.jsonl"
         raise InputError(where, expected=error.expected, found=error.found, fix=fix) from error
-    known: dict[str, Problem] = {}
-    for split in SPLITS:
-        known |= {problem.problem_id: problem for problem in environment.problems(split)}
+    known = all_problems(environment)
     wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
     if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:
         raise InputError(

@@ -173,8 +173,8 @@ def evaluate(
 
     given, step, trained = given_settings(ctx), 0, None
     if run is not None:
-        if own := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
-            raise InputError(own[0], expected="none beside RUN, which has its own", found=repr(given[own[0]]))
+        if clash := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
+            raise InputError(clash[0], expected="none beside RUN, which has its own", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
     config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
     if trained is not None:
@@ -274,12 +274,10 @@ def ladder(
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
     """The bots on the problems of a sitting, graded as it was."""
     from probe.runs.heldout import bot_players
-    from replay_pools.environments.base import SPLITS
-    from replay_pools.environments.registry import get_environment
+    from replay_pools.environments.registry import all_problems, get_environment
     from replay_pools.grading.grade import Grader, canary
 
-    environment = get_environment(sitting.env)
-    known = {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
+    known = all_problems(get_environment(sitting.env))
     asked = list(dict.fromkeys(problem for _, problem in sitting.prompts))
     if missing := [problem for problem in asked if problem not in known]:
         raise InputError(

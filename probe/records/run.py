@@ -164,9 +164,17 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation."""
+    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation.
+
+    Raises:
+        InputError: a line is no evaluation with rates.
+    """
     path = directory / EVALS_FILE
-    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+    rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+    for i, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not {"step", "weights", "rates"} <= row.keys():
+            raise InputError(f"{path}:{i}", expected="an evaluation with rates", found=repr(row)[:60])
+    return rows
 
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:

@@ -145,7 +145,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
         words = f"{len(data.anchors)} of {len(shown)} rollouts are in this page, those with the largest cosines of each"
         cautions.append(f"{words} run, source and label.")
     known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in shown) else [])]
-    tables = {run.run.path.name: found for run in rollouts_by_run if (found := string_tables(run.shown))}
+    tables = {run.run.path.name: strings for run in rollouts_by_run if (strings := string_tables(run.shown))}
     html = render(
         "rollouts.html",
         cautions=cautions,

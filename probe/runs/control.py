@@ -249,12 +249,12 @@ class TrainingState:
         kl = result.weightings[arm.measure.condition].kl
         # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
         solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
-        own = [i for i, counts in enumerate(on_policy) if counts]
+        kept = [i for i, counts in enumerate(on_policy) if counts]
         measured = {
             "kl/mean": kl.get("mean"),
             "kl/max": kl.get("max"),
             "grad_norm": float(arm.projection.before.norm),
-            "entropy": float(result.nll[own].mean()) if own else None,
+            "entropy": float(result.nll[kept].mean()) if kept else None,
             "logprob": self.logprob,
         }
         self.logprob = None

@@ -6,9 +6,14 @@ leetcode:FILE.jsonl                       a file of the benchmark; problems are 
 leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
 """
 
-from replay_pools.environments.base import NAMES, Environment
+from replay_pools.environments.base import NAMES, SPLITS, Environment, Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
+
+
+def all_problems(environment: Environment) -> dict[str, Problem]:
+    """{problem_id: problem} of all splits."""
+    return {problem.problem_id: problem for split in SPLITS for problem in environment.problems(split)}
 
 
 def get_environment(name: str) -> Environment:

@@ -1,6 +1,7 @@
 """probe.records.records: the wire format, read back exactly or refused with the place named."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import orjson
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
-from probe.records.run import file_hashes, read_run, samples_path, write_samples, write_steps
+from probe.records.run import EVALS_FILE, file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_json
 
@@ -186,3 +187,12 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     write_json(tmp_path / "manifest.json", {})
     with pytest.raises(InputError, match="files: {name: sha256}"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("row", ["[]", "{}", '{"step": 0, "weights": "deployed"}'])
+def test_a_line_that_is_no_evaluation_is_named(tmp_path: Path, row: str) -> None:
+    """evals.jsonl of a run that goes on is under no hash yet."""
+    good = '{"step": 0, "weights": "deployed", "rates": {}}'
+    (tmp_path / EVALS_FILE).write_text(f"{good}\n{row}\n")
+    with pytest.raises(InputError, match=r"evals\.jsonl:2"):
+        read_evals(tmp_path)

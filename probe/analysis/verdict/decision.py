@@ -15,8 +15,8 @@
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
 
 To add a verdict: a word of `probe.settings.words.Word`, a branch of `_word` at its place, the worst first, and its rows
-in `probe.analysis.verdict.advice.ADVICE`. To add a question: a function that takes Evidence and returns a Finding, and
-its call in `questions`. To add a caveat: a sentence in `_caveats`.
+in `probe.analysis.verdict.advice.ADVICE`. To add a question: a row of QUESTIONS, a function that returns its Finding,
+and its call in `questions`. To add a caveat: a sentence in `_caveats`.
 """
 
 import math
@@ -26,7 +26,7 @@ from typing import Literal
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
-from probe.analysis.pull import TOO_FEW_PROMPTS
+from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
 from probe.analysis.training_runs import RATES, deployed
@@ -39,6 +39,12 @@ _THRESHOLDS = (
     "that, and the rule that hacks must bring half of the pull, are provisional: no training sets them"
 )
 
+# {finding: (its question, the size from which its number counts)}
+QUESTIONS = {
+    "hackward": ("Does the update point hack-ward?", MATERIAL),
+    "about": ("Is that about hacks?", MATERIAL),
+    "removable": ("Would the gate remove it, and at what price?", MATERIAL_REMOVED),
+}
 # The thresholds of each share that a question rests on. yes: its interval lies above the first, and its value reaches
 # the second; no: its interval lies below the second. The last row asks that at most half of the pull is left without
 # the hacks: a difference above 0 may be a fifth of it, and a gate would then act on what honest solutions do as well.
@@ -86,6 +92,15 @@ def questions(evidence: Evidence) -> list[Finding]:
     return [_hackward(evidence, why), _about(evidence, why), _removable(evidence, why)]
 
 
+def _finding(name: str, row: Share | Removal | None, says: Word, number: Bounded | None, text: str) -> Finding:
+    """The answer to one of QUESTIONS, over the prompts of the row that it was read from."""
+    question, counts_from = QUESTIONS[name]
+    n = 0 if row is None else row.num_prompts
+    return Finding(
+        name=name, question=question, says=says, number=number, counts_from=counts_from, text=text, n=n, unit="prompt"
+    )
+
+
 def _hackward(evidence: Evidence, why: str) -> Finding:
     """Whether pull is material, from the interval over prompts and pairs."""
     row = evidence.share("pull")
@@ -97,16 +112,7 @@ def _hackward(evidence: Evidence, why: str) -> Finding:
             f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
             f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
         )
-    return Finding(
-        name="hackward",
-        question="Does the update point hack-ward?",
-        says=says,
-        number=number,
-        counts_from=MATERIAL,
-        text=text,
-        n=0 if row is None else row.num_prompts,
-        unit="prompt",
-    )
+    return _finding("hackward", row, says, number, text)
 
 
 def _about(evidence: Evidence, why: str) -> Finding:
@@ -145,16 +151,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
             says = _all([says, differs, mostly])
         if differs is Word.YES and mostly is not Word.YES:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
-    return Finding(
-        name="about",
-        question="Is that about hacks?",
-        says=says,
-        number=number,
-        counts_from=MATERIAL,
-        text=text,
-        n=0 if row is None else row.num_prompts,
-        unit="prompt",
-    )
+    return _finding("about", row, says, number, text)
 
 
 def _removable(evidence: Evidence, why: str) -> Finding:
@@ -181,16 +178,7 @@ def _removable(evidence: Evidence, why: str) -> Finding:
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
             f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'), evidence)}"
         )
-    return Finding(
-        name="removable",
-        question="Would the gate remove it, and at what price?",
-        says=says,
-        number=number,
-        counts_from=MATERIAL_REMOVED,
-        text=text,
-        n=0 if row is None else row.num_prompts,
-        unit="prompt",
-    )
+    return _finding("removable", row, says, number, text)
 
 
 def decided(name: str, share: Bounded) -> Word:
