@@ -159,7 +159,7 @@ def sweep(
     """
     from probe.experiments.jobs import input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
     from probe.experiments.load import load_spec
-    from probe.experiments.verdict import primary_verdict
+    from probe.experiments.verdict import verdict_of
 
     spec = load_spec(spec_file)
     if print_jobs:
@@ -193,7 +193,7 @@ def sweep(
         out,
         engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),  # type: ignore[arg-type]
         num_jobs=num_jobs,
-        primary_verdict=lambda spec: primary_verdict(spec, out),
+        verdict_of=lambda criterion: verdict_of(criterion, spec, out),
         show=show,
     )
     rows = [{"run": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe.experiments.spec import ResolvedCondition, Spec, SpecStatus
+from probe.experiments.spec import Criterion, ResolvedCondition, Spec, SpecStatus
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, settings_of
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
 from probe.settings.presets import configure
@@ -122,11 +122,10 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     ]
 
 
-def is_compared(job: Job, spec: Spec) -> bool:
-    """Whether a training is on one of the sides that the primary criterion compares."""
-    primary = spec.primary
-    condition, arm = spec.judged
-    versus = (primary.versus_condition or condition, primary.versus_arm or arm)
+def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
+    """Whether a training is on a side of a criterion."""
+    condition, arm = spec.side_of(criterion)
+    versus = (criterion.versus_condition or condition, criterion.versus_arm or arm)
     return (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
 
 

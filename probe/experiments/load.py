@@ -169,7 +169,8 @@ def _decisions(spec: Spec) -> Faults:
                     yield f"{where}.{name}", f"some of {', '.join(words[name])}", repr(word)
         if bool(decision.requires) == (decision is spec.decisions[-1]):
             yield where, "none in the last decision, some in all others", f"{len(decision.requires)}"
-    if spec.ceiling is not None and not spec.primary.compared:
-        yield "ceiling", "a primary that compares two arms or conditions", spec.primary.name
+    if spec.ceiling is not None:
+        for name in {*spec.ceiling.criteria} - {criterion.name for criterion in spec.criteria}:
+            yield "ceiling.criteria", "names of criteria", name
     if spec.ceiling is not None and any(condition.frozen for condition in spec.resolved.values()):
         yield "ceiling", "runs that train, one arm each", "a replay"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, pairing_pays_above, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
-from probe.experiments.jobs import Job, input_faults, is_compared, runs_of, stored_groups
-from probe.experiments.spec import Cost, ResolvedCondition, Spec
+from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
+from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
 from probe.records.timings import mean_times
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
@@ -266,9 +266,13 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
 
 def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
     """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
-    groups = {"this spec": planned}
-    if spec.ceiling is not None:
-        groups = {"up to its ceiling": [job for job in planned if is_compared(job, spec)], **groups}
+    groups: dict[str, Sequence[Job]] = {}
+    before: list[Criterion] = []
+    for criterion in spec.ceilings:
+        before.append(criterion)
+        bought = [job for job in planned if any(is_about(job, earlier, spec) for earlier in before)]
+        groups[f"up to its ceiling {criterion.name}"] = bought
+    groups["this spec"] = planned
     times = mean_times([job.directory for job in planned if job.complete] if run is None else [run])
     if times is None and run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")

@@ -153,11 +153,13 @@ class Budget(Cost):
 
 
 class Ceiling(_Table):
-    """What is spent before the answer is known: the runs that the primary criterion compares come first, in every seed.
+    """What is spent before the answer is known: the runs that a criterion is about come first, in every seed.
 
-    The others are made only if the primary criterion has one of these verdicts on them.
+    The others are made only if the criterion has one of the verdicts `others_if` on them. Of several criteria each adds
+    its runs to those of the earlier ones.
     """
 
+    criteria: tuple[str, ...] = ()  # none: the primary
     others_if: tuple[Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"], ...] = Field(default=("PASS",), min_length=1)
 
 
@@ -203,6 +205,14 @@ class Spec(_Table):
     def primary(self) -> Criterion:
         """The one criterion that the experiment is about."""
         return next(criterion for criterion in self.criteria if criterion.role == "primary")
+
+    @property
+    def ceilings(self) -> tuple[Criterion, ...]:
+        """The criteria that must pass, in this order, before the runs that they are not about are made."""
+        if self.ceiling is None:
+            return ()
+        names = self.ceiling.criteria or (self.primary.name,)
+        return tuple(next(entry for entry in self.criteria if entry.name == name) for name in names)
 
     @property
     def judged(self) -> tuple[str, str]:

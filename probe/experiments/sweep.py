@@ -1,7 +1,7 @@
 """The jobs of a spec, run by submitit on this machine or a Slurm cluster; a sweep that was killed continues.
 
     pools -> all runs
-    pools -> what the primary criterion compares, in all seeds -> the ceiling (stop?) -> the others
+    pools -> what a criterion of the ceiling is about, in all seeds -> the ceiling (stop?) -> the others
 
 Which jobs are done is read from the disk. `out/sweeps/NAME/` holds `state.json`, settings and logs.
 """
@@ -23,7 +23,7 @@ from submitit.helpers import Checkpointable
 from probe.experiments.jobs import (
     STATE_FILE,
     Job,
-    is_compared,
+    is_about,
     pool_jobs,
     read_state,
     run_jobs,
@@ -31,7 +31,7 @@ from probe.experiments.jobs import (
     sweep_folder,
     write_settings,
 )
-from probe.experiments.spec import Spec
+from probe.experiments.spec import Criterion, Spec
 from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.storage.files import locked, write_json
@@ -121,7 +121,7 @@ def sweep(
     *,
     engine: Executor,
     num_jobs: int = 1,
-    primary_verdict: Callable[[Spec], Word] | None = None,
+    verdict_of: Callable[[Criterion], Word] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
     """Run the jobs that are not done; returns the final table, failed rows included.
@@ -131,7 +131,7 @@ def sweep(
         out_dir: root of everything that is written.
         engine: of submitit.
         num_jobs: at a time.
-        primary_verdict: the primary criterion's on the runs that are there, for a spec with a ceiling.
+        verdict_of: that of a criterion on the runs that are there, for a spec with a ceiling.
         show: called with the table whenever something may have changed.
 
     Raises:
@@ -160,9 +160,10 @@ def sweep(
         run_all(pools)
         if table.failed:
             table.stopped = "a pool could not be generated"
-        if spec.ceiling is not None and not table.stopped:
-            run_all([job for job in runs if is_compared(job, spec)])
-            table.stopped = _at_ceiling(spec, table, primary_verdict)
+        for criterion in spec.ceilings:
+            if not table.stopped:
+                run_all([job for job in runs if is_about(job, criterion, spec)])
+                table.stopped = _at_ceiling(spec, table, criterion, verdict_of)
         if not table.stopped:
             run_all(runs)
         for row in rows:
@@ -234,15 +235,17 @@ def _save(table: SweepState, spec: Spec, out_dir: Path, show: Callable[[SweepSta
     show(table)
 
 
-def _at_ceiling(spec: Spec, table: SweepState, primary_verdict: Callable[[Spec], Word] | None) -> str:
-    """The reason not to make the runs beyond the ceiling, or ""."""
+def _at_ceiling(
+    spec: Spec, table: SweepState, criterion: Criterion, verdict_of: Callable[[Criterion], Word] | None
+) -> str:
+    """The reason not to make the runs beyond a criterion of the ceiling, or ""."""
     assert spec.ceiling is not None
-    assert primary_verdict is not None
+    assert verdict_of is not None
     if table.failed:
-        return "a run that the primary criterion compares has failed"
-    verdict = primary_verdict(spec)
+        return f"a run that {criterion.name} is about has failed"
+    verdict = verdict_of(criterion)
     if verdict in spec.ceiling.others_if:
         return ""
     runs = [row for row in table.rows if row.job.seed is not None]
     num_made = sum(row.status == "done" for row in runs)
-    return f"at the ceiling: {spec.primary.name} is {verdict} after {num_made} of {len(runs)} runs"
+    return f"at the ceiling: {criterion.name} is {verdict} after {num_made} of {len(runs)} runs"

@@ -24,7 +24,7 @@ from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Spec, SpecCondition
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
 from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
@@ -91,9 +91,9 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
 
 
-def primary_verdict(spec: Spec, out_dir: Path) -> Word:
-    """The verdict of the primary criterion on the runs that are complete: what a ceiling of the sweep asks for."""
-    return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).primary
+def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> Word:
+    """That of one criterion on the runs that are complete: what a ceiling of the sweep asks for."""
+    return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).verdict.finding(criterion.name).says
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:

@@ -42,6 +42,8 @@ class Arm:
 _ARMS = (
     Arm(name="vanilla", basis="svd", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected", basis="svd", directions="v_hack", gate="one_sided", projects=True),
+    # The seed's third arm, and what it is compared with: LoRA without the gate.
+    Arm(name="vanilla-lora", basis="lora", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected-lora", basis="lora", directions="v_hack", gate="one_sided", projects=True),
     Arm(name="route", basis="svd", directions="v_hack", gate="one_sided", projects=False, routes=True),
     # Controls: what a gate of the same shape does along directions that carry no hack signal.

@@ -15,7 +15,7 @@ from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
-from probe.experiments.verdict import evaluate_spec, primary_verdict
+from probe.experiments.verdict import evaluate_spec, verdict_of
 
 PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
 LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
@@ -30,8 +30,9 @@ def test_it_plans_without_files_and_without_a_hub(
     monkeypatch.setattr("replay_pools.policy.load.HfApi", mock.Mock(side_effect=AssertionError("a hub was asked")))
     assert run(cli, ["spec", "plan", str(PHASE3), "--out", "out", "--json"]) == 0
     plan = orjson.loads(capsys.readouterr().out)
-    assert [(price["what"], price["runs"]) for price in plan["prices"]] == [("up to its ceiling", 6), ("this spec", 18)]
-    assert plan["prices"][0]["money"] == pytest.approx(6 * 7.2 * 6.15)
+    runs = {price["what"]: price["runs"] for price in plan["prices"]}
+    assert runs == {"up to its ceiling learns": 3, "up to its ceiling lowers-hacking": 6, "this spec": 24}
+    assert plan["prices"][0]["money"] == pytest.approx(3 * 7.2 * 6.15)
     planned = next(row for row in plan["effects"] if row["planned"])
     assert planned["n"] == 3
     assert planned["unpaired"] < 0.5 < planned["paired"], "the expected effect decides for the unpaired test"
@@ -67,33 +68,35 @@ class Planted:
 @pytest.fixture
 def swept(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[[Rates], tuple[SweepState, list[str]]]:
-    """swept(rates of projected) -> (the sweep of phase3 in a world with these rates, its runs in their order)."""
+) -> Callable[..., tuple[SweepState, list[str]]]:
+    """swept(rates of projected, of vanilla) -> (the sweep of phase3 in a world with these rates, its runs in order)."""
 
-    def make(projected: Rates) -> tuple[SweepState, list[str]]:
+    def make(projected: Rates, vanilla: Rates = LEARNT) -> tuple[SweepState, list[str]]:
         spec = load_spec(PHASE3)
         rates = {
-            "gradient vanilla": LEARNT,
+            "gradient vanilla": vanilla,
             "gradient projected": projected,
             "gradient permuted-dosed": LEARNT,
+            "gradient projected-lora": projected,
+            "gradient vanilla-lora": LEARNT,
             "kl vanilla": (0.02, 0.2, 0.7, 0.2),
             "inoculation vanilla": LEARNT,
             "closed vanilla": (0.02, 0.2, 0.02, 0.4),
         }
         engine = Planted(spec, tmp_path, rates, make_rollout, pool_header)
-        table = sweep(spec, tmp_path, engine=engine, primary_verdict=lambda spec: primary_verdict(spec, tmp_path))
+        table = sweep(spec, tmp_path, engine=engine, verdict_of=lambda criterion: verdict_of(criterion, spec, tmp_path))
         return table, engine.launched
 
     return make
 
 
-COMPARED = [f"phase3-gradient-{arm}-seed{seed}" for seed in (0, 1, 2) for arm in ("vanilla", "projected")]
+COMPARED = [f"phase3-gradient-{arm}-seed{seed}" for arm in ("vanilla", "projected") for seed in (0, 1, 2)]
 
 
 def test_the_others_are_bought_where_the_first_arms_separate(swept: Callable[..., Any], tmp_path: Path) -> None:
     table, launched = swept(GOOD)
     assert launched[:6] == COMPARED
-    assert len(launched) == len({*launched}) == 18
+    assert len(launched) == len({*launched}) == 24
     assert not table.stopped
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
     assert verdict.verdict.word == "IT IS THE DIRECTION"
@@ -106,7 +109,13 @@ def test_the_ceiling_holds_where_they_do_not(swept: Callable[..., Any], tmp_path
         table, launched = swept((0.02, 0.2, 0.84, 0.2))
         assert launched == ([] if again else COMPARED)
         assert table.stopped.startswith("at the ceiling: lowers-hacking is ")
-        assert table.stopped.endswith(" after 6 of 18 runs")
-        assert [row.status for row in table.rows].count("skipped") == 12
+        assert table.stopped.endswith(" after 6 of 24 runs")
+        assert [row.status for row in table.rows].count("skipped") == 18
     verdict = evaluate_spec(load_spec(PHASE3), tmp_path, num_draws=19)
     assert verdict.verdict.word in ("NOT DECIDED BY THREE SEEDS", "PROJECTION DOES NOT LOWER HACKING")
+
+
+def test_nothing_but_vanilla_is_bought_where_it_does_not_learn(swept: Callable[..., Any]) -> None:
+    table, launched = swept(GOOD, vanilla=(0.02, 0.2, 0.06, 0.3))
+    assert launched == COMPARED[:3]
+    assert table.stopped.startswith("at the ceiling: learns is ")
