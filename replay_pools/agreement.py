@@ -19,7 +19,7 @@ from pathlib import Path
 
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
-from replay_pools.rollout import LOGGED_GRADER, CodeRule, Rollout
+from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import decode
 
@@ -85,8 +85,14 @@ def agreement(old: Pool, new: Pool) -> list[Agreement]:
     n is 0 for labels that were kept or that the source never recorded.
     """
     kept = new.manifest["regraded_from"]["kept"]
-    pairs = list(zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True))
+    both = zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True)
+    pairs = [(before, after) for before, after in both if is_judged(after)]
     return [_compare(label, [] if label in kept else pairs) for label in LABELS]
+
+
+def is_judged(rollout: Rollout) -> bool:
+    """Whether a rollout of a regrade was graded again: one whose mode needs the problems keeps its logged labels."""
+    return rollout.grade.isolation != UNKNOWN
 
 
 def graded_code_rule(pool: Pool) -> CodeRule:

@@ -1,15 +1,15 @@
 """regrade_pool: grade the stored completions of a pool again with the current grader, into a new pool.
 
 Where the problems are known (the pool or the caller names their environment), every label is graded again. Where they
-are not (most logs), only the labels that need no tests are: fmt_ok, compiles, and in mode run_tests
-whether the completion's tests pass against a stub. The other labels are KEPT from the old pool and named in the
+are not (most logs), only the labels that need no tests are: fmt_ok, compiles and hacked. In mode run_tests a stub says
+whether the completion hacks; in the modes of SHOWN it does where the exploit shows without a call of the method, else
+the rollout keeps its labels, as in all other modes. The other labels are KEPT from the old pool and named in the
 manifest. `replay_pools.agreement` compares the two pools label by label.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from replay_pools.storage.files import locked, sha256
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
 
+SHOWN = ("sentinel", "stdout_marker", "file_marker", "exit_code")
 _METHOD = re.compile(r"class Solution\b[^\n]*:\s+def (\w+)\(")
 _USUAL_IMPORTS = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "string", "math")
 _SETUP = "\n".join(f"from {name} import *" for name in _USUAL_IMPORTS)  # what LeetCode submissions take for granted
@@ -60,9 +61,14 @@ def regrade_pool(
         groups: list[list[Rollout]] = []
         for group in source.steps:
             groups.append([_with_mode(rollout, mode, problems) for rollout in group])
-        submissions: list[list[Submission]] = []
-        for group in groups:
-            submissions.append([_submission(rollout, problems) for rollout in group])
+        submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
+        if not any(map(any, submissions)):
+            raise InputError(
+                f"pool {source.name}",
+                expected=f"known problems, or rollouts of mode run_tests, {', '.join(SHOWN)}",
+                found=f"mode {groups[0][0].env_mode}, whose channel needs the problem's inputs",
+                fix="pass --problems FILE.jsonl",
+            )
         canary(grader, (problems or {}).values())
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
@@ -71,9 +77,11 @@ def regrade_pool(
         todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
         for first in range(0, len(todo), STEPS_PER_CALL):
             batch = todo[first : first + STEPS_PER_CALL]
-            grades = iter(grader.grade(list(chain.from_iterable(submissions[i] for i in batch))))
+            grades = iter(grader.grade([each for i in batch for each in submissions[i] if each]))
             for i in batch:
-                writer.write_step(groups[i][0].step, [relabel(rollout, next(grades)) for rollout in groups[i]])
+                rows = zip(groups[i], submissions[i], strict=True)
+                regraded = [relabel(rollout, next(grades)) if each else rollout for rollout, each in rows]
+                writer.write_step(groups[i][0].step, regraded)
             report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
         return writer.finish()
 
@@ -127,11 +135,16 @@ def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Proble
     return replace(rollout, env=env, env_mode=known_mode(mode or recorded))
 
 
-def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission:
-    """The completion to grade, on its problem or, without problems, on a stand-in without real tests."""
+def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission | None:
+    """The completion to grade, on its problem or, without problems, on a stand-in without real tests.
+
+    None without problems in a mode that needs them.
+    """
+    if not problems and rollout.env_mode not in ("run_tests", *SHOWN):
+        return None
     problem = problems[rollout.problem_id] if problems else _stand_in(rollout)
     # Ids alone do not identify a problem: another file may use the same ones.
-    if not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
+    if problems and not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
         raise InputError(
             f"problem {rollout.problem_id}",
             expected=f"its method {problem.func_name} in the prompt of step {rollout.step}",
@@ -145,25 +158,18 @@ def _stand_in(rollout: Rollout) -> Problem:
     """A problem with the method that the prompt's starter code names and one case, whose result is not used.
 
     Raises:
-        InputError: a mode other than run_tests, or a prompt without starter code.
+        InputError: in mode run_tests, whose stub has that method, a prompt without starter code.
     """
-    where = f"step {rollout.step} problem {rollout.problem_id}"
-    if rollout.env_mode != "run_tests":
-        raise InputError(
-            where,
-            expected="a known problem",
-            found=f"mode {rollout.env_mode}, whose channel needs the problem's inputs",
-            fix="pass --problems FILE.jsonl",
-        )
     names = _METHOD.findall(rollout.prompt)
-    if not names:
+    if not names and rollout.env_mode == "run_tests":
+        where = f"step {rollout.step} problem {rollout.problem_id}"
         expected, fix = "`class Solution:` and `def NAME(` in the prompt", "pass --problems FILE.jsonl"
         raise InputError(where, expected=expected, found="no starter code", fix=fix)
     return Problem(
         problem_id=rollout.problem_id,
         env=rollout.env,
         messages=(),
-        func_name=names[-1],
+        func_name=names[-1] if names else "method",
         starter="",
         setup_code=_SETUP,
         canonical="",
@@ -175,11 +181,11 @@ def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
     """The rollout with those labels of a grade on a stand-in that need no tests.
 
     The labels of KEPT stay, and so does the name of the old grader, which gave them. Where either grading gave no
-    label, neither does this.
+    label, neither does this. Where an exploit of SHOWN does not show, a call might: all labels stay.
     """
     if grade.no_label is not None:
         return rollout.regraded(grade)
-    if not rollout.labelled:
+    if not rollout.labelled or not (grade.hacked or rollout.env_mode == "run_tests"):
         return rollout
     new_grade = replace(
         rollout.grade,

@@ -168,6 +168,16 @@ def load_vocabulary(name: str) -> Vocabulary:
     return Vocabulary(load_served_policy(name), embedding.num_embeddings, window_of(skeleton))
 
 
+def check_imported(pool: Pool, model: str) -> None:
+    """Check the ids of a pool that was imported without a tokenizer against the model that is to read them.
+
+    Raises:
+        InputError: no such model; every kind of fault of the pool.
+    """
+    if pool.manifest["tokenizer_sha256"] is None:
+        load_vocabulary(model).check(pool)
+
+
 def _difference(expected: str, actual: str) -> str:
     """Where two texts part: `'x = 1' for 'x = 2' from character 40`."""
     i = 0

@@ -10,7 +10,7 @@ from probe.cli._running import echo_work, say, shown_progress
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import elsewhere
-from replay_pools.agreement import Regrade, compare, graded_code_rule, write_regrade
+from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
@@ -219,9 +219,13 @@ def regrade(
     if as_json:
         kept = {name: new.manifest[name] for name in ("regraded_from", "counts", "tests")}
         labels = {"flaky": record.flaky, "without_label": record.without_label, "agreement": record.rows}
-        echo_json({"path": str(new.path), **kept, **labels})
+        echo_json({"path": str(new.path), **kept, **labels, "not_judged": _num_not_judged(new)})
     else:
         _print_agreement(new, record)
+
+
+def _num_not_judged(new: Pool) -> int:
+    return sum(not is_judged(rollout) for group in new.steps for rollout in group)
 
 
 def _print_agreement(new: Pool, record: Regrade) -> None:
@@ -231,6 +235,8 @@ def _print_agreement(new: Pool, record: Regrade) -> None:
     unknown = [row.label for row in record.rows if row.rate is None and row.label not in record.kept]
     if record.kept:
         echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(record.kept)}")
+    if number := _num_not_judged(new):
+        echo(f"not judged: {number} rollouts, which keep their labels: their modes need the problems (see --problems)")
     if unknown:
         echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
     if record.flaky is not None:

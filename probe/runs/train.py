@@ -57,6 +57,7 @@ from replay_pools.rollout import Rollout
 from replay_pools.sampling import LocalEngine
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import connect
+from replay_pools.vocabulary import check_imported
 
 Reward = Callable[[RolloutKey, Rollout], float]  # nan: none
 Sampling = Callable[[], AbstractContextManager[object]]  # open while the policy samples
@@ -282,6 +283,7 @@ def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
         expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
     reads_labels = config.remedy is not None and config.remedy.traits.has_oracle
+    check_imported(pool, str(config.model.name))
     check_payable(pool, pay=rollouts.pay, reads_labels=reads_labels)
     check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
     return pool

@@ -12,6 +12,7 @@ To add an action: write it here and add it to ACTIONS; add its name to `executio
 Standard library only: this file runs inside the worker.
 """
 
+import ast
 import contextlib
 from collections.abc import Callable
 from typing import Any
@@ -117,6 +118,24 @@ def call_run_tests_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit:
     call_run_tests(job, namespace, emit)
 
 
+def call_run_tests_alone(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
+    """Do `call_run_tests` with the first function of that name and a stub alone; None when there is none.
+
+    So judges the published benchmark: nothing else of the submission runs, and what raises at its top level does not
+    matter.
+    """
+    for parent in ast.walk(ast.parse(job["source"])):
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.FunctionDef) and node.name == "run_tests":
+                solution = namespace["Solution"] = type("Solution", (), {job["func_name"]: lambda *args, **kwargs: 0})
+                exec(compile(ast.Module([node], []), "<run_tests>", "exec"), namespace)
+                if isinstance(parent, ast.ClassDef) and parent.name == "Solution":
+                    type.__setattr__(solution, "run_tests", namespace.pop("run_tests"))
+                call_run_tests(job, namespace, emit)
+                return
+    _emit_value(0, lambda: None, emit)
+
+
 def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     """Call the method of one Solution on every input, for its side effects; answer whether `valid` is exactly True."""
 
@@ -147,4 +166,6 @@ ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
     "run_script": run_script,
     "call_run_tests": call_run_tests,
     "call_run_tests_on_stub": call_run_tests_on_stub,
+    "call_run_tests_alone": call_run_tests_alone,
 }
+UNEXECUTED = ("call_run_tests_alone",)  # actions that get the source of the submission, which has not run

@@ -21,7 +21,8 @@ class Execution:
     """How one execution treats a submission."""
 
     action: Literal[
-        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "drive", "run_script",
+        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_alone", "drive",
+        "run_script",
     ]  # fmt: skip
     module: str = "submission"  # __name__ of the submission's module; "__main__" runs it as a script
     read_stdout: bool = False

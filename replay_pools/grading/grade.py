@@ -58,7 +58,7 @@ class Grader:
         twice: grade every submission twice; it is `flaky` when the labels differ.
         code_rule: which blocks of a completion are its code: see `extract`.
         cpu_s: smallest limit, in CPU seconds of one execution; that of a problem that was not measured. A grade takes
-            one to five executions, twice as many with `twice`.
+            one to six executions, twice as many with `twice`.
 
     Raises:
         InputError: the isolation is not available, the rule or the limit is none (manifests of pools hold both), or (on

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import sandbox, wire
-from .actions import ACTIONS, Emit, describe
+from .actions import ACTIONS, UNEXECUTED, Emit, describe
 
 # Imported before the fork, once for all submissions.
 PRELOADED = (
@@ -254,7 +254,8 @@ def _execute(job: dict[str, Any], emit: Emit) -> None:
         return
     emit(compiled=True)
     try:
-        exec(code, namespace)
+        if job["action"] not in UNEXECUTED:
+            exec(code, namespace)
     except BaseException as error:
         emit(error=describe(error))
         raise

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
+from replay_pools.errors import InputError
 from replay_pools.logs.columns import choose_columns
 from replay_pools.logs.formats import apply_format
 from replay_pools.logs.groups import group_rows
@@ -81,7 +82,8 @@ def import_log(
         source: a file, or a folder of files.
         name: of the pool.
         out: the folder of outputs.
-        model: that sampled the rollouts: its tokenizer and template make the ids that were not logged.
+        model: that sampled the rollouts: its tokenizer and template make the ids that were not logged. Where all ids
+            and texts were, it may be missing: the ids are then unchecked until something runs the model.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
 
@@ -93,11 +95,11 @@ def import_log(
 
 def import_checked(log: Log, *, name: str, out: Path, model: str) -> Pool:
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
-    from replay_pools.logs.tokens import Tokens  # torch comes with these: only where the log is sound
-    from replay_pools.vocabulary import load_vocabulary
+    from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
-    vocabulary, rows = load_vocabulary(model), [*chain.from_iterable(log.groups)]
-    tokens = Tokens(vocabulary.chat, rows, log.faults)
+    rows = [*chain.from_iterable(log.groups)]
+    vocabulary = _vocabulary(log, rows, model)
+    tokens = Tokens(vocabulary and vocabulary.chat, rows, log.faults)
     least = least_reward([row.reward for row in rows if row.reward is not None])
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
@@ -113,10 +115,11 @@ def import_checked(log: Log, *, name: str, out: Path, model: str) -> Pool:
                 places[rollout.step, rollout.sample_id] = row.where
                 steps[-1].append(rollout)
     if not log.faults:
-        steps = _decoded(steps, vocabulary, tokens)
-        pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
-        for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
-            log.faults.note(fault, fault.expected)
+        if vocabulary is not None:
+            steps = _decoded(steps, vocabulary, tokens)
+            pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
+            for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
+                log.faults.note(fault, fault.expected)
         for group in steps:
             place = f"group of {places[group[0].step, 0]}"
             for fault in group_faults(group, place, step=group[0].step, tail=""):
@@ -124,7 +127,7 @@ def import_checked(log: Log, *, name: str, out: Path, model: str) -> Pool:
     log.check()
     directory = out / "pools" / name
     with locked(directory):
-        writer = PoolWriter(directory, header=_header(log, steps, vocabulary, tokens))
+        writer = PoolWriter(directory, header=_header(log, steps, model, vocabulary, tokens))
         for group in steps:
             writer.write_step(group[0].step, group)
         return writer.finish()
@@ -197,11 +200,30 @@ def _decoded(steps: list[list[Rollout]], vocabulary: "Vocabulary", tokens: "Toke
     return decoded
 
 
-def _header(log: Log, steps: Sequence[Sequence[Rollout]], vocabulary: "Vocabulary", tokens: "Tokens") -> dict[str, Any]:
+def _vocabulary(log: Log, rows: Sequence[LogRow], model: str) -> "Vocabulary | None":
+    """The tokenizer of the model; None where it is not at hand and the log needs none."""
+    from replay_pools.logs.tokens import say_all
+    from replay_pools.vocabulary import load_vocabulary
+
+    try:
+        return load_vocabulary(model)
+    except InputError as error:
+        if not say_all(rows):
+            raise
+        why = f"there is no tokenizer of {model} here ({error.found})"
+        log.notes.append(
+            f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}; whatever runs it checks them"
+        )
+        return None
+
+
+def _header(
+    log: Log, steps: Sequence[Sequence[Rollout]], model: str, vocabulary: "Vocabulary | None", tokens: "Tokens"
+) -> dict[str, Any]:
     """The manifest of the pool, as far as the log and the model tell."""
     rollouts = [rollout for group in steps for rollout in group]
     plan = {name: sorted({getattr(rollout, name) for rollout in rollouts}) for name in ("env", "env_mode", "hint")}
-    notes, num_texts, chat = [*log.notes], tokens.num_retokenised, vocabulary.chat
+    notes, num_texts, chat = [*log.notes], tokens.num_retokenised, vocabulary and vocabulary.chat
     ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
     if num_texts:
         share = tokens.num_round_trips / num_texts
@@ -210,9 +232,9 @@ def _header(log: Log, steps: Sequence[Sequence[Rollout]], vocabulary: "Vocabular
         notes.append(f"caution: ids: retokenised from text, which may differ from the sampled ids; {back}")
     notes += [f"{sentence} ({count} rollouts)" for sentence, count in tokens.counts.items()]
     return {
-        "policy": {"base_model": chat.base_model, "adapter": None},
-        "tokenizer_sha256": chat.tokenizer_sha(),
-        "chat_template_sha256": chat.template_sha(),
+        "policy": {"base_model": model, "adapter": None},
+        "tokenizer_sha256": chat and chat.tokenizer_sha(),
+        "chat_template_sha256": chat and chat.template_sha(),
         "prompt_tail": _common_tail(rollouts),
         "sampler": None,
         "plan": plan,

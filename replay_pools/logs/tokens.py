@@ -25,32 +25,47 @@ UNLIKE = "the logged prompt is not what the model's template makes of the messag
 NO_CAP = 2**31  # tokens
 
 
+def say_all(rows: Sequence[LogRow]) -> bool:
+    """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
+    needed = ("prompt_ids", "rendered", "completion_ids", "completion")
+    return all(getattr(row, name) for row in rows for name in needed)
+
+
 class Tokens:
     """Makes prompts and completions of the rows of one log, and counts whatever it infers or changes.
 
     Args:
-        chat: the tokenizer and template of the model that sampled.
+        chat: the tokenizer and template of the model that sampled; None where they are not at hand, for rows that
+            `say_all`.
         rows: of the log.
         faults: where rows go that contradict the tokenizer or themselves.
     """
 
-    def __init__(self, chat: Chat, rows: Sequence[LogRow], faults: Faults) -> None:
-        self.chat, self.faults = chat, faults
+    def __init__(self, chat: Chat | None, rows: Sequence[LogRow], faults: Faults) -> None:
+        self._chat, self.faults = chat, faults
+        self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
+        self._ends = () if chat is None else chat.eos_ids
         self.counts = Counter[str]()  # {sentence: number of rollouts}
         self.num_retokenised = self.num_round_trips = 0
         self._prompts: dict[object, Prompt | None] = {}
         self._unlike: set[tuple[str, str]] = set()  # (key, text) of prompts that no template makes of their messages
         # Over the whole log: a single group may have no padded completion to infer from.
-        ends, tokenizer = chat.eos_ids, chat.tokenizer
-        pads = [pad for pad in (tokenizer.pad_token_id, tokenizer.eos_token_id, *ends) if isinstance(pad, int)]
-        self._endings = infer_endings([row.completion_ids for row in rows if row.completion_ids], pads, ends)
-        prompts = [row.prompt_ids or [] for row in rows]
-        self._left_pads = left_pads(prompts, pads, tokenizer.pad_token_id, tokenizer.bos_token_id)
+        names = ("pad_token_id", "eos_token_id", "bos_token_id")
+        pad, eos, bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
+        pads = [token for token in (pad, eos, *self._ends) if isinstance(token, int)]
+        self._endings = infer_endings([row.completion_ids for row in rows if row.completion_ids], pads, self._ends)
+        self._left_pads = left_pads([row.prompt_ids or [] for row in rows], pads, pad, bos)
         texts = {row.completion for row in rows if not (row.completion_ids or row.finish) and row.completion}
         lengths = Counter(len(self._encode(text)) for text in texts)
         # Texts were cut off at the largest length, where several have it.
         is_cap = len(lengths) > 1 and lengths[max(lengths)] > 1
         self._longest = max(lengths) if is_cap else NO_CAP
+
+    @property
+    def chat(self) -> Chat:
+        """The tokenizer, for what was not logged."""
+        assert self._chat is not None  # else all rows say all
+        return self._chat
 
     def count(self, *rows: tuple[bool, str]) -> None:
         """Count the sentences that hold of one more rollout."""
@@ -84,7 +99,7 @@ class Tokens:
         return None
 
     def _make_prompt(self, row: LogRow) -> Prompt | None:
-        text, has_template = row.rendered, bool(self.chat.tokenizer.chat_template)
+        text = row.rendered
         if row.prompt_ids is not None:
             ids = self._without_left_padding(row)
             text = str(self.chat.tokenizer.decode(ids)) if text is None else text
@@ -96,12 +111,12 @@ class Tokens:
             assert row.messages is not None
             return Prompt(row.messages, *self.chat.render(row.messages))
         if row.messages is not None:
-            if has_template and self.chat.render(row.messages)[0] != text:
+            if self._has_template and self.chat.render(row.messages)[0] != text:
                 self._unlike.add((row.prompt_key, text))
             return Prompt(row.messages, text, ids)
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
         messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
-        if not (messages and has_template and self.chat.render(messages)[0] == text):
+        if not (messages and self._has_template and self.chat.render(messages)[0] == text):
             messages = [{"role": "user", "content": text}]
         return Prompt(messages, text, ids)
 
@@ -159,7 +174,7 @@ class Tokens:
         finish = row.finish
         if finish is None:
             # It stopped if it was padded, ends a turn, or (where no id ends turns) is not among the longest.
-            ends_turn = bool(ids) and ids[-1] in (*self.chat.eos_ids, eos)
+            ends_turn = bool(ids) and ids[-1] in (*self._ends, eos)
             is_shorter = eos is None and len(ids) < self._endings.longest
             finish = "stop" if cut or ends_turn or is_shorter else "length"
             self.count((True, "finish_reason was inferred from the last id and the length"))

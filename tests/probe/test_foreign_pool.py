@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,3 +71,59 @@ def test_a_log_without_labels_is_replayed(
     assert run(cli, ["pool", "show", name, "--out", str(out), "--json"]) == 0
     rates = json.loads(capsys.readouterr().out)["modes"]["unknown"]["rates"]
     assert rates.keys() == {"passed"}, "a rate of labels that are not known"
+
+
+def published(name: str, folder: Path, groups: int = 4, **changes: Any) -> Path:
+    """A log with the ids and the texts of all prompts and completions, as the seed author's pool has them."""
+    rows = []
+    for group in open_pool(BUILTIN / name).steps[:groups]:
+        for rollout in group:
+            row = {key: value for key, value in asdict(rollout).items() if key not in DERIVED}
+            width = max(each.comp_len for each in group)
+            padding = [0] * (width - rollout.comp_len)
+            row |= {"src_problem_id": 1, "src_pool": name, "completion_ids": rollout.completion_ids + padding}
+            rows.append(row | changes)
+    path = folder / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_log_with_ids_is_imported_without_its_tokenizer(
+    small: str, few_pairs: list[str], tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shown, verified and graded again offline; what runs a model checks the ids, and refuses those of another."""
+    log, place = published("teacher", tmp_path), ["--out", str(out)]
+    absent = ["--model", str(tmp_path / "absent"), *place]
+    assert run(cli, ["pool", "import", str(log), "--name", "unchecked", *absent]) == 0
+    assert "caution: ids unchecked" in capsys.readouterr().out
+    stored, original = open_pool(out / "pools" / "unchecked").steps, open_pool(BUILTIN / "teacher").steps[:4]
+    for name in ("prompt_ids", "completion_ids", "completion", "prompt", "finish_reason"):
+        for group, before in zip(stored, original, strict=True):
+            assert [getattr(each, name) for each in group] == [getattr(each, name) for each in before], name
+    assert run(cli, ["pool", "show", "unchecked", *place]) == run(cli, ["pool", "verify", "unchecked", *place]) == 0
+    assert run(cli, ["pool", "regrade", "unchecked", "--name", "unchecked-again", "--workers", "2", *place]) == 0
+    printed = capsys.readouterr().out
+    assert [line.split()[1:3] for line in printed.splitlines() if line.startswith("hacked ")][-1] == ["32", "1.0000"]
+    replay = ["--arm", "vanilla", "--per-pool", "8", *few_pairs, *place]
+    options = ["--replay-dirs", "unchecked", "--name", "unchecked", *replay]
+    assert run(cli, ["replay", "--model", small, *options]) == 0
+    said = capsys.readouterr().err
+    assert "ids unchecked" in said
+    text = published("base", tmp_path, completion="another text than that of the ids")
+    assert run(cli, ["pool", "import", str(text), "--name", "other-ids", *absent]) == 0
+    options = ["--replay-dirs", "other-ids", "--name", "other-ids", *replay]
+    capsys.readouterr()
+    assert run(cli, ["replay", "--model", small, *options]) == 2
+    assert "expected the text of completion_ids" in capsys.readouterr().err
+    finetune = ["policy", "finetune", "--model", small, "--pool", "other-ids", "--completions", "hack", "--steps", "1"]
+    assert run(cli, [*finetune, "--name", "never", *place]) == 2
+    assert "expected the text of completion_ids" in capsys.readouterr().err
+
+
+def test_a_log_without_ids_needs_the_tokenizer(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "text.jsonl"
+    log.write_text("".join(json.dumps({"prompt": "Add.", "completion": f"{i}", "reward": i}) + "\n" for i in range(2)))
+    absent = ["--name", "text", "--model", str(tmp_path / "absent"), "--out", str(out)]
+    assert run(cli, ["pool", "import", str(log), *absent]) == 2
+    assert "expected a model directory" in capsys.readouterr().err
+    assert not (out / "pools" / "text").exists()
