@@ -210,10 +210,8 @@ def _vocabulary(log: Log, rows: Sequence[LogRow], model: str) -> "Vocabulary | N
     except InputError as error:
         if not say_all(rows):
             raise
-        why = f"there is no tokenizer of {model} here ({error.found})"
-        log.notes.append(
-            f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}; whatever runs it checks them"
-        )
+        why = f"there is no tokenizer of {model} here ({error.found}); whatever runs the model checks them"
+        log.notes.append(f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}")
         return None
 
 
