@@ -170,9 +170,14 @@ def out_option(function: AnyFunction) -> AnyFunction:
     return click.option("--out", type=kind, default=DEFAULT_OUT, show_default=True, help="Root folder.")(function)
 
 
-def name_option(what: str, **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
-    """`--name NAME` -> `name: str`, a plain file name for `what`; `settings` go to click."""
-    return click.option("--name", callback=_check_name, help=f"Name of the {what} inside --out.", **settings)
+def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
+    """`--name NAME` -> `name: str`, a plain file name for `what`; `settings` go to click.
+
+    Args:
+        usual: what it is by default, where that is no fixed name.
+    """
+    text = f"Name of the {what} inside --out." + (f" Default: {usual}." if usual else "")
+    return click.option("--name", callback=_check_name, help=text, **settings)
 
 
 def dry_run_option(function: AnyFunction) -> AnyFunction:

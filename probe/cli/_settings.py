@@ -8,6 +8,7 @@
 An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -27,7 +28,7 @@ from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, pre
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.errors import InputError, unknown_name
-from replay_pools.storage.files import by_name, read_json
+from replay_pools.storage.files import by_name, dump_json, read_json, sha256
 from replay_pools.storage.tables import field_of, flat, keys_of
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -36,6 +37,8 @@ COMPLETE = {
     "intervention.arms": several_of(lambda _ctx: [*ARMS]),
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
+DIGITS = 6  # of the hash in a default name
+MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
 
 
 class SettingOption(click.Option):
@@ -186,6 +189,13 @@ def resolve_directions(file: Path, out: Path) -> Path:
     raise unknown_name(
         f"directions {file}", file.name, direction_names(out), expected=expected, fix="run probe extract"
     )
+
+
+def default_name(stem: str, shape: Any = None) -> str:
+    """A plain file name: letters and digits of the stem, and a hash of all that shapes the result where it is given."""
+    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
+    parts = [plain[:MOST_LETTERS].strip("-._"), *([] if shape is None else [sha256(dump_json(shape))[:DIGITS]])]
+    return "-".join(filter(None, parts))
 
 
 def direction_names(out: Path) -> list[str]:

@@ -77,7 +77,7 @@ def analyze(
 
     Examples:
 
-      probe analyze out/runs/replay --full
+      probe analyze out/runs/demo --full
 
       probe analyze both-bases --basis lora
 

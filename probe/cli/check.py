@@ -13,13 +13,12 @@ import click
 
 from probe.cli._frame import echo, echo_json, json_option, name_option, one_blas_thread, out_option
 from probe.cli._running import running
-from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
+from probe.cli._settings import SettingsCommand, configured, default_name, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
 from probe.records.run import elsewhere
 from probe.settings.run import ReplayConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
-from replay_pools.storage.files import dump_json, sha256
 
 if TYPE_CHECKING:
     from replay_pools.logs.sources import Log
@@ -28,14 +27,13 @@ ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
 # Settings that follow from what the command is given: a value of one's own would be ignored.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
-DIGITS = 6  # of the hash in a default name
 
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
 @click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns guessed wrong.")
 @click.option("--format", "format_name", help="Of the rollouts. Default: the one that recognises them.")
-@name_option("pool, run and page", default=None)
+@name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
 @settings_options(
     "replay",
     "intervention.extraction.pairs",
@@ -198,9 +196,8 @@ def _default_name(rollouts: Path, log: "Log", config: ReplayConfig) -> str:
     from extraction.selection import selected_pairs
 
     pairs = pairs_sha(selected_pairs(config.intervention.extraction))
-    shape = dump_json([log.groups, log.mapping, log.format, asdict(config), pairs])
-    stem = "".join(letter if letter.isalnum() else "-" for letter in rollouts.name.partition(".")[0]).strip("-")
-    return f"{stem or 'log'}-{sha256(shape)[:DIGITS]}"
+    shape = [log.groups, log.mapping, log.format, asdict(config), pairs]
+    return default_name(rollouts.name.partition(".")[0] or "log", shape)
 
 
 def _mapped(rollouts: Path, log: "Log") -> str:

@@ -1,6 +1,7 @@
 """probe replay: stored rollouts through the step, every arm measured against its directions."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,18 @@ from probe.cli._frame import (
     out_option,
 )
 from probe.cli._running import echo_preview, mean_of, rounding_line, running, say, track_option
-from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
+from probe.cli._settings import (
+    MOST_LETTERS,
+    SettingsCommand,
+    default_name,
+    run_config,
+    say_defaults,
+    settings_options,
+)
 from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig
 
 # Of --help, {title: options}: what a first run needs comes first.
 GROUPS = {
@@ -33,7 +43,7 @@ GROUPS = {
 
 
 @click.command(cls=SettingsCommand, groups=GROUPS)
-@name_option("run", default="replay", show_default=True)
+@name_option("run", "its pools and arms, with a hash of other settings that are not the default", default=None)
 @settings_options(
     "replay",
     "source.replay_dirs",
@@ -56,7 +66,9 @@ GROUPS = {
 @dry_run_option
 @json_option
 @click.pass_context
-def replay(ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool) -> None:
+def replay(
+    ctx: click.Context, name: str | None, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool
+) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
 
     A killed run continues where it stopped, and ends in the same bytes. Examples:
@@ -68,7 +80,7 @@ def replay(ctx: click.Context, name: str, track: tuple[str, ...], out: Path, dry
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
     config = run_config(ctx, "replay", out)
-    directory = out / "runs" / name
+    directory = out / "runs" / (name or _default_name(config))
     if dry_run:
         from probe.runs.footprint import preview_replay
 
@@ -100,6 +112,15 @@ def demo(ctx: click.Context, out: Path) -> None:
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
         with root.command.make_context("probe", [*words, *place]) as verb:
             root.command.invoke(verb)
+
+
+def _default_name(config: ReplayConfig) -> str:
+    """`teacher-base.vanilla-projected`; a hash follows where that does not say all: no two settings share a name."""
+    pools, arms = config.source.replay_dirs, config.intervention.arms
+    stem = f"{'-'.join(Path(pool).name for pool in pools)}.{'-'.join(arms)}"
+    usual = configure("replay", options={"source.replay_dirs": pools, "intervention.arms": arms})
+    says_all = config == usual and len(stem) <= MOST_LETTERS and not any("/" in pool for pool in pools)
+    return default_name(stem, None if says_all else asdict(config))
 
 
 def _print_run(directory: Path, as_json: bool) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@name_option("report", default=None)
+@name_option("report", "that of the spec, or of the runs", default=None)
 @click.option(
     "--figures", type=click.Choice(["svg", "pdf", "png"]), default="svg", show_default=True, help="Format of the files."
 )
@@ -53,13 +53,13 @@ def report(
 
     Examples:
 
-      probe report out/runs/replay
+      probe report out/runs/demo
 
       probe report out/runs/vanilla-0 out/runs/projected-0 --name first-seeds
 
       probe report spec/phase2.toml
 
-      probe report out/runs/replay --tables parquet
+      probe report out/runs/demo --tables parquet
     """
     if tables is not None:
         _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)

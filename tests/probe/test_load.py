@@ -3,14 +3,16 @@
 import io
 import json
 import math
+import re
 import shutil
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import probe
+from probe.analysis.cosines import HACK_AMONG_PAID, contrasts
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import GradientRecord, SampleRecord, StepRecord
@@ -132,3 +134,16 @@ def test_the_schema_document_is_that_of_the_dataclasses(loaded: Run) -> None:
             assert len(field.meaning) > 5, f"{record.__name__}.{field.name} has no meaning"
             assert f"| `{field.name}` | {field.kind}{' or null' if field.nullable else ''} |" in text
     assert get_args(TableName) == ("samples", "steps", "evals")
+
+
+def test_a_t_test_of_ones_own_reads_the_files(many_arms: Path) -> None:
+    """The five lines of the guide, which import nothing of ours, are Welch's test of the analysis."""
+    text = (ROOT / "spec" / "guide" / "numbers.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(snippet.splitlines()) == 5
+    names: dict[str, Any] = {}
+    exec(snippet.replace("out/runs/first", str(many_arms)), names)
+    records = [sample for sample in probe.load(many_arms).samples if sample.arm == "vanilla"]
+    contrast = next(row for row in contrasts(records, "vanilla") if row.name == HACK_AMONG_PAID)
+    assert len(names["paid"]) == contrast.n_a + contrast.n_b > 4
+    assert names["test"].pvalue == pytest.approx(contrast.welch_p, rel=1e-9)

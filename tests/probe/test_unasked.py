@@ -8,6 +8,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli.replay import GROUPS, replay
+from probe.settings.arms import ARMS
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,45 @@ def test_write_on_runs_keeps_what_full_prints(
     both = (out / "reports" / "kept-other.md").read_text()
     assert full in both
     assert "run other: " in both
+
+
+def test_runs_without_a_name_do_not_collide_and_go_on(
+    out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pools and arms name a run, with a hash where other settings are not the default; the same settings are the same
+    run, which is found again.
+    """
+
+    def made(*options: str) -> str:
+        capsys.readouterr()
+        assert run(cli, ["replay", "--steps", "1", "--out", str(out), *quick, *options]) == 0, capsys.readouterr().err
+        (directory,) = re.findall(r"; run in (\S+);", capsys.readouterr().out)
+        return Path(directory).name
+
+    first, gated = made("--arm", "vanilla"), made("--arm", "vanilla,projected")
+    assert re.fullmatch(r"teacher-base\.vanilla-[0-9a-f]{6}", first)
+    assert re.fullmatch(r"teacher-base\.vanilla-projected-[0-9a-f]{6}", gated)
+    assert len({first, gated, made("--arm", "vanilla", "--seed", "1")}) == 3
+    before = (out / "runs" / first / "timings.jsonl").read_bytes()
+    assert made("--arm", "vanilla") == first
+    assert (out / "runs" / first / "timings.jsonl").read_bytes() == before, "made again"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--arm", "vanilla"], r"teacher-base\.vanilla"),
+        (["--arm", "vanilla", "--set", "source.match=problem"], r"teacher-base\.vanilla"),
+        (["--arm", "vanilla", "--match", "none"], r"teacher-base\.vanilla-[0-9a-f]{6}"),
+        (["--arm", ",".join(ARMS)], r"teacher-base\.vanilla-projected-[a-z-]+-[0-9a-f]{6}"),
+    ],
+)
+def test_the_default_name_says_what_it_can(
+    options: list[str], name: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pools and arms alone where all else is the default; a name is no longer than a file's."""
+    capsys.readouterr()
+    assert run(cli, ["replay", "--dry-run", "--out", str(out), *options]) == 0, capsys.readouterr().err
+    given = Path(capsys.readouterr().out.partition(": new")[0]).name
+    assert re.fullmatch(name, given)
+    assert len(given) < 128
