@@ -4,6 +4,7 @@ To add a basis: a subclass of `extraction.adapters.interface.Coordinates`, a bra
 in `extraction.library.attach_basis`, a word in `Basis`. To add a loss type: see `extraction.loss`.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -32,6 +33,38 @@ def kind_of(flavour: str) -> str:
     'pass'
     """
     return flavour.partition("/")[0]
+
+
+MOST_WEIGHTS = 0.9  # share of the linear weights below which what is left out is said
+MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapted:
+    """How much of a model has coordinates.
+
+    Of its linear weights: matrices and stacks of matrices (as of experts), each once, but for embeddings and the head.
+    """
+
+    share: float  # in [0, 1]
+    left_out: Mapping[str, float]  # {end of a path: share} of the others, the largest first
+    linears: Sequence[str] = ()  # those of them that `model.targets` can name
+
+    @property
+    def caution(self) -> str:
+        """What no gradient, direction or gate sees; "" where it is little."""
+        if self.share >= MOST_WEIGHTS:
+            return ""
+        named = [f"{name} {share:.0%}" for name, share in [*self.left_out.items()][:MOST_NAMED]]
+        more = len(self.left_out) - len(named)
+        others = ", ".join([*named, *([f"{more} more"] if more else [])])
+        targets = ",".join(f'"{name}"' for name in ("all", *self.linears))
+        fix = f"; --set 'model.targets=[{targets}]' adapts what can be" if self.linears else ""
+        return f"{self}: no gradient, direction or gate sees the others ({others}{fix})"
+
+    def __str__(self) -> str:
+        """One clause."""
+        return f"{self.share:.1%} of the linear weights have coordinates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from extraction.adapters.lora import (
     orthonormal_frames,
 )
 from extraction.adapters.singular import attach_delta_s, delta_s_coordinates
-from extraction.adapters.targets import ALL, find_targets
+from extraction.adapters.targets import ALL, adapted_share, find_targets
 from extraction.words import Basis, Storage
 from replay_pools.errors import InputError
 
@@ -77,11 +77,16 @@ def attach(
     # Only where there is one: fingerprints without it are of base models.
     if start_adapter is not None:
         identity["start_adapter"] = start_adapter
+    adapted = adapted_share(model, paths)
+    coordinates: Coordinates
     if basis == "svd":
-        return attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank, storage=storage)
-    rank = DEFAULT_RANK if rank is None else rank
-    alpha = float(rank if alpha is None else alpha)
-    return attach_lora(model, paths, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
+        coordinates = attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank, storage=storage)
+    else:
+        rank = DEFAULT_RANK if rank is None else rank
+        alpha = float(rank if alpha is None else alpha)
+        coordinates = attach_lora(model, paths, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
+    coordinates.adapted = adapted
+    return coordinates
 
 
 ROUNDING = 64  # how many machine epsilons the QR of another machine may move an entry of A

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from extraction.batch import Segments
-from extraction.words import Basis
+from extraction.words import Adapted, Basis
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.storage.tensors import seal
@@ -62,9 +62,11 @@ class Coordinates(ABC):
         model: the PEFT model.
         layers: the adapter layer of each module.
         sizes: the number of coordinates r of each module.
+        adapted: how much of the model they are; None of an adapter that was there already.
     """
 
     basis: Basis
+    adapted: Adapted | None = None
 
     def __init__(self, model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]) -> None:
         self.model = model

@@ -4,12 +4,14 @@ To add an architecture with other names: a row in `SUFFIXES_BY_MODEL_TYPE`. To a
 key in every row.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from extraction.words import Adapted
 from replay_pools.errors import InputError
 
 # {model type: {kind of projections: its suffixes}}; never embeddings or the head
@@ -71,6 +73,32 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
             fix=f"choose among all, attention, mlp, {', '.join(candidates) or 'nothing: the model has no Linear'}",
         )
     return paths
+
+
+def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
+    """How much of the base model the modules at `paths` are; `model` may be on the meta device."""
+    head = model.get_output_embeddings()
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
+    apart = {id(module.weight) for module in embeddings}
+    adapted = {f"{path}.weight" for path in paths}
+    total, left_out, linears = 0, Counter[str](), set[str]()
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or id(parameter) in apart:
+            continue
+        total += parameter.numel()
+        if name not in adapted:
+            path = name.removesuffix(".weight")
+            # Without the numbers of layers and experts.
+            end = ".".join([part for part in path.split(".") if not part.isdecimal()][-2:])
+            left_out[end] += parameter.numel()
+            if path != name and isinstance(model.get_submodule(path), nn.Linear | Conv1D) and has_suffix(path, end):
+                linears.add(end)
+    shares = {name: count / total for name, count in left_out.most_common()}
+    return Adapted(
+        share=1 - left_out.total() / max(total, 1),
+        left_out=shares,
+        linears=[name for name in shares if name in linears],
+    )
 
 
 def weight_matrix(module: nn.Module, name: str) -> Tensor:

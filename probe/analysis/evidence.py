@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from extraction.words import Basis
+from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
     MEASURES,
     SCORES,
@@ -162,6 +162,12 @@ class Evidence:
     def additivity_tolerance(self) -> float | None:
         """What the dtype's rounding explains of the steps' `additivity_error`."""
         return self.records.manifest.get("additivity", {}).get("tolerance")
+
+    @property
+    def adapted(self) -> Adapted | None:
+        """How much of the model has coordinates; None of a run that does not say."""
+        stored = self.records.manifest.get("adapted")
+        return None if stored is None else Adapted(**stored)
 
     @cached_property
     def pools(self) -> list[PoolFacts]:

@@ -57,6 +57,8 @@ def format_analysis(analysis: Analysis) -> str:
     validity = ["Validity, part by part"]
     for part in analysis.validity:
         validity += wrap(f"  {part.says:<9} {part.name}: {part.text}", indent=" " * 12)
+    if analysis.adapted is not None:
+        validity += ["", f"{analysis.adapted}."]
     rows = [SEED_TABLES, *(line for row in analysis.checks for line in finding_lines(row))]
     tables = [heldout_table(analysis), *all_tables(analysis), power_table(analysis)]
     sections = ["\n".join(validity), *filter(None, map(render_table, tables)), "\n".join(rows)]

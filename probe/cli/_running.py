@@ -165,8 +165,8 @@ def echo_footprint(footprint: "Footprint | None") -> None:
     """The adapted modules of a model; sizes and their sum. Nothing where no model is known."""
     if footprint is None:
         return
-    count, share = sum(row.modules for row in footprint.modules), sum(row.share for row in footprint.modules)
-    echo(f"\nAdapted in {footprint.model}: {count} modules, {share:.0%} of the weights")
+    adapted, count = footprint.adapted, sum(row.modules for row in footprint.modules)
+    echo(f"\nAdapted in {footprint.model}: {count} modules; {adapted.caution or adapted}")
     cells = [
         (row.projection, row.modules, f"{row.shape[0]} x {row.shape[1]}", f"{row.share:.1%}")
         for row in footprint.modules

@@ -72,6 +72,7 @@ def check(
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     log, pair_notes = _checked(rollouts, format_name, mapping, config, given_keys(ctx))
     name = name or _default_name(rollouts, log, config)
+    from probe.runs.footprint import adapted_weights
     from probe.runs.replay import replay
     from replay_pools.logs.importing import import_checked
 
@@ -79,7 +80,10 @@ def check(
     if not as_json:
         first, *others = pair_notes
         lines = _log_lines(rollouts, log, pool, str(config.model.name), out)
-        echo("\n".join([*lines, first, *(f"  {note}" for note in others)]) + "\n")
+        lines += [first, *(f"  {note}" for note in others)]
+        adapted = adapted_weights(config.model, str(config.model.name))
+        lines += [f"model {config.model.name}: {adapted.caution or adapted}"]
+        echo("\n".join(lines) + "\n")
     per_pool = config.source.per_pool if "source.per_pool" in given_keys(ctx) else _group_size(log)
     config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from extraction.words import BASES, Basis
+from extraction.words import BASES, Adapted, Basis
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._running import rounding_line, say
 from probe.cli._settings import SettingsCommand, run_config, settings_options
@@ -91,7 +91,8 @@ def extract(
             raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
         save_pair_gradients(pairs_path(path), library.pair_gradients)
         save_directions(path, directions)
-        card = write_card(path, directions, library.pair_gradients)
+        adapted = coordinates.adapted
+        card = write_card(path, directions, library.pair_gradients, adapted and asdict(adapted))
     rounding = coordinates.rounding()
     if as_json:
         echo_json({"path": str(path), **card, "rounding": rounding})
@@ -176,11 +177,13 @@ def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]
 def print_card(file: Path, card: Mapping[str, Any]) -> None:
     """The card as text; `probe extract` ends with it too."""
     settings, held_out = card["settings"], card["held_out"]
+    adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
     echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
     rows = [
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
         ("modules", card["num_modules"]),
+        *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
         ("modules without any", card["num_empty_modules"]),
         ("method", settings["method"]),
@@ -208,3 +211,5 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("file sha256", card["sha256"][:16]),
     ]
     echo_table(("", ""), rows)
+    if adapted and adapted.caution:
+        echo(f"CAUTION: {adapted.caution}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from extraction.words import Adapted
 from probe.analysis.formatting import TextTable
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, OWN_POOLS, Run
 from probe.records.timings import starts_of
@@ -53,6 +54,7 @@ def facts(run: Run, report: Report) -> TextTable:
             "adapted modules",
             ", ".join(f"{count} ({basis})" for basis, count in manifest.get("num_modules", {}).items()),
         ),
+        *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
         ("manifest", f"sha256 {sha256((run.path / MANIFEST_FILE).read_bytes())}, {len(manifest['files'])} files"),
         ("additivity", _additivity(manifest.get("additivity"))),
         ("noise of the dtype", _noise(manifest.get("dtype_noise"))),

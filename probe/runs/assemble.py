@@ -94,6 +94,8 @@ def assemble(
     conditions, primary = config.objectives(), config.primary
     bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
     coordinates = next(iter(bases.values()))
+    if coordinates.adapted is not None and coordinates.adapted.caution:
+        say(coordinates.adapted.caution)
     grams: dict[Basis, GramRecorder] = {}
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()

@@ -7,6 +7,7 @@ A replay that extracts its own v_hack leaves no file of it, but the gradients th
 its inner products in the run. What reproduces those is what the run measured along. No weights are loaded.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -41,12 +42,15 @@ SETTINGS = ("method", "k", "tau", "drop_bottom_frac", "loss_type", "max_completi
 SAME = 1e-6  # relative difference of inner products that the order of a sum explains
 
 
-def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict[str, Any]:
+def write_card(
+    path: Path, directions: Directions, pairs: PairGradients, adapted: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Make the card of the direction file `path`, write it beside the file, and return it.
 
     Args:
         directions: what the file holds.
         pairs: the gradients that they were extracted from.
+        adapted: fields of `Adapted`, of the model.
     """
     metadata = directions.metadata
     margins: list[int] = []
@@ -72,6 +76,7 @@ def write_card(path: Path, directions: Directions, pairs: PairGradients) -> dict
         "pairs_sha256": metadata["pairs_sha256"],
         "num_pairs": metadata["num_pairs"],
         "num_modules": len(directions.vectors),
+        "adapted": adapted,
         "num_directions": directions.num_directions(),
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
         "settings": {name: metadata[name] for name in SETTINGS},
@@ -123,7 +128,7 @@ def direction_file(run: Run, config: StepConfig, out_dir: Path) -> tuple[str, Pa
         return path.stem, None
     save_pair_gradients(pairs_path(path), pairs)
     save_directions(path, directions)
-    write_card(path, directions, pairs)
+    write_card(path, directions, pairs, run.manifest.get("adapted"))
     return path.stem, path
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.adapters.targets import adapted_share, find_targets, weight_matrix
 from extraction.logprobs import CHUNK_SIZE
 from extraction.passes import activation_bytes, tokens_that_fit
 from extraction.selection import selected_pairs
-from extraction.words import ExtractionSettings
+from extraction.words import Adapted, ExtractionSettings
 from probe.runs.heldout import eval_settings
 from probe.runs.replay import ReplayInputs
 from probe.runs.resume import find_run, is_complete
@@ -148,6 +148,7 @@ class Footprint:
 
     model: str
     modules: list[Coverage]
+    adapted: Adapted
     memory: dict[str, int]  # {what: bytes}
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +222,18 @@ def run_footprint(
         rows[f"sampling: keys and values of {what}, beyond the memory of a pass"] = max(
             0, num_bytes - sum(passes.values())
         )
-    return Footprint(model=model, modules=coverage(skeleton, config.model.targets), memory=rows)
+    modules, adapted = coverage(skeleton, config.model.targets), adapted_weights(config.model, model)
+    return Footprint(model=model, modules=modules, adapted=adapted, memory=rows)
+
+
+def adapted_weights(config: ModelConfig, model: str) -> Adapted:
+    """How much of a model has coordinates, by its shapes alone.
+
+    Raises:
+        InputError: no such model, or no matching target.
+    """
+    skeleton = _skeleton(model, config.dtype)
+    return adapted_share(skeleton, find_targets(skeleton, config.targets))
 
 
 def sampling_memory(model: PreTrainedModel, config: TrainConfig, lengths: Mapping[str, int] | None) -> tuple[str, int]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.adapters.targets import adapted_share, find_targets, weight_matrix
 from replay_pools.errors import InputError
 
 
@@ -59,3 +59,19 @@ def test_weight_matrix_is_out_by_in(build_model):
         module = build_model(architecture).get_submodule(name)
         bias = 0 if module.bias is None else module.bias
         torch.testing.assert_close(module(x), x @ weight_matrix(module, name).T + bias)
+
+
+def test_the_share_of_the_linear_weights_is_counted_by_hand(build_model, architecture):
+    """Of an ordinary model all, whatever its head; of a part of its projections their numbers; biases count nowhere."""
+    model = build_model(architecture)
+    everything = adapted_share(model, find_targets(model))
+    assert (everything.share, everything.left_out, everything.caution) == (1.0, {}, "")
+    assert str(everything) == "100.0% of the linear weights have coordinates"
+    attention = find_targets(model, ["attention"])
+    weights = {name: model.get_submodule(name).weight.numel() for name in find_targets(model)}
+    part = adapted_share(model, attention)
+    assert part.share == pytest.approx(sum(weights[name] for name in attention) / sum(weights.values()))
+    assert part.share + sum(part.left_out.values()) == pytest.approx(1)
+    mlp = ["mlp.c_fc", "mlp.c_proj"] if architecture == "gpt2" else ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    assert list(part.linears) == mlp
+    assert find_targets(model, ["attention", *part.linears]) == find_targets(model)

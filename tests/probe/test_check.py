@@ -1,6 +1,8 @@
 """`probe check` through the real command: from logs with text alone and pairs of three keys to a verdict and a page."""
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import small_model
+from small import HYBRID, small_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from extraction.pairs import builtin_pairs
@@ -87,9 +89,37 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     assert {step.arm for step in stored.steps} == {"vanilla", "projected", "random"}
     assert {len([s for s in stored.samples if (s.step, s.arm) == (0, "vanilla")])} == {8}
     before = {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()}
+    assert f"\nmodel {small}: 100.0% of the linear weights have coordinates\n" in text
     code, again, _ = check(*command)
     assert (code, again) == (0, text)
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
+
+
+def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, capsys) -> None:
+    """Of a hybrid model: before the replay, with the verdict, and by an extraction; the setting that is printed adapts
+    more. Of an ordinary model it is all, and no caution.
+    """
+    hybrid = str(small_model(tmp_path / "hybrid", **HYBRID))
+    log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys()[:4])
+    code, text, _ = check(log, "--pairs", pairs, "--model", hybrid, "--k", "1", "--name", "hybrid")
+    assert code == 0
+    stored = read_run(out / "runs" / "hybrid").manifest["adapted"]
+    assert 0.5 < stored["share"] < 0.9
+    assert next(iter(stored["left_out"])) == "linear_attn.in_proj_qkv"
+    caution = f"{stored['share']:.1%} of the linear weights have coordinates: no gradient, direction or gate sees the"
+    before, _, after = text.partition("VERDICT: ")
+    assert f"model {hybrid}: {caution}" in before
+    assert f"- {caution}" in " ".join(after.split())
+    # The setting as it stands there, by hand: with it the four small parts are left.
+    (setting,) = re.findall(r"--set ('model.targets=\[.*?\]')", before)
+    extract = ["extract", "--model", hybrid, "--pairs", pairs, "--k", "1", "--out", str(out)]
+    for options, name in (([], "some"), (["--set", *shlex.split(setting)], "most")):
+        assert run(cli, [*extract, "--name", name, *options]) == 0
+        card = json.loads((out / "directions" / f"{name}.card.json").read_text())["adapted"]
+        printed = capsys.readouterr().out
+        assert f"{card['share']:.1%}" in printed
+        assert ("CAUTION: " in printed) == (card["share"] < 0.9) == (name == "some")
+        assert (card == stored) == (name == "some")
 
 
 def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) -> None:

@@ -286,6 +286,8 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
     if unseen:
         sentences.append(f"not seen: {'; '.join(unseen)}")
+    if evidence.adapted is not None and evidence.adapted.caution:
+        sentences.append(evidence.adapted.caution)
     samples = evidence.samples
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     if reasons:
