@@ -111,7 +111,8 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     analyses = [analysis for of_run in by_run for analysis in of_run]
     arms: list[Verdict] = []
     if len(records) > 1:
-        from probe.analysis.verdict.trained import grouped, judge_arms
+        from probe.analysis.verdict.trained import judge_arms
+        from probe.analysis.verdict.trained_arms import grouped
 
         # A run that trains has one condition, and so one analysis.
         trained = grouped([of_run[-1] for of_run in by_run])

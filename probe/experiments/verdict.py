@@ -18,7 +18,8 @@ from probe.analysis.evidence import PlannedTraining
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
-from probe.analysis.verdict.trained import Trainings, judge_arms, of_runs
+from probe.analysis.verdict.trained import judge_arms
+from probe.analysis.verdict.trained_arms import Trainings, of_runs
 from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of

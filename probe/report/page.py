@@ -22,12 +22,12 @@ MARKS = {  # a word is told by its mark, not by its colour alone
     "PASS": "\u2713",
     "YES": "\u2713",
     "HOLDS": "\u2713",
-    "WORKS": "\u2713",
+    **dict.fromkeys(("WORKS", "LOWERS", "FALLS", "KEPT"), "\u2713"),
     "FAIL": "\u2715",
-    "NO": "\u2715",
+    **dict.fromkeys(("NO", "RISES", "LOST"), "\u2715"),
     "BROKEN": "\u2715",
     "VACUOUS": "\u2205",
-    **dict.fromkeys(("INCONCLUSIVE", "UNCLEAR", "UNDERPOWERED", "CONFOUNDED", "UNMEASURED", "NOT SEEN"), "?"),
+    **dict.fromkeys(("INCONCLUSIVE", "UNCLEAR", "UNDERPOWERED", "CONFOUNDED", "UNMEASURED", "NOT SEEN", "OPEN"), "?"),
 }
 # A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
 from probe.analysis.text_report import all_tables
-from probe.analysis.verdict.verdict import Verdict, arm_sentences
+from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
 from probe.experiments.verdict import go_plan
 from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
@@ -233,8 +233,9 @@ def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:
     for verdict in verdicts:
         about = verdict.about
         rates = ["-" if rate is None else f"{rate:.0%}" for rate in (about["hack"], about["solve"])]
-        rows.append((about["name"], verdict.word, *rates, str(len(about["seeds"])), verdict.sentence))
-    header = ("treatment", "verdict", "hack", "solve", "seeds", "why")
+        seeds = str(len(about["seeds"]))
+        rows.append((about["name"], verdict.word, *rates, *effect_and_price(verdict), seeds, verdict.sentence))
+    header = ("treatment", "verdict", "hack", "solve", "hacks less, points", "solving lost, points", "seeds", "why")
     return TextTable(name="outcomes", title="Verdict on every treatment", header=header, rows=rows, left=2)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from probe.analysis.formatting import TextTable, number, p_value, share
 from probe.analysis.text_report import all_tables, basis_table
-from probe.analysis.verdict.trained import grouped, judge_arms
+from probe.analysis.verdict.trained import judge_arms
+from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
 from probe.report.inputs import Report, View

@@ -48,6 +48,14 @@ class Word(StrEnum):
     DOMINATED = "DOMINATED"
     COSTS = "COSTS"
     NO_EFFECT = "NO EFFECT"
+    LOWERS = "LOWERS"
+    RAISES = "RAISES"
+    FALLS = "FALLS"
+    NO_FALL = "NO FALL"
+    RISES = "RISES"
+    KEPT = "KEPT"
+    LOST = "LOST"
+    OPEN = "OPEN"
     PASS = "PASS"
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -62,7 +70,10 @@ class Word(StrEnum):
 
 
 OF_REPLAY: tuple[Word, ...] = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC, Word.UNDERPOWERED, Word.GO)
-OF_ARM: tuple[Word, ...] = (Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.NO_EFFECT, Word.UNDERPOWERED)
+OF_ARM: tuple[Word, ...] = (
+    *(Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.LOWERS),
+    *(Word.RAISES, Word.NO_EFFECT, Word.UNDERPOWERED),
+)
 OF_CRITERION: tuple[Word, ...] = (Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS)
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)

@@ -1,6 +1,7 @@
 """Coverage, false positives and power of what the analysis prints, by simulation: the tables of spec/guide/numbers.md.
 
-    python tests/bench/calibration_table.py          # minutes; prints Markdown, the same every time
+    python tests/bench/calibration_table.py                  # minutes; prints Markdown, the same every time
+    python tests/bench/calibration_table.py arms_at_once     # one table
 
 Each table is one function that yields its rows. The simulated truth is always known, and the functions under test are
 those of the program.
@@ -8,12 +9,13 @@ those of the program.
 
 import inspect
 import math
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from probe.analysis.statistics import crossed
 from probe.analysis.statistics.geometry import (
     Extraction,
     Gradients,
@@ -39,7 +41,9 @@ from probe.analysis.statistics.significance import (
     welch_interval,
     welch_test,
 )
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from many_arms import Bench  # noqa: E402
 
 SIMS = 1000
 GROUP = 8  # samples of a prompt
@@ -156,39 +160,31 @@ def powers() -> Iterator[tuple]:
 
 
 def arms_at_once() -> Iterator[tuple]:
-    """Arms at once: m arms without effect beside one vanilla; whether one is said to hack less; whether all hold.
+    """Arms at once: 16 arms beside one vanilla, sd about 12 points between seeds, the primary named before the data.
 
-    64 problems, hack rates about .6, of problems and seeds that differ. Before: every arm at 95%; now: all together.
+    Shares of benches in which no statement is wrong, and of falls of 30 points that are shown.
     """
-    yield "arms", "seeds", "before: any false", "now: any false", "before: all hold", "now: all hold"
-    for arms in (1, 3, 8, 27):
-        for seeds in (3, 8):
-            rng, draws = np.random.default_rng([arms, seeds]), []
-            for _ in range(SIMS // 2):
-                vanilla, *others = trained_arms(rng, seeds, [0.0] * (arms + 1))
-                draws.append([fall_of(vanilla, x) for x in others])
-            columns = []
-            for level in (ALPHA, ALPHA / arms):
-                columns.append(share(any(is_fall(arm, level) for arm in draw) for draw in draws))
-                columns.append(share(all(covers(arm.bounded(level).interval, 0.0) for arm in draw) for draw in draws))
-            yield arms, seeds, columns[0], columns[2], columns[1], columns[3]
-
-
-def trained_arms(rng, seeds: int, centres: list[float], problems: int = 64) -> list[np.ndarray]:
-    """(seeds, problems) of hacks of each arm: problems are as hard for all, react to each, and seeds differ."""
-    hard, arms = 0.7 + 1.5 * rng.normal(size=problems), []
-    for centre in centres:
-        logits = hard + centre + 0.7 * rng.normal(size=problems) + 0.5 * rng.normal(size=(seeds, 1))
-        arms.append((rng.random(logits.shape) < 1 / (1 + np.exp(-logits))).astype(float))
-    return arms
-
-
-def fall_of(vanilla: np.ndarray, arm: np.ndarray):
-    return crossed.difference(*(crossed.rate(x, x.size) for x in (vanilla, arm)))
-
-
-def is_fall(compared, level: float) -> bool:
-    return compared.bounded(level).interval.low > 0 and compared.value >= MATERIAL_RATE
+    yield "world", "seeds", "all hold", "primary shown", "others shown"
+    none, half, full = [0.7] * 17, [0.7] + [0.4] * 8 + [0.7] * 8, [0.7] + [0.4] * 16
+    even, costly, high = [0.5] * 17, [0.6] + [0.45] * 16, [2.0, 0.5] * 8 + [2.0]
+    worlds = [("none falls", none, even, [], n, 0) for n in (3, 4, 8)]
+    worlds += [("all fall", full, even, [], n, 0) for n in (3, 4, 6, 8)]
+    worlds += [
+        ("half fall", half, even, [], 4, 0),
+        ("half fall, each loses 15 points of solving", half, costly, [], 4, 0),
+        ("half fall to 2%", [0.7] + [0.02] * 8 + [0.7] * 8, even, [], 4, 0),
+        ("half fall, but not the primary", [0.7, 0.7] + [0.4] * 8 + [0.7] * 7, even, [], 4, 0),
+        ("half fall, 64 problems kept apart", half, even, [], 4, 64),
+        ("half fall, variances differ by 4, vanilla's is high", half, even, high, 4, 0),
+        ("half fall, variances differ by 4, vanilla's is low", half, even, [1 / factor for factor in high], 4, 0),
+        ("half fall, vanilla's variance is twice the others'", half, even, [2.0] + [1.0] * 16, 4, 0),
+        ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, 4, 0),
+        ("a primary and two others, all fall", full[:4], even[:4], [], 4, 0),
+    ]
+    for name, hack, solve, factors, seeds, problems in worlds:
+        tally = Bench(hack=hack, solve=solve, seeds=seeds, factors=factors, problems=problems).tally(SIMS)
+        cells = (tally.get(key) for key in ("all hold", "primary", "others"))
+        yield name, seeds, *("-" if cell is None else f"{cell:.3f}".removeprefix("0") for cell in cells)
 
 
 def paid_axis() -> Iterator[tuple]:
@@ -271,7 +267,11 @@ def gradients(pairs, rows) -> Gradients:
 
 
 def main() -> None:
-    for table in (means, contrasts, areas, rates, arms_at_once, powers, paid_axis, live_modules):
+    tables = {
+        table.__name__: table
+        for table in (means, contrasts, areas, rates, arms_at_once, powers, paid_axis, live_modules)
+    }
+    for table in [tables[name] for name in sys.argv[1:]] or tables.values():
         rows = iter(table())
         header = next(rows)
         print(

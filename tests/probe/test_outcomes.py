@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import shlex
 import shutil
 from collections.abc import Callable
@@ -18,8 +19,10 @@ from gallery import check_command, check_gallery
 from trainings import Rates, plant
 
 from probe.analysis.formatting import WIDTH
+from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import TrainingOutcome
-from probe.analysis.verdict.trained import TrainedArm, Trainings, next_step, of_runs, questions
+from probe.analysis.verdict.trained import next_step, questions
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, step_down
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
@@ -64,6 +67,9 @@ name = "SCALE"
 then = "up"
 requires = {{ outcome = "WORKS" }}
 [[decisions]]
+name = "PRICE"
+requires = {{ outcome = "LOWERS" }}
+[[decisions]]
 name = "ELSEWHERE"
 requires = {{ outcome = ["DOMINATED", "COSTS", "NO EFFECT"] }}
 [[decisions]]
@@ -81,7 +87,9 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "costs": ((LEARNT, COSTLY, IDLE, BAD), 4, "COSTS", "intervention.extraction.k 2 instead of 4", "ELSEWHERE"),
     "no-effect": ((LEARNT, IDLE), 12, "NO EFFECT", "intervention.extraction.k 8 instead of 4", "ELSEWHERE"),
     "no-question": (((0.02, 0.55, 0.03, 0.6),) * 4, 4, "NO QUESTION", "vanilla alone for 128 steps", "MORE"),
-    "underpowered": ((LEARNT, (0.02, 0.55, 0.5, 0.5), IDLE, BAD), 2, "UNDERPOWERED", "2 so far", "MORE"),
+    "lowers": ((LEARNT, (0.02, 0.55, 0.15, 0.3), IDLE, BAD), 3, "LOWERS", 'decide "What does it cost', "PRICE"),
+    "raises": (((0.02, 0.55, 0.4, 0.5), (0.02, 0.55, 0.85, 0.5), IDLE, BAD), 4, "RAISES", "leave it out", "MORE"),
+    "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 2, "UNDERPOWERED", "2 so far", "MORE"),
     "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this difference", "SCALE"),
     "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
     "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 2, "UNDERPOWERED", "2 so far", "MORE"),
@@ -147,7 +155,39 @@ def test_every_verdict_is_in_the_table() -> None:
     assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*OF_ARM}
 
 
-@pytest.mark.parametrize("name", ["dominated", "costs", "no-question", "underpowered"])
+def test_a_bench_is_a_table(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More arms than are printed one by one: a line each, with both statements."""
+    path = tmp_path / "after.toml"
+    kl = SPEC.partition('[[conditions]]\nname = "kl"')[2].partition("[[criteria]]")[0]
+    doses = "".join(f'[[conditions]]\nname = "kl{i}"{kl.replace("1.0", f"0.{i}")}' for i in (1, 2))
+    path.write_text(SPEC.replace("[[criteria]]", f"{doses}[[criteria]]", 1).format(seeds=[0, 1]))
+    sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": COSTLY, "kl vanilla": IDLE}
+    plant(load_spec(path), tmp_path / "out", {**sides, "kl1 vanilla": IDLE}, make_rollout, pool_header)
+    assert run(cli, ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]) == 0
+    text = capsys.readouterr().out
+    rows = {line.split(")")[0].strip(): line for line in text.splitlines() if " seeds  " in line or "0 seeds" in line}
+    assert len(rows) == 5, text
+    assert re.search(r"WORKS +falls 5\d \[\d+, \d+\] +kept, at most \d+$", rows["projected (gradient"]), rows
+    assert re.search(r"LOWERS +falls 6\d \[\d+, \d+\] +at most \d+$", rows["random (gradient"]), rows
+    assert re.search(r"UNDERPOWERED +-$|UNDERPOWERED +- +-$", rows["vanilla (kl2"]), rows
+    assert max(map(len, text.split("DECISION")[0].splitlines())) <= WIDTH
+
+
+def test_step_down_is_holm() -> None:
+    """Each level is that of the arms that are still asked; the first that fails ends it."""
+    p_values = {"a": 0.02, "b": 0.001, "c": 0.3, "d": 0.012}
+    expected = {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 2, "c": 0.05}
+    assert step_down(p_values, 0.05) == pytest.approx(expected)
+    assert step_down({**p_values, "d": 0.02}, 0.05) == pytest.approx(
+        {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 3, "c": 0.05 / 3}
+    )
+    adjusted = holm(p_values)
+    assert [name for name, p in adjusted.items() if p <= 0.05] == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("name", ["dominated", "costs", "lowers", "no-question", "underpowered"])
 def test_what_is_printed_runs(
     name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,20 +207,32 @@ def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -
 
 
 def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
-    """Intervals hold together: the primary's arm at 5%, the two others share another 5%."""
+    """Levels: the primary's alone; of the two others, whose effects step down, once the primary falls."""
     found = orjson.loads(screen("costs", "after.toml", "--json"))
     arms = {arm["about"]["name"]: arm for arm in found["arms"]}
-    levels = {"projected (gradient)": 0.05, "random (gradient)": 0.025, "vanilla (kl)": 0.025}
-    assert {name: arm["about"]["level"] for name, arm in arms.items()} == levels
+    levels = {name: arm["about"]["levels"] for name, arm in arms.items()}
+    assert levels["projected (gradient)"] == {"effect": 0.05, "price": 0.05}
+    # The penalty falls by more, and is asked first: at half of what two arms share, then the other at all of it.
+    assert levels["vanilla (kl)"] == pytest.approx({"effect": 0.8 * 0.025 / 2, "price": 2 * 0.2 * 0.025 / 2})
+    assert levels["random (gradient)"] == pytest.approx({"effect": 0.8 * 0.025, "price": 2 * 0.2 * 0.025 / 2})
     arm = arms["projected (gradient)"]
     assert (arm["word"], arm["about"]["condition"], arm["about"]["seeds"]) == ("COSTS", "gradient", [0, 1, 2, 3])
     findings = {finding["name"]: finding for finding in arm["findings"]}
-    assert [findings[name]["says"] for name in ("learnt", "lowered", "kept", "better")] == ["YES", "YES", "NO", "YES"]
-    less = findings["lowered"]["number"]
+    assert [findings[name]["says"] for name in ("learnt", "effect", "price", "better")] == [
+        "YES",
+        "FALLS",
+        "LOST",
+        "YES",
+    ]
+    about = arm["about"]
+    assert (about["effect"]["word"], about["price"]["word"]) == ("FALLS", "LOST")
+    less = findings["effect"]["number"]
+    assert about["effect"] == {"word": "FALLS", "value": less["value"], "interval": less["interval"]}
     assert less["interval"]["low"] < less["value"] < less["interval"]["high"]
-    assert (findings["lowered"]["n"], findings["lowered"]["unit"]) == (4, "seed")
+    assert (findings["effect"]["n"], findings["effect"]["unit"]) == (4, "seed")
     said = " ".join(screen("costs").split())
-    assert "intervals are over seeds and held-out problems, 95% of projected (gradient), 97.5% of each of the 2" in said
+    assert "all effects, and the prices of arms that fall, hold together with 95%, each effect at 95% to 99%" in said
+    assert "for other seeds and other problems; a criterion by problem is for other problems and these seeds" in said
 
 
 def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path], screen: Callable[..., str]) -> None:
@@ -204,7 +256,7 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
 def test_a_rival_that_was_not_trained_is_asked_for(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """WORKS without any rival names the rival to train; with an unfinished one it is no WORKS."""
+    """WORKS without any rival names the rival to train; with an unfinished one, to finish that."""
     text = SPEC.format(seeds=[0, 1, 2, 3, 4, 5])
     rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD}
     without = text.replace('arms = ["vanilla", "projected", "random"]', 'arms = ["vanilla", "projected"]')
@@ -219,7 +271,7 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     alone, unfinished = capsys.readouterr().out.split("after: ")[1:]
     assert "OUTCOME of projected, 6 seeds: WORKS" in alone
     assert "a rival that needs no pairs, a KL penalty of 1, on 6 seeds" in " ".join(alone.split())
-    assert "OUTCOME of projected (gradient), 6 seeds: UNDERPOWERED" in unfinished
+    assert "OUTCOME of projected (gradient), 6 seeds: WORKS" in unfinished
     words = " ".join(unfinished.split())
     assert "random (gradient) is not known on two seeds" in words
     assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
@@ -241,7 +293,7 @@ def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
     assert (alone.says, alone.n) == ("PASS", 2), alone
 
 
-GALLERY = ("works", "dominated", "costs", "no-effect", "no-question", "underpowered")
+GALLERY = ("works", "lowers", "dominated", "costs", "no-effect", "no-question", "underpowered")
 
 
 def test_the_gallery_is_what_the_program_prints(screen: Callable[..., str], tmp_path: Path) -> None:

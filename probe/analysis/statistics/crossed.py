@@ -8,22 +8,28 @@ A cell is the share of one problem in one seed. The variance of a mean over cell
     both       what is left in the cells: it is in each of the two, and is taken out once
     variance   seeds + problems - both                                       (Cameron, Gelbach and Miller 2011)
 
-with Welch and Satterthwaite's degrees of freedom. How often the intervals cover, of one comparison, of many at once and
-of data that were looked at: tests/probe/test_crossed.py.
+with Welch and Satterthwaite's degrees of freedom. Three or four seeds hardly know a variance. Arms that are compared
+together therefore share one number, by how much the variance of a seed's rate exceeds r (1 - r) on average
+(`common_spread`; a quasi-binomial variance, McCullagh and Nelder 1989, section 4.5). A rate near the floor then has a
+small variance without having been lucky. The side that all others are compared with keeps its own variance where that
+is larger: it is in every comparison. How often the intervals cover, of one comparison, of many at once and of data that
+were looked at: tests/probe/test_crossed.py.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 from probe.analysis.statistics.intervals import Array, Bounded, Interval
-from probe.analysis.statistics.significance import ONE_SAMPLE, detection_power
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
 MANY = 64  # seeds an arm, from where on more of them are no advice
+CERTAIN = 30.0  # standard errors: no power is told from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,16 @@ class Cells:
 
     shares: Array  # (seeds, problems); one column where problems were not kept apart
     drawing: float  # variance of the mean by drawing outcomes alone
+    binomial: float = 0.0  # r (1 - r), never 0; unused by a change
+    keeps_own: bool = False  # whether its own variance counts where it is larger than the common one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The variance of a seed's rate over r (1 - r), common to several sides."""
+
+    ratio: float
+    df: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +64,28 @@ class Comparison:
 
     def bounded(self, level: float = ALPHA) -> Bounded:
         """The value with the interval that misses the truth with probability `level`, half of it on each side."""
-        half = float(stats.t.isf(level / 2, self.df)) * self.error
+        half = float(special.stdtrit(self.df, 1 - level / 2)) * self.error
         return Bounded(
             value=self.value, interval=Interval(low=max(self.value - half, -1.0), high=min(self.value + half, 1.0))
         )
 
+    @property
+    def p(self) -> float:
+        """Two-sided p of no difference."""
+        return 2 * float(special.stdtr(self.df, -abs(self.value) / self.error))
+
     def power(self, effect: float, seeds: int, level: float = ALPHA) -> float:
-        """Probability that as many seeds a side tell a difference of that size from 0 (unpaired: Welch's test)."""
-        sides = 1 if self.paired else 2
-        sd = math.sqrt(self.sd**2 + seeds * self.problems / sides)
-        # `sd` is that of a difference already: pairs that go together by one half differ by as much as one side.
-        return detection_power(effect, sd, seeds, paired_correlation=ONE_SAMPLE if self.paired else None, alpha=level)
+        """Probability that as many seeds a side tell a difference of that size from 0."""
+        error = math.sqrt((1 if self.paired else 2) * self.sd**2 / seeds + self.problems)
+        if effect > CERTAIN * error:
+            return 1.0
+        df = self.df * (seeds - 1) / (self.n - 1)
+        return 1 - float(special.nctdtr(df, effect / error, special.stdtrit(df, 1 - level / 2)))
 
     def seeds_to_see(self, effect: float, level: float = ALPHA) -> int | None:
         """The first number of seeds a side that see a difference of that size with POWER; None above MANY."""
-        return next((seeds for seeds in range(2, MANY + 1) if self.power(effect, seeds, level) >= POWER), None)
+        seeds = bisect_left(range(MANY + 1), POWER, lo=2, key=lambda number: self.power(effect, number, level))
+        return seeds if seeds <= MANY else None
 
 
 def rate(shares: ArrayLike, trials: int) -> Cells:
@@ -74,7 +97,8 @@ def rate(shares: ArrayLike, trials: int) -> Cells:
     """
     x = np.atleast_2d(np.asarray(shares, dtype=np.float64))
     drawn = (x.mean() * trials + 2) / (trials + 4)
-    return Cells(shares=x, drawing=float(drawn * (1 - drawn) / trials))
+    binomial = float(drawn * (1 - drawn))
+    return Cells(shares=x, drawing=binomial / trials, binomial=binomial)
 
 
 def change(end: Cells, start: Cells) -> Cells:
@@ -87,17 +111,36 @@ def mean(cells: Cells) -> Comparison | None:
     return _compared([cells], paired=True)
 
 
-def difference(a: Cells, b: Cells) -> Comparison | None:
-    """Mean of a minus mean of b, runs of their own on the same problems (columns); None where a side has one seed."""
-    return _compared([a, b], paired=False)
+def difference(a: Cells, b: Cells, common: Spread | None = None) -> Comparison | None:
+    """Mean of a minus mean of b, runs of their own on the same problems (columns); None where a side has one seed.
+
+    Args:
+        common: of all sides that are compared together; None: each side has the variance of its own seeds.
+    """
+    return _compared([a, b], common, paired=False)
 
 
-def _compared(sides: list[Cells], *, paired: bool) -> Comparison | None:
+def common_spread(sides: Iterable[Cells]) -> Spread | None:
+    """The spread of rates over seeds, estimated by all sides together; None where no side has two seeds.
+
+    A side weighs by what its rate can vary: one at the floor says little.
+    """
+    squares = expected = expected_squares = 0.0
+    for side in sides:
+        means = side.shares.mean(1)
+        squares += float(np.square(means - means.mean()).sum())
+        expected += (len(means) - 1) * side.binomial
+        expected_squares += (len(means) - 1) * side.binomial**2
+    if not expected:
+        return None
+    return Spread(ratio=squares / expected, df=expected**2 / expected_squares)
+
+
+def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool) -> Comparison | None:
     counts = [len(side.shares) for side in sides]
     if min(counts) < 2:
         return None
-    # Variances of the means over seeds, which are never below those of drawing outcomes.
-    over_seeds = [max(float(side.shares.mean(1).var(ddof=1)) / len(side.shares), side.drawing) for side in sides]
+    over_seeds = [_over_seeds(side, common) for side in sides]
     by_problem = sides[0].shares.mean(0)
     if not paired:
         by_problem = by_problem - sides[1].shares.mean(0)
@@ -107,8 +150,11 @@ def _compared(sides: list[Cells], *, paired: bool) -> Comparison | None:
         left = sum(_left_in_cells(side.shares) for side in sides)
         problems = max(float(by_problem.var(ddof=1)) / num_problems - left, 0.0)
     variance = sum(over_seeds) + problems
-    spread = sum(part**2 / (count - 1) for part, count in zip(over_seeds, counts, strict=True))
-    spread += problems**2 / max(num_problems - 1, 1)
+    spread = problems**2 / max(num_problems - 1, 1)
+    if common is None:
+        spread += sum(part**2 / (count - 1) for part, count in zip(over_seeds, counts, strict=True))
+    else:
+        spread += sum(over_seeds) ** 2 / common.df  # one estimate for both sides
     sd = math.sqrt(sum(part * count for part, count in zip(over_seeds, counts, strict=True)) / len(sides))
     return Comparison(
         value=float(by_problem.mean()),
@@ -119,6 +165,16 @@ def _compared(sides: list[Cells], *, paired: bool) -> Comparison | None:
         problems=problems,
         paired=paired,
     )
+
+
+def _over_seeds(side: Cells, common: Spread | None) -> float:
+    """Variance of the mean over seeds, which is never below that of drawing outcomes."""
+    count = len(side.shares)
+    variance = float(side.shares.mean(1).var(ddof=1))
+    if common is not None:
+        shared = common.ratio * side.binomial
+        variance = max(variance, shared) if side.keeps_own else shared
+    return max(variance / count, side.drawing)
 
 
 def _left_in_cells(x: Array) -> float:

@@ -196,7 +196,8 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     "rival": ("use {rival}, {rates}; or see whether {arm} adds anything to it", "{train}{added} --name both"),
     "rival, other settings": ("use {rival}, {rates}: it has another {key}, so {arm} cannot be added", ""),
-    # After training: COSTS, NO EFFECT
+    # After training: COSTS, RAISES, NO EFFECT
+    "raises": ("leave it out: it teaches the hack that it should keep from being learnt", ""),
     "control": ("a control without effect: what v_hack does is not the shape of its gate", ""),
     "dose": ("{dose}: {key} {value:g} instead of {now:g}", "{train} --set {key}={value} --name other-dose"),
     "dose, of a file": (
@@ -209,12 +210,12 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "these pairs do not give {dose} ({key} {now:g}): the same along those of FILE.jsonl",
         "{train} --set intervention.extraction.pairs=FILE.jsonl --name other-pairs",
     ),
-    # After training: UNDERPOWERED
+    # After training: LOWERS, UNDERPOWERED
     "unfinished": ("no run of {arm} is finished and evaluated: finish those, 2 seeds at least", ""),
     "two seeds": ("2 seeds an arm at least, {so_far} of {arm} so far", "{train} --name more"),
     "seeds": (
         '{seeds} seeds an arm decide "{question}" '
-        f"with {POWER:.0%} power (Welch), {{so_far}} so far: {{more}} more of each arm",
+        f"with {POWER:.0%} power, {{so_far}} so far: {{more}} more of each arm",
         "{train} --name more",
     ),
     # No command: an arm that is evaluated otherwise than the others is not compared with them.

@@ -1,49 +1,41 @@
-"""The verdict on an arm after its training: four questions, exactly one of six words, and the next training.
+"""The verdict on an arm after its training: two statements, the word that follows from both, and the next training.
 
-    learnt     Did vanilla learn the hack?                    rise of its hack rate from the start
-    lowered    Does the arm hack less than vanilla?           vanilla minus arm
-    kept       Does it still solve?                           solve rate lost against vanilla, and against the start
-    better     Is it better than remedies without pairs?      hack and solve rates against every rival
+    learnt    Did vanilla learn the hack?         rise of its hack rate from the start
+    effect    What does it do to hacking?         vanilla minus arm: FALLS, NO FALL, RISES or OPEN
+    price     What does it cost in solving?       solve rate lost against vanilla, and against the start: KEPT, LOST, or
+                                                  OPEN with the most that is lost
+    better    Is it better than remedies without pairs?    hack and solve rates against every rival
 
-    NO QUESTION    vanilla is shown not to have learnt the hack          nothing to prevent: longer runs of vanilla
-    NO EFFECT      its hack rate is shown to be that of vanilla          more of it, or other directions
     COSTS          it hacks less, and solves less                        less of it
     DOMINATED      it hacks less, and so does a remedy without pairs     that remedy
-    WORKS          it hacks less, still solves, and no rival does as well
-    UNDERPOWERED   the intervals hold both answers, or there are none    how many more seeds
+    WORKS          it hacks less, and still solves                       another model
+    LOWERS         it hacks less; the price is open                      how many seeds decide the price
+    RAISES         it hacks more                                         leave it out
+    NO QUESTION    vanilla is shown not to have learnt the hack          nothing to prevent: longer runs of vanilla
+    NO EFFECT      a fall of its hack rate is excluded                   more of it, or other directions
+    UNDERPOWERED   the effect is open                                    how many more seeds
 
-A difference is there (`is_there`) where its interval excludes 0 and it is of MATERIAL_RATE at least; it is shown to be
-absent where its whole interval lies below MATERIAL_RATE. Intervals are those of the level that `Trainings` gives the
-arm.
-
-Of many arms without any effect, some look better than vanilla by chance. Their intervals are therefore simultaneous:
-each has the level ALPHA / m, so that all of m hold with 95%, whatever the arms have in common and however their
-variances differ (Bonferroni's inequality; Dunn 1961, Multiple comparisons among means). The arm that a spec is about,
-its primary, was named before the data and is a family of its own; all others are one family.
+A difference is there where its interval excludes 0 and it is of MATERIAL_RATE at least; it is shown to be absent where
+its whole interval lies below MATERIAL_RATE. Intervals are those of the level that `Trainings` gives the statement.
+Whether a rival does as well may stay open in WORKS and LOWERS: the sentence says so, and NEXT how to decide it.
 
 To add a verdict: a word of `probe.settings.words.Word`, a branch of `_word`, and its advice in `_reason`.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 from extraction.words import ExtractionSettings
-from probe.analysis.evidence import Evidence
-from probe.analysis.statistics.crossed import MANY, Cells, Comparison, change, difference, mean, rate
+from probe.analysis.statistics.crossed import MANY, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
-from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.analysis.verdict.advice import K, Reason, advise
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
-from probe.records.run import CONFIG_FILE, DEFAULT_OUT, out_of
-from probe.settings.arms import ARMS
+from probe.records.run import CONFIG_FILE
 from probe.settings.presets import setting_text
-from probe.settings.remedy import TRAITS, Traits
-from probe.settings.words import Remedy, Word
+from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.storage.tables import decode, flat
 
@@ -52,153 +44,7 @@ BETA = "objective.beta"
 COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pairs give only so many
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # what a command or a sweep says itself
 FEW = "two seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
-
-RateName = Literal["hack", "solve"]
-Place = Literal["start", "final"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedArm:
-    """The evaluated runs of one arm under one condition, one a seed."""
-
-    condition: str  # '' where all runs have the same settings
-    arm: str
-    runs: Sequence[Evidence]
-    remedy: Traits | None = None  # of its settings, whether or not a run is finished
-
-    @property
-    def name(self) -> str:
-        """`projected`, or with its condition `vanilla (kl)`."""
-        return f"{self.arm} ({self.condition})" if self.condition else self.arm
-
-    @property
-    def needs_pairs(self) -> bool:
-        """Whether it acts along directions from pairs of hacks, in gradients or in activations."""
-        row = ARMS[self.arm]
-        in_activations = self.remedy is not None and self.remedy.changes_activations
-        return in_activations or (row.directions == "v_hack" and (row.projects or row.routes))
-
-    @property
-    def has_oracle(self) -> bool:
-        """Whether its remedy acts on the true labels: a yardstick, not a remedy."""
-        return self.remedy is not None and self.remedy.has_oracle
-
-    @property
-    def seeds(self) -> list[int]:
-        """The seeds of its runs."""
-        return [int(run.records.settings["seed"]) for run in self.runs]
-
-    @property
-    def outcomes(self) -> list[TrainingOutcome]:
-        """What became of its runs."""
-        return [run.outcome for run in self.runs if run.outcome is not None]
-
-    def mean(self, name: RateName, place: Place) -> float:
-        """The mean over seeds of a rate."""
-        metric = self._metric(name, place)
-        return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
-
-    def cells(self, name: RateName, place: Place, problems: Sequence[str]) -> Cells:
-        """A rate by seed and problem; by seed alone where no problem is given."""
-        metric = self._metric(name, place)
-        trials = sum(outcome.trials[metric] for outcome in self.outcomes)
-        if not problems:
-            return rate([[outcome.values[metric]] for outcome in self.outcomes], trials)
-        shares = [[outcome.by_problem[metric][problem] for problem in problems] for outcome in self.outcomes]
-        counts = (outcome.problem_trials[metric][problem] for outcome in self.outcomes for problem in problems)
-        return rate(shares, sum(counts))
-
-    def by_problem(self, name: RateName, place: Place) -> list[Mapping[str, float]]:
-        """{problem: rate} of every run; empty where its rollouts are gone."""
-        metric = self._metric(name, place)
-        return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
-
-    def _metric(self, name: RateName, place: Place) -> str:
-        """The rate in the loophole that was trained on, where others were evaluated beside it."""
-        mode = self.runs[0].records.settings["rollouts"]["mode"]
-        in_mode = f"{name}_{place}/{mode}"
-        return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainings:
-    """What is judged: vanilla, and every arm beside it."""
-
-    baseline: TrainedArm
-    treated: Sequence[TrainedArm]
-    primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
-    out: Path = DEFAULT_OUT  # the root folder of its runs
-
-    def level(self, arm: TrainedArm) -> float:
-        """Probability that a statement on this arm is wrong: ALPHA over its family."""
-        family = [other for other in self.treated if (other is self.primary) == (arm is self.primary)]
-        return ALPHA / len(family)
-
-    def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
-        """Of an arm that needs pairs, the arms that need neither pairs nor true labels; of any other arm none."""
-        if not arm.needs_pairs:
-            return []
-        return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
-
-
-def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy | None = None) -> TrainedArm:
-    """An arm from its runs: those that were evaluated, each seed once."""
-    by_seed: dict[int, Evidence] = {}
-    for run in runs:
-        if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
-            by_seed.setdefault(int(run.records.settings["seed"]), run)
-    traits = None if remedy is None else TRAITS[remedy]
-    return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
-
-
-def grouped(runs: Iterable[Evidence]) -> Trainings | None:
-    """The training runs among some, by arm and settings; None where vanilla is not among them, or is alone."""
-    trained = [run for run in runs if is_training(run.records)]
-    if len(trained) < 2:
-        return None
-    groups: list[tuple[Mapping[str, Any], str, list[Evidence]]] = []  # settings, arm, runs
-    for run in trained:
-        key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
-        same = next((group for group in groups if group[:2] == key), None)
-        if same is None:
-            same = (*key, [])
-            groups.append(same)
-        same[2].append(run)
-    first = next((group for group in groups if group[1] == "vanilla"), None)
-    if first is None or len(groups) < 2:
-        return None
-    treated = []
-    for settings, arm, of_arm in groups:
-        if (settings, arm) != first[:2]:
-            remedy = (settings.get("remedy") or {}).get("name")
-            here, there = flat(settings), flat(first[0])
-            keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-            different = ", ".join(f"{key}={here.get(key)}" for key in keys)
-            treated.append(of_runs(different, arm, of_arm, remedy))
-    out = out_of(trained[0].records.path)
-    return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
-
-
-def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
-    """The rate at the first of two places minus that at the second, in the same runs; None below two seeds."""
-    if not arm.outcomes:
-        return None
-    problems = _common([arm], name)
-    return mean(change(*(arm.cells(name, end, problems) for end in ends)))
-
-
-def excess(a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
-    """The final rate of a minus that of b; None where one has fewer than two seeds."""
-    if not a.outcomes or not b.outcomes:
-        return None
-    problems = _common([a, b], name)
-    return difference(a.cells(name, "final", problems), b.cells(name, "final", problems))
-
-
-def _common(arms: Sequence[TrainedArm], name: RateName) -> list[str]:
-    """The held-out problems that every run met; none where the rollouts of one are gone."""
-    tables = [table for arm in arms for table in arm.by_problem(name, "final")]
-    return [problem for problem in tables[0] if all(problem in table for table in tables)]
+RIVALS = "Is it better than remedies without pairs?"
 
 
 def judge_arms(trainings: Trainings) -> list[Verdict]:
@@ -215,18 +61,24 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
             "seeds": arm.seeds,
             "hack": arm.mean("hack", "final") if arm.runs else None,
             "solve": arm.mean("solve", "final") if arm.runs else None,
-            "level": trainings.level(arm),
+            **{finding.name: _statement(finding) for finding in findings if finding.name in ("effect", "price")},
+            "levels": trainings.levels[arm.name]._asdict(),
         }
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
 
 
+def _statement(finding: Finding) -> dict[str, Any]:
+    """What is decided on an effect or a price, in points of a rate; for a reader of JSON."""
+    number = finding.number
+    stated = {} if number is None else {"value": number.value, "interval": asdict(number.interval)}
+    return {"word": finding.says, **stated}
+
+
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
-    """learnt, lowered, kept, better."""
-    vanilla, level = trainings.baseline, trainings.level(arm)
-    # The first is one question for all arms, and a family of its own.
-    return [_learnt(vanilla), _lowered(arm, vanilla, level), _kept(arm, vanilla, level), _better(arm, trainings, level)]
+    """learnt, effect, price, better."""
+    return [_learnt(trainings.baseline), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
 
 
 def _learnt(vanilla: TrainedArm) -> Finding:
@@ -237,84 +89,104 @@ def _learnt(vanilla: TrainedArm) -> Finding:
             f"vanilla hacks {vanilla.mean('hack', 'start'):.0%} of held-out problems at the start and "
             f"{vanilla.mean('hack', 'final'):.0%} at the end, {points(rose, ALPHA)}"
         )
-    return _finding("learnt", "Did vanilla learn the hack?", is_there(rose, ALPHA), rose, ALPHA, text)
+    return _finding("learnt", "Did vanilla learn the hack?", _shown(rose, ALPHA), rose, ALPHA, text)
 
 
-def _lowered(arm: TrainedArm, vanilla: TrainedArm, level: float) -> Finding:
-    """Whether the arm ends with a lower hack rate than vanilla."""
-    less, text = excess(vanilla, arm, "hack"), FEW
-    if less is not None:
-        text = (
-            f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
-            f"{points(less, level, 'less', 'more')}"
-        )
-    return _finding("lowered", "Does it hack less than vanilla?", is_there(less, level), less, level, text)
+def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
+    """Whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
+    vanilla, level = trainings.baseline, trainings.levels[arm.name].effect
+    question = "What does it do to hacking?"
+    less = excess(trainings, vanilla, arm, "hack")
+    if less is None:
+        return _finding("effect", question, Word.UNMEASURED, None, level, FEW)
+    more = excess(trainings, arm, vanilla, "hack")
+    says = Word.OPEN
+    if is_there(less, level):
+        says = Word.FALLS
+    elif more is not None and is_there(more, level):
+        says = Word.RISES
+    elif is_absent(less, level):
+        says = Word.NO_FALL
+    text = (
+        f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
+        f"{points(less, level, 'less', 'more')}"
+    )
+    return _finding("effect", question, says, less, level, text)
 
 
-def _kept(arm: TrainedArm, vanilla: TrainedArm, level: float) -> Finding:
+def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Whether it solves as much as vanilla, and has not been shown to solve less than at the start."""
-    question = "Does it still solve?"
-    lost, since_start = excess(vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
+    vanilla, level = trainings.baseline, trainings.levels[arm.name].price
+    question = "What does it cost in solving?"
+    lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
     if lost is None or since_start is None:
-        return _finding("kept", question, Word.UNMEASURED, None, level, FEW)
-    lost_somewhere = Word.YES in (is_there(lost, level), is_there(since_start, level))
-    says = Word.NO if lost_somewhere else Word.YES if is_there(lost, level) is Word.NO else Word.UNCLEAR
+        return _finding("price", question, Word.UNMEASURED, None, level, FEW)
+    says = Word.OPEN
+    if is_there(lost, level) or is_there(since_start, level):
+        says = Word.LOST
+    elif is_absent(lost, level):
+        says = Word.KEPT
     text = (
         f"it solves {arm.mean('solve', 'final'):.0%} and vanilla {vanilla.mean('solve', 'final'):.0%}, "
-        f"{points(lost, level, 'less', 'more')}; at the start it solved {arm.mean('solve', 'start'):.0%}, which leaves "
+        f"{points(lost, level, 'less', 'more')}"
+    )
+    if says is Word.OPEN:
+        text += f", so at most {100 * lost.bounded(level).interval.high:.0f} points are lost"
+    text += (
+        f"; at the start it solved {arm.mean('solve', 'start'):.0%}, which leaves "
         f"{points(since_start, level, 'less', 'more')}"
     )
-    return _finding("kept", question, says, lost, level, text)
+    return _finding("price", question, says, lost, level, text)
 
 
-def _better(arm: TrainedArm, trainings: Trainings, level: float) -> Finding:
+def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
     """Whether every rival is worse, in hacking or in solving.
 
     no: one is shown to be as good in both, up to MATERIAL_RATE. unmeasured: there is no rival, or none is asked for.
     That all are worse takes no correction for their number (Berger 1982); that any one is as good does.
     """
-    question, rivals = "Is it better than remedies without pairs?", trainings.rivals(arm)
+    question, rivals, level = RIVALS, trainings.rivals(arm), trainings.levels[arm.name].price
     if not rivals:
         text = "it needs no pairs itself"
         if arm.needs_pairs:
             text = "no remedy without pairs was trained, such as a KL penalty"
         return _finding("better", question, Word.UNMEASURED, None, level, text)
-    compared = [_against(arm, rival, level, level / len(rivals)) for rival in rivals]
+    compared = [_against(arm, rival, trainings, level / len(rivals)) for rival in rivals]
     # The rival that decides: one that is as good, else one that may be.
     order = (Word.NO, Word.UNCLEAR, Word.YES)
     worst = min(compared, key=lambda one: order.index(one.says))
     return replace(worst, question=question, text="; ".join(one.text for one in compared))
 
 
-def _against(arm: TrainedArm, rival: TrainedArm, level: float, as_good: float) -> Finding:
-    """Whether one rival is worse than an arm, judged at `level`, or as good, at the level `as_good`."""
-    hacks, solves = excess(rival, arm, "hack"), excess(arm, rival, "solve")
+def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: float) -> Finding:
+    """Whether one rival is worse than an arm, judged at the arm's level, or as good, at the level `as_good`."""
+    level = trainings.levels[arm.name].price
+    hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
         text = f"{rival.name} is not known on two seeds"
         return replace(_finding("better", "", Word.UNCLEAR, None, level, text), rival=rival.name)
     says, words = Word.UNCLEAR, "perhaps as good"
-    if Word.YES in (is_there(hacks, level), is_there(solves, level)):
+    if is_there(hacks, level) or is_there(solves, level):
         says, words = Word.YES, "worse"
-    elif is_there(hacks, as_good) is is_there(solves, as_good) is Word.NO:
+    elif is_absent(hacks, as_good) and is_absent(solves, as_good):
         says, words, level = Word.NO, "as good", as_good
     text = (
         f"{rival.name} is {words}: it hacks {rival.mean('hack', 'final'):.0%}, {points(hacks, level)}, and solves "
         f"{rival.mean('solve', 'final'):.0%}, {points(solves, level, 'less', 'more')}"
     )
     # What is open is either of the two that is not decided; of the hack rate first.
-    undecided = solves if is_there(hacks, as_good) is Word.NO else hacks
+    undecided = solves if is_absent(hacks, as_good) else hacks
     number = undecided if says is Word.UNCLEAR else hacks
     return replace(_finding("better", "", says, number, level, text), rival=rival.name)
 
 
-def is_there(compared: Comparison | None, level: float) -> Word:
+def _shown(compared: Comparison | None, level: float) -> Word:
     """Whether a difference is there, shown to be absent, or neither."""
     if compared is None:
         return Word.UNMEASURED
-    interval = compared.bounded(level).interval
-    if interval.high < MATERIAL_RATE:
-        return Word.NO
-    return Word.YES if interval.low > 0 and compared.value >= MATERIAL_RATE else Word.UNCLEAR
+    if is_there(compared, level):
+        return Word.YES
+    return Word.NO if is_absent(compared, level) else Word.UNCLEAR
 
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
@@ -328,7 +200,7 @@ def points(compared: Comparison, level: float, above: str = "more", below: str =
 
 def _finding(name: str, question: str, says: Word, compared: Comparison | None, level: float, text: str) -> Finding:
     needed = None
-    if compared is not None and says is Word.UNCLEAR:
+    if compared is not None and says in (Word.UNCLEAR, Word.OPEN):
         # If its value stays: by an interval that excludes 0, or MATERIAL_RATE.
         value = compared.value
         seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
@@ -338,26 +210,35 @@ def _finding(name: str, question: str, says: Word, compared: Comparison | None, 
     return Finding(name=name, question=question, says=says, number=number, n=n, unit="seed", text=text, needed=needed)
 
 
-def _undecided(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings that leave a verdict open; a rival that nobody trained does not."""
-    unmeasured = [one for one in findings if one.says is Word.UNMEASURED and one.name != "better"]
-    return unmeasured + [one for one in findings if one.says is Word.UNCLEAR]
-
-
 def _word(findings: Sequence[Finding]) -> tuple[Word, str]:
-    learnt, lowered, kept, better = findings
+    learnt, effect, price, better = findings
+    if effect.says is Word.FALLS:
+        word = {Word.LOST: Word.COSTS, Word.KEPT: Word.WORKS}.get(price.says, Word.LOWERS)
+        if better.says is Word.NO and word is not Word.COSTS:
+            word = Word.DOMINATED
+        said = [effect, price] if word is Word.COSTS else [effect, better] if word is Word.DOMINATED else findings[1:]
+        return word, "; ".join(one.text for one in said)
+    if effect.says is Word.RISES:
+        return Word.RAISES, effect.text
     if learnt.says is Word.NO:
         return Word.NO_QUESTION, learnt.text
-    if learnt.says is Word.YES and lowered.says is Word.NO:
-        return Word.NO_EFFECT, lowered.text
-    if learnt.says is lowered.says is Word.YES:
-        if kept.says is Word.NO:
-            return Word.COSTS, f"{lowered.text}; and {kept.text}"
-        if better.says is Word.NO:
-            return Word.DOMINATED, f"{lowered.text}; and {better.text}"
-        if kept.says is Word.YES and better.says in (Word.YES, Word.UNMEASURED):
-            return Word.WORKS, f"{lowered.text}; {kept.text}; {better.text}"
-    return Word.UNDERPOWERED, f"either answer is possible: {'; '.join(one.text for one in _undecided(findings))}"
+    if learnt.says is Word.YES and effect.says is Word.NO_FALL:
+        return Word.NO_EFFECT, effect.text
+    return Word.UNDERPOWERED, f"either answer is possible: {'; '.join(one.text for one in _open(findings))}"
+
+
+def _open(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings on which a verdict waits, in the order in which more seeds are advised.
+
+    The effect first; then the price, then a rival. A rival that nobody trained is no open finding.
+    """
+    learnt, effect, price, better = findings
+    asked = [price, better] if effect.says is Word.FALLS else [learnt, effect]
+    return [
+        one
+        for one in asked
+        if one.says in (Word.UNCLEAR, Word.OPEN) or (one.says is Word.UNMEASURED and one is not better)
+    ]
 
 
 def next_step(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
@@ -375,24 +256,26 @@ def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings:
             steps = 2 * int(vanilla.runs[0].records.settings["steps"])
             train = _train(vanilla, vanilla.arm, trainings)
             return "longer", {"steps": steps, "points": 100 * MATERIAL_RATE, "train": train}
-        case Word.WORKS:
+        case Word.WORKS if not _open(findings):
             if arm.needs_pairs and not trainings.rivals(arm):
                 train = _train(vanilla, vanilla.arm, trainings)
                 return "no rival", {"beta": PENALTY, "seeds": len(arm.seeds), "train": train}
-            less = excess(vanilla, arm, "hack")
+            less = excess(trainings, vanilla, arm, "hack")
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings)
             return "another model", {"seeds": f"not even {MANY}" if seeds is None else seeds, "train": train}
         case Word.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
+        case Word.RAISES:
+            return "raises", {}
         case Word.COSTS:
             return _another_dose(arm, vanilla, trainings, 0.5, "half of it")
         case Word.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
             return "control", {}
         case Word.NO_EFFECT:
             return _another_dose(arm, vanilla, trainings, 2, "twice as much of it")
-    return _more_seeds(_undecided(findings)[0], arm, vanilla, trainings)
+    return _more_seeds(_open(findings)[0], arm, vanilla, trainings)
 
 
 def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Reason:

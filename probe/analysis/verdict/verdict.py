@@ -10,7 +10,7 @@ from typing import Any
 
 from probe.analysis.formatting import picture, wrap
 from probe.analysis.statistics.intervals import Bounded
-from probe.analysis.statistics.thresholds import MATERIAL_RATE
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.settings.words import Word
 
 MOST = 4  # arms whose questions are all printed
@@ -99,12 +99,17 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
     lines: list[str] = []
     if len(arms) > MOST:
         width = max(len(arm.about["name"]) for arm in arms)
-        lines += wrap(f"OUTCOME of {len(arms)} arms compared with vanilla (hack and solve rates at the end)")
+        lines += wrap(
+            f"OUTCOME of {len(arms)} arms compared with vanilla: hack and solve rates at the end, the word, points of "
+            "hacking less, and points of solving lost"
+        )
         for arm in arms:
             rates = " / ".join(
                 "-" if arm.about[rate] is None else f"{arm.about[rate]:.0%}" for rate in ("hack", "solve")
             )
-            lines.append(f"  {arm.about['name']:<{width}}  {_seeds(arm):>7}  {rates:>11}  {arm.word}")
+            effect, price = effect_and_price(arm)
+            head = f"  {arm.about['name']:<{width}}  {_seeds(arm):>7}  {rates:>10}  {arm.word:<12}"
+            lines.append(f"{head}  {effect:<22}  {price}".rstrip())
     else:
         for arm in arms:
             head = f"OUTCOME of {arm.about['name']}, {_seeds(arm)}"
@@ -112,18 +117,27 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
     return [*lines, *wrap(f"- {_small_print(arms)}", indent="  ")] if arms else []
 
 
+def effect_and_price(arm: Verdict) -> tuple[str, str]:
+    """What is decided on a trained arm: `falls 50 [32, 69]` and `at most 16`, in points."""
+    effect, price = arm.finding("effect"), arm.finding("price")
+    if effect.number is None or price.number is None:
+        return "-", "-"
+    low, high = (100 * end for end in (effect.number.interval.low, effect.number.interval.high))
+    says = f"{effect.says.lower()} {100 * effect.number.value:.0f} [{low:.0f}, {high:.0f}]"
+    most = f"at most {100 * price.number.interval.high:.0f}"
+    if price.says is Word.LOST:
+        return says, f"lost {100 * price.number.value:.0f}, {most}"
+    return says, f"kept, {most}" if price.says is Word.KEPT else most
+
+
 def _small_print(arms: Sequence[Verdict]) -> str:
-    """What the intervals are, with how certain each is: `95% of projected, 97.5% of each of the 2 others`."""
-    names: dict[float, list[str]] = {}
-    for arm in arms:
-        names.setdefault(arm.about["level"], []).append(arm.about["name"])
-    parts = []
-    for level, of_level in names.items():
-        which = of_level[0] if len(of_level) == 1 else f"each of the {len(of_level)} {'others' if parts else 'arms'}"
-        parts.append(f"{100 * (1 - level):.4g}% of {which}")
+    """What counts, how certain the statements are, and what they generalise to."""
+    levels = sorted({f"{100 * (1 - arm.about['levels']['effect']):.4g}%" for arm in arms})
     return (
         f"a difference of hack or solve rates counts from {100 * MATERIAL_RATE:.0f} points on, which is provisional; "
-        f"intervals are over seeds and held-out problems, {', '.join(parts)}"
+        f"all effects, and the prices of arms that fall, hold together with {100 * (1 - ALPHA):.4g}%, each effect at "
+        f"{' to '.join(levels[:1] + levels[1:][-1:])}. They are for other seeds and other problems; a criterion by "
+        "problem is for other problems and these seeds"
     )
 
 
@@ -141,5 +155,9 @@ def sentence(name: str, verdict: Verdict) -> str:
 def arm_sentences(arms: Sequence[Verdict]) -> list[str]:
     """One sentence an arm, for pages and Markdown; of more than MOST arms one for all, without the reasons."""
     if len(arms) > MOST:
-        return ["; ".join(f"{arm.about['name']} ({_seeds(arm)}): {arm.word}" for arm in arms) + "."]
+        stated = []
+        for arm in arms:
+            effect, price = effect_and_price(arm)
+            stated.append(f"{arm.about['name']} ({_seeds(arm)}): {arm.word}, {effect}; price {price}")
+        return [". ".join(stated) + "."]
     return [sentence(arm.about["name"], arm) for arm in arms]

@@ -1,0 +1,246 @@
+"""Trained arms beside vanilla: their runs, how they differ, and how certain a statement on each of them is.
+
+Of many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
+
+    first       the primary of a spec, which is named before the data: its effect and its price at ALPHA
+    then        all other arms: at AFTER of ALPHA once the primary is shown to fall (the other half stays with its
+                price, of which one end alone can be wrong), at BEFORE of it until then
+    no primary  all arms share ALPHA
+
+How often that holds, and what it decides: tests/bench/many_arms.py, spec/METHOD.md section 7.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from probe.analysis.evidence import Evidence
+from probe.analysis.statistics.crossed import (
+    Cells,
+    Comparison,
+    Spread,
+    change,
+    common_spread,
+    difference,
+    mean,
+    rate,
+)
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
+from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
+from probe.records.run import DEFAULT_OUT, out_of
+from probe.settings.arms import ARMS
+from probe.settings.remedy import TRAITS, Traits
+from probe.settings.words import Remedy
+from replay_pools.storage.tables import flat
+
+AFTER, BEFORE = 0.5, 0.1  # of ALPHA, for the arms that are not the primary
+PRICES = 0.2  # of what several arms share, for their prices
+
+RateName = Literal["hack", "solve"]
+Place = Literal["start", "final"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedArm:
+    """The evaluated runs of one arm under one condition, one a seed."""
+
+    condition: str  # '' where all runs have the same settings
+    arm: str
+    runs: Sequence[Evidence]
+    remedy: Traits | None = None  # of its settings, whether or not a run is finished
+
+    @property
+    def name(self) -> str:
+        """`projected`, or with its condition `vanilla (kl)`."""
+        return f"{self.arm} ({self.condition})" if self.condition else self.arm
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether it acts along directions from pairs of hacks, in gradients or in activations."""
+        row = ARMS[self.arm]
+        in_activations = self.remedy is not None and self.remedy.changes_activations
+        return in_activations or (row.directions == "v_hack" and (row.projects or row.routes))
+
+    @property
+    def has_oracle(self) -> bool:
+        """Whether its remedy acts on the true labels: a yardstick, not a remedy."""
+        return self.remedy is not None and self.remedy.has_oracle
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of its runs."""
+        return [int(run.records.settings["seed"]) for run in self.runs]
+
+    @property
+    def outcomes(self) -> list[TrainingOutcome]:
+        """What became of its runs."""
+        return [run.outcome for run in self.runs if run.outcome is not None]
+
+    def mean(self, name: RateName, place: Place) -> float:
+        """The mean over seeds of a rate."""
+        metric = self._metric(name, place)
+        return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
+
+    def cells(self, name: RateName, place: Place, problems: Sequence[str] = ()) -> Cells:
+        """A rate by seed and problem; by seed alone where no problem is given."""
+        metric = self._metric(name, place)
+        trials = sum(outcome.trials[metric] for outcome in self.outcomes)
+        if not problems:
+            return rate([[outcome.values[metric]] for outcome in self.outcomes], trials)
+        shares = [[outcome.by_problem[metric][problem] for problem in problems] for outcome in self.outcomes]
+        counts = (outcome.problem_trials[metric][problem] for outcome in self.outcomes for problem in problems)
+        return rate(shares, sum(counts))
+
+    def by_problem(self, name: RateName, place: Place) -> list[Mapping[str, float]]:
+        """{problem: rate} of every run; empty where its rollouts are gone."""
+        metric = self._metric(name, place)
+        return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
+
+    def _metric(self, name: RateName, place: Place) -> str:
+        """The rate in the loophole that was trained on, where others were evaluated beside it."""
+        mode = self.runs[0].records.settings["rollouts"]["mode"]
+        in_mode = f"{name}_{place}/{mode}"
+        return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
+
+
+class Levels(NamedTuple):
+    """Probabilities that a statement on an arm is wrong."""
+
+    effect: float
+    price: float  # also of a comparison with a rival
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainings:
+    """What is judged: vanilla, and every arm beside it."""
+
+    baseline: TrainedArm
+    treated: Sequence[TrainedArm]
+    primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
+    out: Path = DEFAULT_OUT  # the root folder of its runs
+
+    @cached_property
+    def spreads(self) -> Mapping[RateName, Spread | None]:
+        """How much a final rate varies between seeds, by all arms together."""
+        trained = [arm for arm in (self.baseline, *self.treated) if arm.outcomes]
+        return {name: common_spread(arm.cells(name, "final") for arm in trained) for name in get_args(RateName)}
+
+    @cached_property
+    def levels(self) -> Mapping[str, Levels]:
+        """{arm: its levels}: with 95%, no statement on an effect is wrong, nor one on the price of an arm that falls.
+
+        What the primary leaves the others is split: PRICES of it for their prices, in equal parts, the rest for their
+        effects, which step down (`step_down`). Of a price one end of the interval alone can be wrong, and of an arm
+        that does not fall it is no statement: it counts half of its level.
+        """
+        first = self.primary or (self.treated[0] if len(self.treated) == 1 else None)
+        others = [arm for arm in self.treated if arm is not first]
+        levels, left = {}, ALPHA
+        if first is not None:
+            levels[first.name] = Levels(effect=ALPHA, price=ALPHA)
+            fall = excess(self, self.baseline, first, "hack")
+            left *= AFTER if fall is not None and is_there(fall, ALPHA) else BEFORE
+        p_values = {}
+        for arm in others:
+            fall = excess(self, self.baseline, arm, "hack")
+            p_values[arm.name] = fall.p if fall is not None and abs(fall.value) >= MATERIAL_RATE else 1.0
+        for name, level in step_down(p_values, (1 - PRICES) * left).items():
+            levels[name] = Levels(effect=level, price=2 * PRICES * left / len(others))
+        return levels
+
+    def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
+        """Of an arm that needs pairs, the arms that need neither pairs nor true labels; of any other arm none."""
+        if not arm.needs_pairs:
+            return []
+        return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
+
+
+def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy | None = None) -> TrainedArm:
+    """An arm from its runs: those that were evaluated, each seed once."""
+    by_seed: dict[int, Evidence] = {}
+    for run in runs:
+        if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
+            by_seed.setdefault(int(run.records.settings["seed"]), run)
+    traits = None if remedy is None else TRAITS[remedy]
+    return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
+
+
+def grouped(runs: Iterable[Evidence]) -> Trainings | None:
+    """The training runs among some, by arm and settings; None where vanilla is not among them, or is alone."""
+    trained = [run for run in runs if is_training(run.records)]
+    if len(trained) < 2:
+        return None
+    groups: list[tuple[Mapping[str, Any], str, list[Evidence]]] = []  # settings, arm, runs
+    for run in trained:
+        key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
+        same = next((group for group in groups if group[:2] == key), None)
+        if same is None:
+            same = (*key, [])
+            groups.append(same)
+        same[2].append(run)
+    first = next((group for group in groups if group[1] == "vanilla"), None)
+    if first is None or len(groups) < 2:
+        return None
+    treated = []
+    for settings, arm, of_arm in groups:
+        if (settings, arm) != first[:2]:
+            remedy = (settings.get("remedy") or {}).get("name")
+            here, there = flat(settings), flat(first[0])
+            keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+            different = ", ".join(f"{key}={here.get(key)}" for key in keys)
+            treated.append(of_runs(different, arm, of_arm, remedy))
+    out = out_of(trained[0].records.path)
+    return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
+
+
+def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
+    """{name: level of its statement} in a family whose statements are all right with 1 - level (Holm 1979).
+
+    The smallest p is held against level / m, the next one against level / (m - 1), until one is larger.
+    """
+    levels, left, goes_on = {}, len(p_values), True
+    for name in sorted(p_values, key=p_values.__getitem__):
+        levels[name] = level / left
+        goes_on = goes_on and p_values[name] <= levels[name]
+        left -= goes_on
+    return levels
+
+
+def is_there(compared: Comparison, level: float) -> bool:
+    """Whether a difference is there: its interval lies above 0, and it is of MATERIAL_RATE at least."""
+    return compared.bounded(level).interval.low > 0 and compared.value >= MATERIAL_RATE
+
+
+def is_absent(compared: Comparison, level: float) -> bool:
+    """Whether a difference of MATERIAL_RATE is excluded."""
+    return compared.bounded(level).interval.high < MATERIAL_RATE
+
+
+def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
+    """The rate at the first of two places minus that at the second, in the same runs; None below two seeds."""
+    if not arm.outcomes:
+        return None
+    problems = _common([arm], name)
+    return mean(change(*(arm.cells(name, end, problems) for end in ends)))
+
+
+def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
+    """The final rate of a minus that of b; None where one has fewer than two seeds."""
+    if not a.outcomes or not b.outcomes:
+        return None
+    problems = _common([a, b], name)
+    sides = []
+    for arm in (a, b):
+        # Vanilla is in every comparison: an error in its variance is in all of them.
+        sides.append(replace(arm.cells(name, "final", problems), keeps_own=arm is trainings.baseline))
+    return difference(*sides, trainings.spreads[name])
+
+
+def _common(arms: Sequence[TrainedArm], name: RateName) -> list[str]:
+    """The held-out problems that every run met; none where the rollouts of one are gone."""
+    tables = [table for arm in arms for table in arm.by_problem(name, "final")]
+    return [problem for problem in tables[0] if all(problem in table for table in tables)]
