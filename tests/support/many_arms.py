@@ -4,7 +4,7 @@
     tally = world.tally(draws, seed)
 
 Vanilla comes first, then the primary. The rate of a seed has the variance DISPERSION r (1 - r) times the factor of its
-arm (sd 12 points at a rate of 60%); with problems, it differs by problem too, and every arm reacts to problems in its
+arm (sd 12 points, between those of .7 and .4); with problems, it differs by problem too, and every arm reacts to problems in its
 own way.
 """
 
@@ -21,7 +21,7 @@ from probe.analysis.verdict.trained import questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings
 from probe.settings.words import Word
 
-DISPERSION = 0.06
+DISPERSION = 0.064
 TRIALS = 64  # rollouts of an evaluation
 BY_PROBLEM, BY_ARM = 1.0, 0.5  # sd on the logit scale
 

@@ -233,11 +233,9 @@ def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -
     if not a.outcomes or not b.outcomes:
         return None
     problems = _common([a, b], name)
-    sides = []
-    for arm in (a, b):
-        # Vanilla is in every comparison: an error in its variance is in all of them.
-        sides.append(replace(arm.cells(name, "final", problems), keeps_own=arm is trainings.baseline))
-    return difference(*sides, trainings.spreads[name])
+    # Vanilla is in every comparison: an error in its variance is in all of them.
+    left, right = (replace(arm.cells(name, "final", problems), keeps_own=arm is trainings.baseline) for arm in (a, b))
+    return difference(left, right, trainings.spreads[name])
 
 
 def _common(arms: Sequence[TrainedArm], name: RateName) -> list[str]:
