@@ -4,8 +4,8 @@
     tally = world.tally(draws, seed)
 
 Vanilla comes first, then the primary. The rate of a seed has the variance DISPERSION r (1 - r) times the factor of its
-arm (sd 12 points, between those of .7 and .4); with problems, it differs by problem too, and every arm reacts to problems in its
-own way.
+arm (sd 11.6 points at .7, 12.4 at .4); with problems, it differs by problem too, and every arm reacts to problems in
+its own way.
 """
 
 from collections.abc import Sequence
