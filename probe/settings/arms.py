@@ -36,7 +36,13 @@ class Arm:
     gate: Gate
     projects: bool  # the gated gradient replaces the gradient; otherwise the gradient is left alone
     dosed: bool = False  # removes as large a part of each gradient as the gate along v_hack would
+    scales: bool = False  # keeps the direction, and shrinks the whole gradient to the norm that the gate would leave
     routes: bool = False  # in training, what the gate would remove is parked and not deployed (`probe.step.update`)
+
+    @property
+    def removes_v_hack(self) -> bool:
+        """Whether it takes away what points along v_hack; a control takes away something else, or no direction."""
+        return self.directions == "v_hack" and (self.projects or self.routes) and not self.scales
 
 
 _ARMS = (
@@ -52,6 +58,8 @@ _ARMS = (
     Arm(name="random-dosed", basis="svd", directions="haar", gate="one_sided", projects=True, dosed=True),
     Arm(name="permuted-dosed", basis="svd", directions="permuted", gate="one_sided", projects=True, dosed=True),
     Arm(name="placebo", basis="svd", directions="placebo", gate="one_sided", projects=True),
+    # What the gate's size does without its direction.
+    Arm(name="scaled", basis="svd", directions="v_hack", gate="one_sided", projects=True, scales=True),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ARMS}
 

@@ -4,6 +4,7 @@ Shapes: r coordinates of a module, k directions, M modules with k > 0; leading d
 g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal rows oriented hack-ward, c = V g.
 
     one_sided   g' = g - overshoot relu(c) V        two_sided   g' = g - overshoot c V
+    shrunk      g norm(g') / norm(g), norms over all modules: the size of a gate without its direction
 
     u_m           = sum_i V_i / sqrt(k)                                a unit vector
     cos           = sum_m <u_m, g_m> / (sqrt(M) norm(g))               global, signed
@@ -16,7 +17,7 @@ of norm(g). A zero gradient has no direction: its cosines are NaN, never 0. Sums
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -107,6 +108,18 @@ def project_modules(
         before=_cosines(groups, leading),
         after=_cosines(gated, leading),
         frac_fired=torch.cat(fired).to(groups[0].g.dtype).mean(0).reshape(leading),
+    )
+
+
+def shrunk(gradients: Mapping[str, Tensor], gated: Projection) -> Projection:
+    """The gradient itself {module: (...,r)}, as small as a gate left it: no cosine changes."""
+    # A gradient that is zero stays as it is.
+    factor = _ratio(gated.after.norm, gated.before.norm).nan_to_num(nan=1.0)
+    return Projection(
+        gradients={module: factor[..., None] * _accumulate(g) for module, g in gradients.items()},
+        before=gated.before,
+        after=replace(gated.before, norm=gated.after.norm),
+        frac_fired=(factor < 1).to(factor.dtype),
     )
 
 

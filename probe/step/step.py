@@ -32,7 +32,7 @@ from probe.settings.words import Gate, Target
 from probe.step.bases import Bases, Gradients, axis, token_shares
 from probe.step.distributed import World
 from probe.step.groups import Group, strata_of
-from probe.step.projection import Cosines, Projection, haar_variance, project_modules, removed_norm, sample_cosines
+from probe.step.projection import Cosines, Projection, haar_variance, project_modules, removed_norm, sample_cosines, shrunk
 from probe.step.reference import References, needed
 from probe.step.update import Updater
 
@@ -59,12 +59,8 @@ class Measure:
             removed = removed_norm(gradient, self.vectors, gate=self.gate)
             # Where these directions meet nothing, no factor makes them remove anything.
             overshoot = float(wanted / removed) if removed > 0 else 0.0
-        return project_modules(
-            gradient,
-            self.vectors,
-            gate=self.gate,
-            overshoot=overshoot,
-        )
+        gated = project_modules(gradient, self.vectors, gate=self.gate, overshoot=overshoot)
+        return shrunk(gradient, gated) if self.arm.scales else gated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

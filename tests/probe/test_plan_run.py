@@ -66,7 +66,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert found["directions"] == str(out / "directions" / "go-v_hack.safetensors")
     assert found["vacuous"] == []
     spec = load_spec(path)
-    assert spec.arms == ("vanilla", "projected", "random", "permuted")
+    assert spec.arms == ("vanilla", "projected", "permuted-dosed", "scaled")
     assert list(spec.resolved) == ["gradient", "kl"]
     # The seeds are the fewest that see the effect which is assumed.
     n = len(spec.seeds)

@@ -304,6 +304,26 @@ def test_a_dosed_arm_removes_as_much_as_v_hack_would(overshoot: float) -> None:
     assert torch.equal(measure.gated(away).gradients["a"], away["a"])
 
 
+def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
+    """A gradient that is zero, or that the gate leaves alone, stays as it is."""
+    generator = torch.Generator().manual_seed(2)
+    gradient = {"a": torch.randn(6, generator=generator), "b": torch.randn(5, generator=generator)}
+    v_hack = {m: torch.linalg.qr(torch.randn(len(g), 2, generator=generator))[0].T for m, g in gradient.items()}
+    scaled, projected = (
+        Measure(condition="x", arm=get_arm(name), vectors=v_hack, gate="one_sided").gated(gradient)
+        for name in ("scaled", "projected")
+    )
+    sizes = [torch.cat([*one.gradients.values()]).norm() for one in (scaled, projected)]
+    torch.testing.assert_close(sizes[0], sizes[1])
+    assert sizes[0] < scaled.before.norm
+    torch.testing.assert_close(scaled.gradients["a"] / gradient["a"], (sizes[0] / scaled.before.norm).expand(6))
+    torch.testing.assert_close(scaled.after.cos, projected.before.cos)
+    still = {"a": torch.zeros(6), "b": torch.zeros(5)}
+    untouched = Measure(condition="x", arm=get_arm("scaled"), vectors=v_hack, gate="one_sided").gated(still)
+    assert torch.equal(untouched.gradients["a"], still["a"])
+    assert untouched.frac_fired == 0
+
+
 def test_conditions_side_by_side_are_the_conditions_alone(policy, groups) -> None:
     """Shared passes change nothing: every arm result and weighting of the grid is that of a step of its own."""
     conditions = {name: own for name, own in OBJECTIVES.items() if name != "not clipped"}

@@ -61,9 +61,7 @@ class TrainedArm:
     @property
     def needs_pairs(self) -> bool:
         """Whether it acts along directions from pairs of hacks, in gradients or in activations."""
-        row = ARMS[self.arm]
-        in_activations = self.remedy is not None and self.remedy.changes_activations
-        return in_activations or (row.directions == "v_hack" and (row.projects or row.routes))
+        return ARMS[self.arm].removes_v_hack or (self.remedy is not None and self.remedy.changes_activations)
 
     @property
     def has_oracle(self) -> bool:

@@ -206,7 +206,8 @@ def gate_acted(evidence: Evidence) -> Part:
     """What the gate should remove is gone, up to rounding: an identity, which says that it ran."""
     if not any(ARMS[arm].projects for arm in evidence.arms if arm in ARMS):
         return HOLDS, "no arm projects"
-    arms = [arm for arm in evidence.arms if arm in ARMS and ARMS[arm].projects and not ARMS[arm].dosed]
+    rows = [ARMS[arm] for arm in evidence.arms if arm in ARMS]
+    arms = [row.name for row in rows if row.projects and not row.dosed and not row.scales]
     gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
     if evidence.gate.overshoot < 1:
         return NOT_SEEN, "this gate does not remove the hack-ward part"
