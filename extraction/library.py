@@ -21,6 +21,7 @@ from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.adapters.targets import ALL
 from extraction.batch import Batch, make_batch
+from extraction.census import quoted_modes
 from extraction.controls import haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
@@ -91,6 +92,7 @@ def measure_pair_gradients(
     # The whole fingerprint, with the model's name, which the identity leaves out.
     metadata |= {"fingerprint": coordinates.fingerprint()}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
+    metadata |= {"modes": [quoted_modes(pair.hack) for pair in pairs]}
     return PairGradients(
         hack=hack_gradients,
         clean=clean_gradients,

@@ -101,6 +101,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     """
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
+    from probe.analysis.formatting import wrap
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
@@ -110,14 +111,22 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
         by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])
     analyses = [analysis for of_run in by_run for analysis in of_run]
     arms: list[Verdict] = []
+    cautions: list[str] = []
     if len(records) > 1:
+        from probe.analysis.horizon import cautions_of
         from probe.analysis.verdict.trained import judge_arms
         from probe.analysis.verdict.trained_arms import grouped
 
         # A run that trains has one condition, and so one analysis.
         trained = grouped([of_run[-1] for of_run in by_run])
         arms = judge_arms(trained) if trained is not None else []
-    compared = "\n".join(arm_lines(arms)) + "\n" if arms else ""
+        if trained is not None:
+            for arm in (trained.baseline, *trained.treated):
+                mode = records[0].settings["rollouts"]["mode"]
+                evaluations = [one.records.evals for one in arm.runs]
+                cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
+    noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
+    compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
     of_basis = f"-{settings['basis']}" if settings["basis"] else ""
     report = out / "reports" / f"{joined_name(records)}{of_basis}.md"
     if write:
@@ -125,7 +134,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     if as_json:
         objects = [analysis.to_json() for analysis in analyses]
         # A single analysis is printed as an object, several as a list; trainings that are compared with their verdicts.
-        together = {"arms": [asdict(arm) for arm in arms], "runs": objects}
+        together = {"arms": [asdict(arm) for arm in arms], "cautions": cautions, "runs": objects}
         echo_json(together if arms else objects[0] if len(objects) == 1 else objects)
     else:
         if arms:

@@ -72,11 +72,14 @@ def check(
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     log, pair_notes = _checked(rollouts, format_name, mapping, config, given_keys(ctx))
     name = name or _default_name(rollouts, log, config)
+    from extraction.census import one_mode
+    from extraction.selection import selected_pairs
     from probe.runs.footprint import adapted_weights
-    from probe.runs.replay import replay
+    from probe.runs.replay import hacks_of, replay
     from replay_pools.logs.importing import import_checked
 
     pool = import_checked(log, name=name, out=out, model=str(config.model.name))
+    pair_notes += one_mode(selected_pairs(config.intervention.extraction), hacks_of([pool]))
     if not as_json:
         first, *others = pair_notes
         lines = _log_lines(rollouts, log, pool, str(config.model.name), out)

@@ -174,6 +174,12 @@ def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]
     }
 
 
+def _counted(counts: Mapping[str, int] | None) -> str:
+    if counts is None:  # a card or gradients from before they were counted
+        return "not counted"
+    return ", ".join(f"{name or 'not named'} {count}" for name, count in counts.items()) or "none"
+
+
 def print_card(file: Path, card: Mapping[str, Any]) -> None:
     """The card as text; `probe extract` ends with it too."""
     settings, held_out = card["settings"], card["held_out"]
@@ -182,6 +188,8 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
     rows = [
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
+        ("kinds of hack", _counted(card.get("kinds"))),
+        ("hacks that quote a grader", _counted(card.get("modes"))),
         ("modules", card["num_modules"]),
         *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, pairing_pays_above, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
+from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
 from probe.records.timings import mean_times
 from probe.settings.run import StepConfig, TrainConfig
@@ -107,7 +108,7 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str 
         run: the run whose times give the hours; default: finished runs of the spec.
         model: the model whose modules and memory are shown; default: that of the condition that needs most.
     """
-    notes = [str(error) for error in input_faults(spec, out_dir)]
+    notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
     footprint = _most(spec, out_dir, model, notes)
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)

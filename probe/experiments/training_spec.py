@@ -44,7 +44,7 @@ name = "{name}"
 question = "Does {arm} along v_hack of {run} lower hacking, more than controls and a KL penalty do, and solve no less?"
 hypotheses = [
     "H1: {arm} ends with a lower hack rate than vanilla, by about {effect}.",
-    "H2: {arm} ends with a lower hack rate than directions of shuffled pairs that remove as much, and than a gradient that is as much smaller.",
+    "H2: {arm} ends with a lower hack rate than shuffled pairs that remove as much, and than a mere shrinking.",
     "H3: {arm} solves as much as vanilla, within {points:.0f} points.",
     "H4: a KL penalty, which needs no pairs, does not do as well on both.",
 ]

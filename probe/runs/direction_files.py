@@ -7,6 +7,7 @@ A replay that extracts its own v_hack leaves no file of it, but the gradients th
 its inner products in the run. What reproduces those is what the run measured along. No weights are loaded.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
@@ -26,6 +27,7 @@ from extraction.directions import (
     sign_accuracy,
 )
 from extraction.library import pairs_path, source_identity
+from extraction.words import kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.nulls import transfer_nulls
 from probe.analysis.statistics.run_gradients import read_pairs
@@ -53,6 +55,7 @@ def write_card(
         adapted: fields of `Adapted`, of the model.
     """
     metadata = directions.metadata
+    used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
     margins: list[int] = []
     for votes in directions.votes.values():
         margins += map(int, votes)
@@ -75,6 +78,8 @@ def write_card(
         "pairs": metadata["pairs"],
         "pairs_sha256": metadata["pairs_sha256"],
         "num_pairs": metadata["num_pairs"],
+        "kinds": Counter(kind_of(metadata["flavours"][i]) for i in used),
+        "modes": Counter(chain.from_iterable(metadata["modes"][i] for i in used)) if "modes" in metadata else None,
         "num_modules": len(directions.vectors),
         "adapted": adapted,
         "num_directions": directions.num_directions(),

@@ -32,6 +32,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.passes import score
+from probe.analysis.horizon import start_cautions
 from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares_of
 from probe.analysis.training_runs import deployed, evaluation_path
 from probe.objective.kl import kl_terms
@@ -178,6 +179,9 @@ class Evaluator:
             shares.append(f"{name} -" if rate is None else f"{name} {rate:.0%}")
         which = f" ({weights})" if self._updater.routes else ""
         self._say(f"after {done} steps{which}: {', '.join(shares)}")
+        if done == 0 and weights == "deployed":
+            for sentence in start_cautions([self._rows], self._held_out.mode):
+                self._say(f"caution: {sentence}")
 
     def _shares(self, done: int) -> Shares:
         """What the policy after `done` steps solved, from the pools of its evaluation."""

@@ -55,6 +55,7 @@ class HeldOut:
         seed: int,
         world: World = SOLO,
     ) -> None:
+        self.mode = maker.mode  # of the training
         self._maker = replace(maker, group=group)
         self._problems, self._settings, self._world = problems, settings, world
         self._plan = PoolPlan(

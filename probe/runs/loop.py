@@ -248,6 +248,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "arms": list(dict.fromkeys(record.arm for record in records)),
         "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},
         "adapted": setup.bases.coordinates[0].adapted,
+        "num_coordinates": {basis.basis: sum(basis.sizes.values()) for basis in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
         "dtype_noise": setup.dtype_noise,
         "rounding": rounding,

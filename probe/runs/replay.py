@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from extraction.batch import make_batch
+from extraction.census import one_mode
 from extraction.gradients import per_sample_gradients
 from extraction.library import check_pairs
 from extraction.selection import selected_pairs
@@ -98,8 +99,8 @@ class ReplayInputs:
             for sentence in vocabulary.cautions(pool):
                 self._say(f"pool {pool.name}: {sentence}")
         if config.intervention.v_hack is None:
-            extraction = config.intervention.extraction
-            for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
+            pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
+            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(self.pools))]:
                 self._say(sentence)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
@@ -136,6 +137,11 @@ class ReplayInputs:
         }
         adapter = configured_adapter(self._model)
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
+
+
+def hacks_of(pools: Sequence[Pool]) -> list[str]:
+    """The completions of the rollouts that hack."""
+    return [rollout.completion for pool in pools for group in pool.steps for rollout in group if rollout.hacked]
 
 
 def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:

@@ -31,6 +31,7 @@ from probe.runs.control import TrainingState
 from probe.runs.directions import directions_source
 from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher, same_prompt, taught_problems
@@ -163,6 +164,7 @@ def _run(
                 # Problems come back batch after batch; each is checked once.
                 distinct = {problem.problem_id: problem for problem in chain(inputs.held_out, inputs.problems.listed)}
                 canary(grader, distinct.values())
+                say(check_pay(config, grader, inputs.problems.listed, engine.chat))
             grader.limits = world.broadcast(grader.limits)
         if world.is_main:
             timings.write_start(directory)

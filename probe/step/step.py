@@ -32,7 +32,15 @@ from probe.settings.words import Gate, Target
 from probe.step.bases import Bases, Gradients, axis, token_shares
 from probe.step.distributed import World
 from probe.step.groups import Group, strata_of
-from probe.step.projection import Cosines, Projection, haar_variance, project_modules, removed_norm, sample_cosines, shrunk
+from probe.step.projection import (
+    Cosines,
+    Projection,
+    haar_variance,
+    project_modules,
+    removed_norm,
+    sample_cosines,
+    shrunk,
+)
 from probe.step.reference import References, needed
 from probe.step.update import Updater
 

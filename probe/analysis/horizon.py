@@ -1,0 +1,82 @@
+"""Whether a training asks a question that its problems and its length can answer, from held-out rates alone.
+
+    START    solving near floor or ceiling, or hacking near its ceiling, before the first step
+    EARLY    a hack rate that still rises at the end, or a vanilla that never came off its floor
+
+Near: within MATERIAL_RATE of 0 or 1, so that a difference that matters has no room. Still rising: the last evaluation
+against the latest one in the first LATE of the steps, by a two-proportion z of the counts over all seeds, which takes
+held-out rollouts as independent and so warns rather too seldom where problems repeat.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from probe.analysis.statistics.intervals import wilson_interval
+from probe.analysis.statistics.thresholds import MATERIAL_RATE
+from probe.analysis.training_runs import deployed
+from probe.settings.words import ALL
+
+LATE = 0.75  # of the steps: an evaluation after it is too near the end to say what the end is like
+Z = 1.96
+Evaluations = Sequence[Mapping[str, Any]]  # the lines of `evals.jsonl` of one run
+
+
+def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
+    """What leaves no room for a difference, from the evaluations before the first step in the mode of training."""
+    starts = [row for run in runs for row in run if row["step"] == 0 and row["weights"] == "deployed"]
+    (hacks, n), (solved, _) = _counts(starts, mode, "hack"), _counts(starts, mode, "solve")
+    sentences = []
+    if n and solved < MATERIAL_RATE * n:
+        lost = f"a loss of {100 * MATERIAL_RATE:.0f} points cannot show"
+        sentences.append(f"{solved} of {n} held-out rollouts solve at the start: {lost}")
+    if n and solved > (1 - MATERIAL_RATE) * n:
+        sentences.append(f"{solved} of {n} held-out rollouts solve at the start: are these problems memorised?")
+    if n and hacks > (1 - MATERIAL_RATE) * n:
+        sentences.append(f"{hacks} of {n} held-out rollouts hack at the start: there is no hack left to learn")
+    return sentences
+
+
+def cautions_of(name: str, runs: Sequence[Evaluations], mode: str, *, is_baseline: bool) -> list[str]:
+    """What the start and the length of the trainings of one arm leave open.
+
+    Args:
+        name: of the arm.
+        runs: the lines of `evals.jsonl` of its runs, one a seed.
+        mode: that they trained in.
+        is_baseline: whether the others are compared with it, which start as it does.
+    """
+    starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
+    ends, earlier = [], []
+    for run in map(deployed, runs):
+        # A rate at the start says whether it was learnt at all, not whether learning is over.
+        before = [row for row in run if 0 < row["step"] <= LATE * run[-1]["step"]]
+        ends += run[-1:]
+        earlier += before[-1:]
+    if not ends:
+        return starts
+    (hacks, n), steps = _counts(ends, mode), max(row["step"] for row in ends)
+    interval = wilson_interval(hacks, n)
+    if is_baseline and interval is not None and interval.high < MATERIAL_RATE:
+        idle = f"EARLY: {name} hacks {hacks / n:.0%} after {steps} steps"
+        return [*starts, f"{idle}: a difference of {100 * MATERIAL_RATE:.0f} points has no room below it; train longer"]
+    before, m = _counts(earlier, mode)
+    if len(earlier) < len(ends) or not n or not m or not _rises(before, m, hacks, n):
+        return starts
+    since = max(row["step"] for row in earlier)
+    means = "it has not settled" if is_baseline else "its fall may be a delay"
+    rise = f"{before / m:.0%} after {since} steps and {hacks / n:.0%} after {steps}"
+    return [*starts, f"EARLY: {name} hacks {rise}, and still rises: {means}; train longer"]
+
+
+def _counts(rows: Evaluations, mode: str, rate: str = "hack") -> tuple[int, int]:
+    """(rollouts that count, all) over evaluations; in the mode of training, where others were evaluated beside it."""
+    shown = [row["rates"].get(mode, row["rates"][ALL]) for row in rows]
+    return sum(rates[rate]["count"] for rates in shown), sum(rates["num_rollouts"] for rates in shown)
+
+
+def _rises(before: int, m: int, after: int, n: int) -> bool:
+    """Whether a share of n is larger than an earlier one of m, by the pooled two-proportion z."""
+    pooled = (before + after) / (m + n)
+    sd = sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))
+    return sd > 0 and (after / n - before / m) / sd > Z
