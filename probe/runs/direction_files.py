@@ -56,6 +56,7 @@ def write_card(
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
+    modes = pairs.metadata.get("modes")
     margins: list[int] = []
     for votes in directions.votes.values():
         margins += map(int, votes)
@@ -78,8 +79,9 @@ def write_card(
         "pairs": metadata["pairs"],
         "pairs_sha256": metadata["pairs_sha256"],
         "num_pairs": metadata["num_pairs"],
-        "kinds": Counter(kind_of(metadata["flavours"][i]) for i in used),
-        "modes": Counter(chain.from_iterable(metadata["modes"][i] for i in used)) if "modes" in metadata else None,
+        "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
+        # Gradients from before there were modes do not know them.
+        "modes": Counter(chain.from_iterable(modes[i] for i in used)) if modes is not None else None,
         "num_modules": len(directions.vectors),
         "adapted": adapted,
         "num_directions": directions.num_directions(),

@@ -86,7 +86,10 @@ def test_pairs_without_signal_or_held_out_pairs(tmp_path: Path) -> None:
     for name, strength, held_out in (("signal", 3.0, 8), ("noise", 0.0, 8), ("none", 3.0, 0)):
         hack, clean = noise(24) + strength * torch.eye(12)[0], noise(24)
         pairs = PairGradients(
-            hack={"m": hack}, clean={"m": clean}, held_out=torch.arange(24) >= 24 - held_out, metadata={}
+            hack={"m": hack},
+            clean={"m": clean},
+            held_out=torch.arange(24) >= 24 - held_out,
+            metadata={"flavours": ["pass"] * 24, "modes": [["run_tests"]] * 24},
         )
         names = ("pairs", "pairs_sha256", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
         names += ("chat_template_sha256", "tokenizer_sha256")
