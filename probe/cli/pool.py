@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from extraction.census import count_modes
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
@@ -53,7 +54,8 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
             numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
             rows.append((mode, label, rate["n"], *numbers))
     echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    echo()
+    quoted = ", ".join(f"{mode or 'none'} {count}" for mode, count in summary["hacks_quote"].items())
+    echo(f"graders that hacks quote: {quoted or 'no hack'}\n")
     measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
     rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
     echo_table(("", "min", "median", "mean", "max"), rows)
@@ -179,6 +181,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "rollouts": len(rollouts),
         "without_label": len(rollouts) - len(labelled),
         "modes": modes,
+        "hacks_quote": dict(count_modes(rollout.completion for rollout in labelled if rollout.hacked)),
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
         "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
         "reward": spread([rollout.reward for rollout in labelled]),
