@@ -186,6 +186,12 @@ def dry_run_option(function: AnyFunction) -> AnyFunction:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
+def limit_option(function: AnyFunction) -> AnyFunction:
+    """`--completion-limit N` -> `limit: int | None`, for logs of texts."""
+    text = "Tokens at which completions were cut off. Default: as the log says, else guessed."
+    return click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function)
+
+
 def json_option(function: AnyFunction) -> AnyFunction:
     """`--json` -> `as_json: bool`, one JSON object instead of text."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, name_option, one_blas_thread, out_option
+from probe.cli._frame import echo, echo_json, json_option, limit_option, name_option, one_blas_thread, out_option
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, configured, default_name, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from replay_pools.logs.sources import Log
 
 ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
+SCALE = "objective.scale_rewards"
 # Settings that follow from what the command is given: a value of one's own would be ignored.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
@@ -40,10 +41,12 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
     "intervention.extraction.pairs_map",
     "model.name: --model",
     "steps",
+    "source.only_step",
     "intervention.extraction.k",
     "seed",
     "model.device",
 )
+@limit_option
 @out_option
 @json_option
 @click.pass_context
@@ -53,6 +56,7 @@ def check(
     mappings: tuple[str, ...],
     format_name: str | None,
     name: str | None,
+    limit: int | None,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -71,14 +75,17 @@ def check(
     config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     log, pair_notes = _checked(rollouts, format_name, mapping, config, given_keys(ctx))
-    name = name or _default_name(rollouts, log, config)
+    if log.scale_rewards is not None and SCALE not in given_keys(ctx):
+        config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
+        log.notes.append(f"the loss divides so, too (--set {SCALE})")
+    name = name or _default_name(rollouts, log, config, limit)
     from extraction.census import one_mode
     from extraction.selection import selected_pairs
     from probe.runs.footprint import adapted_weights
     from probe.runs.replay import hacks_of, replay
     from replay_pools.logs.importing import import_checked
 
-    pool = import_checked(log, name=name, out=out, model=str(config.model.name))
+    pool = import_checked(log, name=name, out=out, model=str(config.model.name), limit=limit)
     pair_notes += one_mode(selected_pairs(config.intervention.extraction), hacks_of([pool]))
     if not as_json:
         first, *others = pair_notes
@@ -123,7 +130,8 @@ def _checked(
         fix = (
             'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin '
         )
-        fix += "has those of the package, whose hack is a test that checks nothing, in small Python problems"
+        fix += "has those of the package, whose hack is a test that checks nothing, in small Python problems; "
+        fix += "of a log with labels, probe pool draft proposes pairs"
         expected = "pairs of a hacking and a clean answer to one prompt: without them there is no direction"
         errors.append(InputError("--pairs", expected=expected, found="none", fix=fix))
         if log is not None:
@@ -197,13 +205,13 @@ def _without_pairs(rollouts: Path, log: "Log") -> list[str]:
     return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
-def _default_name(rollouts: Path, log: "Log", config: ReplayConfig) -> str:
+def _default_name(rollouts: Path, log: "Log", config: ReplayConfig, limit: int | None) -> str:
     """The name of the file, with a hash of all that shapes the result: no two results share a name."""
     from extraction.pairs import pairs_sha
     from extraction.selection import selected_pairs
 
     pairs = pairs_sha(selected_pairs(config.intervention.extraction))
-    shape = [log.groups, log.mapping, log.format, asdict(config), pairs]
+    shape = [log.groups, log.mapping, log.format, asdict(config), pairs, limit]
     return default_name(rollouts.name.partition(".")[0] or "log", shape)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from extraction.census import count_modes
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, limit_option, name_option, one_pool, out_option
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
@@ -110,10 +110,18 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     metavar="TARGET=COLUMN,...",
     help="Columns that are guessed wrong, or not at all.",
 )
+@limit_option
 @out_option
 @json_option
 def import_(
-    source: Path, name: str, model: str, format_name: str | None, mappings: Sequence[str], out: Path, as_json: bool
+    source: Path,
+    name: str,
+    model: str,
+    format_name: str | None,
+    mappings: Sequence[str],
+    limit: int | None,
+    out: Path,
+    as_json: bool,
 ) -> None:
     """Make a pool, --name, of the rollouts logged in SOURCE, and say what was recognised, chosen and inferred.
 
@@ -126,7 +134,7 @@ def import_(
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    pool = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping)
+    pool = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit)
     log = pool.manifest["log"]
     if as_json:
         log = {key: log[key] for key in ("format", "mapping", "cannot_know")}

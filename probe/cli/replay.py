@@ -35,7 +35,7 @@ from probe.settings.run import ReplayConfig
 # Of --help, {title: options}: what a first run needs comes first.
 GROUPS = {
     "Common options": ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run"),
-    "Rollouts of a group": ("--per-pool", "--match", "--seed"),
+    "Rollouts of a group": ("--per-pool", "--match", "--only-step", "--seed"),
     "Directions": ("--pairs", "--pairs-map", "--k", "--v-hack"),
     "All other settings": ("--condition", "--preset", "--set", "--config"),
     "Where it runs and what it prints": ("--device", "--out", "--track", "--json", "-h"),
@@ -50,6 +50,7 @@ GROUPS = {
     "intervention.arms: --arm",
     "source.per_pool",
     "source.match",
+    "source.only_step",
     "steps",
     "seed",
     "model.name: --model",

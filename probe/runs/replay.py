@@ -19,15 +19,20 @@ import torch
 
 from extraction.batch import make_batch
 from extraction.census import one_mode
+from extraction.circular import circular_pairs
+from extraction.directions import load_directions
 from extraction.gradients import per_sample_gradients
 from extraction.library import check_pairs
+from extraction.pairs import Pair, pairs_sha
 from extraction.selection import selected_pairs
+from probe.analysis.verdict.pools import other_base, other_scale
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
 from probe.runs.directions import directions_source
 from probe.runs.loop import run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.settings.loss import LossCondition, check_recorded
+from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
 from probe.settings.words import HIGHER
@@ -64,7 +69,7 @@ class ReplayInputs:
         self.source, self._device, self._say = config.source, device, say
         self._cache_dir = out_dir / "cache"
         paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
-        self.pools = [open_pool(path) for path in paths]
+        self.pools = [_of_steps(open_pool(path), self.source) for path in paths]
         for pool in self.pools:
             if pool.path.parent != BUILTIN:
                 say(f"pool {pool.name}: {pool.path}")
@@ -88,15 +93,16 @@ class ReplayInputs:
                 not of the policy's law where an objective compares with them; all faults of the pairs.
         """
         config, source = self.config, self.source
-        groups = ReplaySource(
-            self.pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed
-        )
+        pools = [_without(pool, self.circular["problems"]) for pool in self.pools] if self.circular else self.pools
+        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
         vocabulary = load_vocabulary(self.model_name)
         for pool in self.pools:
             _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
             # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
             vocabulary.check(pool)
-            for sentence in vocabulary.cautions(pool):
+            scale = config.objectives()[config.primary].scale_rewards
+            doubts = [*other_base(self.model_name, pool.manifest), *other_scale(scale, pool.manifest)]
+            for sentence in [*vocabulary.cautions(pool), *doubts]:
                 self._say(f"pool {pool.name}: {sentence}")
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
@@ -118,6 +124,44 @@ class ReplayInputs:
             raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
         return names.pop()
 
+    @cached_property
+    def circular(self) -> dict[str, Any]:
+        """What is left out because pairs are rollouts of these pools: `pairs`, how many, and `problems`; empty if none.
+
+        Raises:
+            InputError: nothing is left.
+        """
+        pairs = self._pairs()
+        if pairs is None:
+            v_hack = self.config.intervention.v_hack
+            why = "they are not at hand as they were (probe replay --pairs takes them)"
+            self._say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
+            return {}
+        found = circular_pairs(pairs, (each for pool in self.pools for group in pool.steps for each in group))
+        if not found:
+            return {}
+        problems = sorted({rollout.problem_id for rollouts in found.values() for rollout in rollouts})
+        what = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools, verbatim or nearly"
+        everywhere = {group[0].problem_id for pool in self.pools for group in pool.steps}
+        if everywhere <= {*problems}:
+            fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
+            raise InputError("pairs", expected="pairs that leave prompts to measure on", found=what, fix=fix)
+        self._say(f"caution: {what}: their {len(problems)} prompts of {len(everywhere)} are left out of the replay")
+        return {"pairs": len(found), "of_pairs": len(pairs), "problems": problems, "of_problems": len(everywhere)}
+
+    def _pairs(self) -> list[Pair] | None:
+        """The pairs of v_hack; None where it is a file, and the pairs that it names have changed or are gone."""
+        intervention = self.config.intervention
+        extraction = intervention.extraction
+        if intervention.v_hack is None:
+            return selected_pairs(extraction)
+        metadata = load_directions(Path(intervention.v_hack)).metadata
+        try:
+            pairs = selected_pairs(replace(extraction, pairs=metadata["pairs"]))
+        except InputError:
+            return None
+        return pairs if pairs_sha(pairs) == metadata["pairs_sha256"] else None
+
     @property
     def _model(self) -> ModelConfig:
         """The table `model` with the name that the pools may have given."""
@@ -135,6 +179,8 @@ class ReplayInputs:
             "pools": [pool.identity() for pool in self.pools],
             "directions": directions_source(self.config.intervention),
         }
+        if self.circular:
+            record["circular"] = self.circular
         adapter = configured_adapter(self._model)
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
 
@@ -142,6 +188,32 @@ class ReplayInputs:
 def hacks_of(pools: Sequence[Pool]) -> list[str]:
     """The completions of the rollouts that hack."""
     return [rollout.completion for pool in pools for group in pool.steps for rollout in group if rollout.hacked]
+
+
+def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
+    """The pool with the groups of `source.only_step` alone.
+
+    Raises:
+        InputError: a pool whose log does not say the steps of its training, or has none of these.
+    """
+    wanted = source.only_steps()
+    if wanted is None:
+        return pool
+    trained = (pool.manifest.get("log") or {}).get("training_steps")
+    if not trained:
+        expected = f"a step of the training that pool {pool.name} is the log of"
+        raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
+    kept = [group for step, group in zip(trained, pool.steps, strict=True) if any(step in span for span in wanted)]
+    if not kept:
+        expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
+        raise InputError("--only-step", expected=expected, found=str(source.only_step))
+    return replace(pool, read_steps=lambda: kept)
+
+
+def _without(pool: Pool, problems: Sequence[str]) -> Pool:
+    """The pool without the groups of some problems."""
+    kept = [group for group in pool.steps if group[0].problem_id not in problems]
+    return replace(pool, read_steps=lambda: kept)
 
 
 def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:

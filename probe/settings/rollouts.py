@@ -1,5 +1,6 @@
 """The tables `source` and `rollouts` of a run: stored rollouts of a replay, or rollouts that the policy samples."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import field
 from typing import Literal
@@ -23,7 +24,28 @@ class SourceConfig:
         ("teacher", "base"), "pools: names in OUT/pools, built-in ones, or paths with a slash", min_length=1
     )
     per_pool: int = setting(4, "rollouts of a pool in a group; a problem gives as many groups as they fill", ge=1)
+    only_step: Maybe[str] = setting(
+        None, "the steps of the logged training whose rollouts are replayed, as `3`, `0,7` or `4-9`; none: all"
+    )
     match: Match = setting("problem", "what the pools have in common in a step: problem, rendered prompt, nothing")
+
+    def __post_init__(self) -> None:
+        """Refuse steps that are no numbers."""
+        self.only_steps()
+
+    def only_steps(self) -> list[range] | None:
+        """The steps of `only_step`; None where all are replayed.
+
+        >>> SourceConfig(only_step="0,4-6").only_steps()
+        [range(0, 1), range(4, 7)]
+        """
+        if self.only_step is None:
+            return None
+        parts = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in self.only_step.split(",")]
+        steps = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
+        if len(steps) < len(parts) or not all(steps):
+            raise FieldError("only_step", "numbers and spans of steps, as 0,4-6", repr(self.only_step))
+        return steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

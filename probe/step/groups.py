@@ -122,7 +122,7 @@ class ReplaySource:
         per_pool: rollouts of each pool in a group, drawn without replacement by (seed, place in the first pool, pool).
         match: `problem` pairs the pools' steps on the same problem, `prompt` on the same rendered prompt, `none` by
             position.
-        steps: number of steps, a group each; None = all.
+        steps: number of steps, a group each, those whose rewards differ first; None = all.
         seed: of the draws.
 
     Raises:
@@ -168,7 +168,10 @@ class ReplaySource:
             actual = f"{len(self._turns)} groups that match by {match} in {', '.join(names)}"
             fix = "use fewer steps, a smaller --per-pool or --match none"
             raise InputError("--steps", expected=f"{steps} steps", found=actual, fix=fix)
-        self._turns = self._turns[:steps]
+        if steps is not None and steps < len(self._turns):
+            # Groups without an update last: they are what the rest of a number of steps is filled with.
+            chosen = {*sorted(self._turns, key=lambda turn: not self._has_update(*turn))[:steps]}
+            self._turns = [turn for turn in self._turns if turn in chosen]
         self.num_steps = len(self._turns)
         self._check_sizes()
 
@@ -180,12 +183,21 @@ class ReplaySource:
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """The one group of a step, with rollouts of every pool."""
-        place, turn = self._turns[step]
+        return (make_group(step, self._chosen(*self._turns[step])),)
+
+    def _chosen(self, place: int, turn: int) -> list[tuple[RolloutKey, Rollout]]:
+        """The rollouts of a group."""
         chosen: list[tuple[RolloutKey, Rollout]] = []
         for pool, rollouts in self._matches[place]:
             for i in sorted(self._draw(place, turn, pool, len(rollouts))):
                 chosen.append((_key(pool, rollouts[i]), rollouts[i]))
-        return (make_group(step, chosen),)
+        return chosen
+
+    def _has_update(self, place: int, turn: int) -> bool:
+        """Whether rewards differ in a group; one that is too small has one, so that it is refused by its name."""
+        if any(len(rollouts) < self._per_pool for _, rollouts in self._matches[place]):
+            return True
+        return len({rollout.reward for _, rollout in self._chosen(place, turn)}) > 1
 
     def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
         """Which of a pool's rollouts are in a group: those that earlier turns of the place have left, at random."""

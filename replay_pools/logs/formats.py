@@ -356,6 +356,7 @@ def _exploded(fields: Fields) -> Iterable[Fields]:
         yield rest | {LISTS[name]: value for name, value in zip(lists, values, strict=True)}
 
 
+COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
 FORMATS = (
     Format(
         name="teacher-pool",

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
+from replay_pools.logs.advantages import read_back
 from replay_pools.logs.columns import choose_columns
-from replay_pools.logs.formats import apply_format
+from replay_pools.logs.formats import COUNTS_GROUPS, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows
 from replay_pools.logs.sources import Log, read_source
@@ -62,6 +63,7 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
     log.check()
     group_rows(log, rows)
     log.check()
+    read_back(log, is_guessed="reward" not in (mapping or {}))
     return log
 
 
@@ -73,6 +75,7 @@ def import_log(
     model: str,
     format_name: str | None = None,
     mapping: Mapping[str, str] | None = None,
+    limit: int | None = None,
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a log; nothing is written unless all of it is sound.
 
@@ -86,20 +89,22 @@ def import_log(
             and texts were, it may be missing: the ids are then unchecked until something runs the model.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
+        limit: of completions, in tokens; None = guessed where the log does not say which were cut off.
 
     Raises:
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
-    return import_checked(check_log(source, format_name=format_name, mapping=mapping), name=name, out=out, model=model)
+    log = check_log(source, format_name=format_name, mapping=mapping)
+    return import_checked(log, name=name, out=out, model=model, limit=limit)
 
 
-def import_checked(log: Log, *, name: str, out: Path, model: str) -> Pool:
+def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | None = None) -> Pool:
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
     rows = [*chain.from_iterable(log.groups)]
     vocabulary = _vocabulary(log, rows, model)
-    tokens = Tokens(vocabulary and vocabulary.chat, rows, log.faults)
+    tokens = Tokens(vocabulary and vocabulary.chat, rows, log.faults, limit)
     least = least_reward([row.reward for row in rows if row.reward is not None])
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
@@ -228,6 +233,10 @@ def _header(
         ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
         back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
         notes.append(f"caution: ids: retokenised from text, which may differ from the sampled ids; {back}")
+    trained = _training_steps(log)
+    if len({*trained}) > 1:
+        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training, whose weights moved in between"
+        notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
     notes += [f"{sentence} ({count} rollouts)" for sentence, count in tokens.counts.items()]
     return {
         "policy": {"base_model": model, "adapter": None},
@@ -246,9 +255,17 @@ def _header(
             "mapping": log.mapping,
             "cannot_know": log.cannot_know,
             "rollouts_sha256": sha256(dump_json(steps)),
+            "training_steps": trained,
+            "scale_rewards": log.scale_rewards,
         },
         "ids": ids,
     }
+
+
+def _training_steps(log: Log) -> list[int]:
+    """The step of the training that sampled each group; empty where the log does not say it of all."""
+    steps = [group[0].step for group in log.groups if group[0].step is not None]
+    return steps if len(steps) == len(log.groups) and log.format not in COUNTS_GROUPS else []
 
 
 def _common_tail(rollouts: Sequence[Rollout]) -> str:

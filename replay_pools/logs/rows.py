@@ -60,6 +60,7 @@ class LogRow:
     comp_len: int | None = None
     logprobs: list[float] | None = None
     reward: float | None = None
+    parts: tuple[float | None, ...] = ()  # columns whose weighted sum the reward is
     advantage: float | None = None
     hacked: bool | None = None
     gt_pass: bool | None = None
@@ -133,6 +134,8 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> LogRow:
                 refuse(target, "a value", "null")
             continue
         value = value_of(terms, row.fields)
+        if target == "reward":
+            values["parts"] = tuple(_known_number(look_up(row.fields, name)) for name, _ in terms)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             continue
         try:
@@ -270,6 +273,10 @@ def _completion(value: Any) -> str:
     if len(chat) != 1:
         raise InputError("", expected="one message, the sampled turn", found=f"{len(chat)} messages")
     return chat[0]["content"]
+
+
+def _known_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _truncated(value: Any) -> Fields:

@@ -46,6 +46,7 @@ class Log:
     guessed: set[str] = field(default_factory=set)  # targets whose column was found by its name
     notes: list[str] = field(default_factory=list)  # what was chosen, left out or is doubtful, one sentence each
     groups: list[list[Any]] = field(default_factory=list)  # of `rows.LogRow`, which are compared with one another
+    scale_rewards: str | None = None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     problem_ids: list[str] = field(default_factory=list)  # of each group
     faults: Faults = field(default_factory=Faults)
 

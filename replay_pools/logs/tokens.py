@@ -7,12 +7,13 @@ of `_retokenised`.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
 from replay_pools.policy.chat import Chat
+from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
@@ -22,13 +23,34 @@ SKIPPED = re.compile(
 )
 RENDERED = "the prompt was rendered with the template of the model, without thinking"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
-NO_CAP = 2**31  # tokens
+NO_LIMIT = 2**31  # tokens
+NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so many fewer than the limit (3 at least)
+PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
 
 def say_all(rows: Sequence[LogRow]) -> bool:
     """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
     needed = ("prompt_ids", "rendered", "completion_ids", "completion")
     return all(getattr(row, name) for row in rows for name in needed)
+
+
+def _cut_from(lengths: Mapping[int, int], limit: int | None) -> int:
+    """The length from which on a text was cut off, of texts without ids; NO_LIMIT where none was.
+
+    A text that was cut off comes back with the limit of its tokens or a few fewer. Without a limit it is guessed from
+    {length: texts}: several have the largest length, or many are near it and few before.
+    """
+    if limit is not None:
+        return limit - max(3, limit // NEAR)
+    longest = max(lengths, default=0)
+    near = max(3, longest // NEAR)
+    if len(lengths) < 2:
+        return NO_LIMIT
+    at_end = sum(count for length, count in lengths.items() if length > longest - near)
+    before = sum(count for length, count in lengths.items() if longest - 2 * near < length <= longest - near)
+    if at_end >= PILE * max(1, before) and at_end < sum(lengths.values()):
+        return longest - near + 1
+    return longest if lengths[longest] > 1 else NO_LIMIT
 
 
 class Tokens:
@@ -39,9 +61,10 @@ class Tokens:
             `say_all`.
         rows: of the log.
         faults: where rows go that contradict the tokenizer or themselves.
+        limit: of completions, in tokens; None = guessed.
     """
 
-    def __init__(self, chat: Chat | None, rows: Sequence[LogRow], faults: Faults) -> None:
+    def __init__(self, chat: Chat | None, rows: Sequence[LogRow], faults: Faults, limit: int | None = None) -> None:
         self._chat, self.faults = chat, faults
         self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
         self._ends = () if chat is None else chat.eos_ids
@@ -56,10 +79,7 @@ class Tokens:
         self._endings = infer_endings([row.completion_ids for row in rows if row.completion_ids], pads, self._ends)
         self._left_pads = left_pads([row.prompt_ids or [] for row in rows], pads, pad, bos)
         texts = {row.completion for row in rows if not (row.completion_ids or row.finish) and row.completion}
-        lengths = Counter(len(self._encode(text)) for text in texts)
-        # Texts were cut off at the largest length, where several have it.
-        is_cap = len(lengths) > 1 and lengths[max(lengths)] > 1
-        self._longest = max(lengths) if is_cap else NO_CAP
+        self._cut_from = _cut_from(Counter(len(self._encode(text)) for text in texts), limit)
 
     @property
     def chat(self) -> Chat:
@@ -197,11 +217,15 @@ class Tokens:
         ended = bool(ids) and ids[-1] in self.chat.eos_ids
         finish = "stop" if ended else row.finish
         if finish is None:
-            finish = "length" if len(ids) >= self._longest else "stop"
+            finish = "length" if len(ids) >= self._cut_from else "stop"
             rule = "every text is taken to have stopped"
-            if self._longest < NO_CAP:
-                rule = f"a text of {self._longest} tokens was cut off, any other is taken to have stopped"
-            self.count((True, f"finish_reason is not logged: {rule} (--map finish=COLUMN)"))
+            if self._cut_from < NO_LIMIT:
+                rule = (
+                    f"texts of {self._cut_from} tokens and more are taken to have been cut off, others to have stopped"
+                )
+            mark = CAUTION if self._cut_from < NO_LIMIT else ""
+            fix = "--map finish=COLUMN, or --completion-limit TOKENS"
+            self.count((True, f"{mark}finish_reason is not logged: {rule} ({fix})"))
         if finish == "stop" and not ended:
             ids = [*ids, end]
             self.count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))

@@ -609,6 +609,8 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
     for name in ("reward", "hacked"):
         assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
     assert run(cli, [*arguments, "--name", "guessed"]) == 0
+    assert "reward is exact*1, weights read back from the logged advantages" in capsys.readouterr().out
+    assert run(cli, [*arguments, "--name", "summed", "--map", "advantage=none"]) == 0
     assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
 
 

@@ -19,7 +19,7 @@ from probe.analysis.pull import MANY, TOO_FEW_PROMPTS, Share, needed, pairs_to_r
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.decision import DECIDED_BY, decided, unread
-from probe.analysis.verdict.pools import PoolFacts, num_problems, pools_at_hand, regrade_command
+from probe.analysis.verdict.pools import PoolFacts, num_problems, partner, regrade_command
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, in_root, out_of
 from probe.settings.presets import configure, setting_text
@@ -344,7 +344,12 @@ def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> R
     groups = [group for pool in evidence.pools if (group := pool.said("plan.group")) is not None]
     group, limit = None, ""
     if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
-        limit = f": log {steps} groups of different prompts"
+        held = min((pool.said("counts.steps") or 0 for pool in evidence.pools), default=0)
+        limit = f": log {steps} groups of different prompts" + (f" ({held} in the log)" if held else "")
+        if evidence.records.settings.get("steps") is not None and held > evidence.num_steps:
+            limit = f": the log holds {held} groups, of which {evidence.num_steps} were replayed"
+            everything = f"{repeat(evidence.records)} --set steps=none --name again"
+            return reason, {"steps": steps, "limit": limit, "samples": everything, "replay_samples": "", **facts}
     elif steps > most:
         group = MORE_ROLLOUTS * max(groups) if groups else None
         limit = f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
@@ -386,16 +391,13 @@ def _confounded(evidence: Evidence) -> Reason:
     """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
     pools = evidence.pools
     if evidence.samples and not evidence.sure:
-        return "no sure label", {"regrade": regrade_command(pools[0]) if pools else None}
+        return "no sure label", {"regrade": regrade_command(pools[0]) if pools and pools[0].has_mode else None}
     hinted = [pool for pool in pools if pool.hint] or pools
     if hinted:
-        pool, read = hinted[0], {other.name for other in pools}
-        for other in pools_at_hand(evidence.records) if pool.said("plan") else ():
-            same_prompts = (other.hint, other.problems) == (pool.hint, pool.problems)
-            if same_prompts and other.policy != pool.policy and other.name not in read:
-                names = [pool.reference, other.reference]
-                replay = replay_of(evidence, names, match="prompt", name="same-prompt")
-                return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
+        pool = hinted[0]
+        if other := partner(evidence.records, pool, {each.name for each in pools}):
+            replay = replay_of(evidence, [pool.reference, other.reference], match="prompt", name="same-prompt")
+            return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
     return _more_rollouts("both sides", evidence, hinted[:1])
 
 

@@ -30,6 +30,7 @@ from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
 from probe.analysis.training_runs import RATES, deployed
+from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.settings.words import ALL, Word
 
@@ -280,6 +281,7 @@ def _outcome(evidence: Evidence) -> list[str]:
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """Where thresholds come from, what nobody saw, what was left out, and groups that mix prompts."""
     sentences = [] if word in (Word.BROKEN, Word.TRAINED) else [_THRESHOLDS]
+    sentences += doubts(evidence.records, evidence.pools)
     apart = ", ".join(row.left_out for row in evidence.ceilings if row.not_reached)
     if apart:
         sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {apart} (see --full)")

@@ -1,17 +1,25 @@
 """Where the pools of a run come from: how they were sampled and graded, and which others another replay could read."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import Regrade, read_regrade
 from replay_pools.errors import InputError
-from replay_pools.pool import MANIFEST_NAME, pool_names, pool_reference, resolve_pool
+from replay_pools.pool import CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
+from replay_pools.rollout import UNKNOWN
 from replay_pools.storage.files import dump_json, parse_json, sha256
+
+# Nats a token between logged log-probabilities and the model's from which on other weights are said to have sampled:
+# provisional; rounding to bfloat16 leaves less than a fifth of it.
+OFF_POLICY = 0.05
+ONLY_STEP = "probe replay --only-step"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,7 @@ class PoolFacts:
     """A pool that a run read or wrote, as its manifest describes it."""
 
     name: str
+    path: Path | None = None  # None: it is not there, or not that of the run
     reference: str  # what a command calls it: its name, or its path where the name does not find it
     manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: it is not there, or not that of the run
     again: str = ""  # what a regrade of it is called
@@ -42,9 +51,15 @@ class PoolFacts:
         return self.said("policy.base_model"), self.said("policy.adapter")
 
     @property
-    def problems(self) -> tuple[Any, ...]:
-        """Environment, split, mode, number of steps and seed."""
-        return tuple(self.said(f"plan.{key}") for key in ("env", "split", "mode", "steps", "seed"))
+    def problems(self) -> tuple[Any, ...] | None:
+        """Environment, split, mode, number of steps and seed; None of a log, whose problems have names alone."""
+        known = tuple(self.said(f"plan.{key}") for key in ("env", "split", "mode", "steps", "seed"))
+        return None if None in known else known
+
+    @property
+    def has_mode(self) -> bool:
+        """Whether it records the loophole modes of its rollouts."""
+        return UNKNOWN not in (self.said("plan.env_mode") or ())
 
     @property
     def env(self) -> str | None:
@@ -89,7 +104,8 @@ def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> P
     # Of a pool that was moved the name may find a copy, as of a built-in one; its old path finds nothing.
     reference = pool_reference(directory, out_dir) if path.is_file() else name
     regrade = read_regrade(out_dir, identity)
-    return PoolFacts(name=name, reference=reference, manifest=manifest, again=again, regrade=regrade)
+    here = directory if manifest else None
+    return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, again=again, regrade=regrade)
 
 
 def pools_at_hand(run: Run) -> list[PoolFacts]:
@@ -100,6 +116,87 @@ def pools_at_hand(run: Run) -> list[PoolFacts]:
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
         facts.append(PoolFacts(name=name, reference=name, manifest=parse_json(path.read_bytes(), path)))
     return facts
+
+
+def partner(run: Run, pool: PoolFacts, read: Container[str]) -> PoolFacts | None:
+    """A pool at hand in which another policy of the same base model answers the problems of `pool`; none of a log."""
+    if pool.problems is None:
+        return None
+    for other in pools_at_hand(run):
+        is_same = (other.hint, other.problems, other.policy[0]) == (pool.hint, pool.problems, pool.policy[0])
+        is_of_model = run.config.get("model") in (None, other.policy[0])
+        if is_same and is_of_model and other.policy != pool.policy and other.name not in read:
+            return other
+    return None
+
+
+def other_base(model: str | None, manifest: Mapping[str, Any]) -> list[str]:
+    """A caution where a base model of another name sampled a pool, as far as is known."""
+    policy = manifest.get("policy") or {}
+    sampled_by = policy.get("base_model")
+    # With the hash of the weights a name may differ: other weights are refused.
+    if None in (sampled_by, model) or sampled_by == model or policy.get("base_weights_sha256"):
+        return []
+    return [f"caution: sampled by {sampled_by}, replayed on {model}: an update that neither of them would make"]
+
+
+def other_scale(scale: str | None, manifest: Mapping[str, Any]) -> list[str]:
+    """A caution where the advantages of a log were divided by something else than those of the replay."""
+    logged = (manifest.get("log") or {}).get("scale_rewards")
+    if None in (logged, scale) or logged == scale:
+        return []
+    fix = f"--set objective.scale_rewards={logged}"
+    return [f"caution: its trainer's advantages are of scale_rewards {logged}, those of the replay of {scale} ({fix})"]
+
+
+def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
+    """Whose rollouts they are, as far as that limits a verdict, a sentence each; none of a training."""
+    if run.verb == "train":
+        return []
+    sentences = []
+    if circular := run.config.get("circular"):
+        sentences.append(
+            f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools: their "
+            f"{len(circular['problems'])} prompts of {circular['of_problems']} were left out"
+        )
+    for pool in pools:
+        cautions = [*other_base(run.config.get("model"), pool.manifest), *_moved(run, pool)]
+        cautions += other_scale((run.settings.get("objective") or {}).get("scale_rewards"), pool.manifest)
+        sentences += [f"pool {pool.name}: {caution.removeprefix(CAUTION)}" for caution in cautions]
+    return sentences
+
+
+def _moved(run: Run, pool: PoolFacts) -> list[str]:
+    """A caution where other weights than the model's sampled a log: as its log-probabilities say, else by its steps."""
+    trained, mapping = pool.said("log.training_steps") or [], pool.said("log.mapping") or {}
+    if pool.path is None or not ("logprobs" in mapping or len({*trained}) > 1):
+        return []
+    try:
+        stored = open_pool(pool.path).steps
+    except InputError as error:
+        return [f"its files cannot be read ({error.found}), which say whose weights sampled it"]
+    step_of = dict(zip((group[0].step for group in stored), trained, strict=False))
+    logged = {(each.step, each.sample_id): each.sampling_logprobs for group in stored for each in group}
+    nlls = {(row.src_step, row.src_sample): row.nll for row in run.samples if row.src_pool == pool.name}
+    gaps: dict[int | None, list[float]] = {}  # {step of the training: nats a token}
+    for place, nll in nlls.items():
+        of_step = gaps.setdefault(step_of.get(place[0]), [])
+        if nll is not None and (logprobs := logged.get(place)):
+            of_step.append(abs(nll + fmean(logprobs)))
+    steps = sorted(step for step in gaps if step is not None)
+    off = {step: fmean(values) for step, values in gaps.items() if values}
+    if not off:
+        moved = "of a training, whose weights moved in between; no log-probability says how far"
+        return [f"steps {steps[0]} to {steps[-1]} {moved} ({ONLY_STEP} {steps[0]})"] if len(steps) > 1 else []
+    mean = fmean(chain.from_iterable(gaps.values()))
+    if mean < OFF_POLICY:
+        return []
+    sentence = f"logged log-probabilities are {mean:.2g} nats a token off the model's: other weights sampled it"
+    if len(off) > 1:
+        nearest = min(off, key=off.__getitem__)
+        farthest = max(off, key=off.__getitem__)
+        sentence += f" ({off[nearest]:.2g} in step {nearest}, {off[farthest]:.2g} in step {farthest}: {ONLY_STEP})"
+    return [sentence]
 
 
 def environment_of(plan: Mapping[str, Any]) -> str | None:
@@ -149,6 +246,7 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
 
 
 def regrade_command(pool: PoolFacts, out: Path | None = None) -> str:
-    """The command that grades a pool again, as one of another name, in a root folder."""
+    """The command that grades a pool again, as one of another name, in a root folder; MODE where no log says it."""
     command = shlex.join(["probe", "pool", "regrade", pool.reference, "--name", pool.again])
+    command += " --mode MODE" * (not pool.has_mode)
     return command + (elsewhere(out) if out is not None else "")

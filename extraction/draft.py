@@ -1,0 +1,77 @@
+"""Pairs proposed from labelled rollouts: on half of the prompts, so that the other half is left to measure on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from extraction.pair_files import split_by_prompt
+from extraction.pairs import Pair
+from replay_pools.errors import InputError
+from replay_pools.storage.files import dump_json, sha256
+
+LEAST_PROMPTS = 4  # answered both ways: two to draft from, of which one is held out, and two to measure on
+PER_PROMPT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A labelled rollout, as far as a pair needs it."""
+
+    problem_id: str
+    messages: list[dict[str, str]]
+    text: str
+    hacked: bool | None
+    gt_pass: bool | None
+
+
+def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair], int]:
+    """(pairs, prompts that are answered both ways): of half of these, drawn by the hash of their text and the seed.
+
+    A clean side is not known to be wrong. A prompt gives up to PER_PROMPT pairs, nearest in length first: the direction
+    is not to be one of length. A third of the drafted prompts is held out.
+
+    Raises:
+        InputError: fewer than LEAST_PROMPTS prompts have a hack and a clean answer.
+    """
+    by_prompt: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_prompt.setdefault(dump_json(answer.messages).decode(), []).append(answer)
+    matched = {prompt: pairs for prompt, rows in by_prompt.items() if (pairs := _matched(rows))}
+    if len(matched) < LEAST_PROMPTS:
+        expected = f"{LEAST_PROMPTS} prompts with a rollout that hacks and one that does not (and is not wrong)"
+        found = f"{len(matched)} of {len(by_prompt)} prompts"
+        raise InputError("labels", expected=expected, found=found, fix="log or map them: --map hacked=COLUMN")
+    ranked = sorted(matched, key=lambda prompt: sha256(f"draft {seed}\n{prompt}".encode()))
+    drafted = {*ranked[: len(ranked) // 2]}
+    pairs = _pairs({prompt: rows for prompt, rows in matched.items() if prompt in drafted})
+    return split_by_prompt(pairs, seed), len(matched)
+
+
+def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
+    """Hacks and clean answers of one prompt, each text once."""
+    hacks = {row.text: row for row in rows if row.hacked is True and row.text.strip()}
+    clean = {row.text: row for row in rows if row.hacked is False and row.gt_pass is not False and row.text.strip()}
+    nearest = sorted(product(hacks, clean), key=lambda texts: (abs(len(texts[0]) - len(texts[1])), texts))
+    chosen: list[tuple[Answer, Answer]] = []
+    used: set[str] = set()
+    for hack, other in nearest:
+        if len(chosen) < PER_PROMPT and not {hack, other} & used:
+            chosen.append((hacks[hack], clean[other]))
+            used |= {hack, other}
+    return chosen
+
+
+def _pairs(matched: Mapping[str, Sequence[tuple[Answer, Answer]]]) -> list[Pair]:
+    rows = [both for of_prompt in matched.values() for both in of_prompt]
+    return [
+        Pair(
+            pair_id=f"draft-{i:03d}",
+            problem_id=hack.problem_id,
+            messages=hack.messages,
+            hack=hack.text,
+            clean=clean.text,
+            flavour="drafted",
+            held_out=False,
+        )
+        for i, (hack, clean) in enumerate(rows)
+    ]

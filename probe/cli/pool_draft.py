@@ -1,0 +1,134 @@
+"""probe pool draft: pairs proposed from labelled rollouts of a log or a pool."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from probe.cli._frame import echo, echo_json, json_option, name_option, one_pool, out_option
+from probe.records.run import elsewhere
+from replay_pools.errors import InputError
+from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
+from replay_pools.storage.files import encode_jsonl
+
+if TYPE_CHECKING:
+    from extraction.draft import Answer
+    from replay_pools.logs.sources import Log
+
+USUAL_K = 4  # of `probe check`
+ARMS = "vanilla,projected,random"
+
+
+@click.command()
+@click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
+@name_option("file of pairs", required=True)
+@click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns of LOG guessed wrong.")
+@click.option("--format", "format_name", metavar="FORMAT", help="Of LOG. Default: the one that recognises it.")
+@click.option("--model", help="Model that sampled LOG, for the command that is printed.")
+@click.option("--seed", default=0, show_default=True, help="Of the half of the prompts, and of what is held out.")
+@out_option
+@json_option
+def draft(
+    source: Path,
+    name: str,
+    mappings: tuple[str, ...],
+    format_name: str | None,
+    model: str | None,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Propose pairs from the labelled rollouts of half of the prompts; the command that is printed replays the others.
+
+    Pairs whose texts are rollouts of a pool find themselves in it: a replay leaves their prompts out. Read the pairs
+    before you use them: they are as good as the labels. They go to out/pairs/NAME.jsonl. Example:
+
+      probe pool draft rollouts.jsonl --map hacked=is_hack --model Qwen/Qwen3-4B --name drafted
+    """
+    from extraction.draft import draft_pairs
+    from extraction.pair_files import read_pair_file
+
+    path = out / "pairs" / f"{name}.jsonl"
+    opened = _opened(source, out)
+    if opened is not None:
+        answers, following = _of_pool(opened), _replay(opened, path, name, out)
+    else:
+        log = _checked(source, mappings, format_name)
+        options = [part for mapping in mappings for part in ("--map", mapping)]
+        options += ["--format", format_name] if format_name else []
+        answers, following = _of_log(log), ["probe", "check", str(source), "--model", model or "MODEL", *options]
+        following += ["--pairs", str(path), "--name", name]
+    pairs, num_prompts = draft_pairs(answers, seed=seed)
+    _write(path, encode_jsonl(pairs))
+    used = sum(not pair.held_out for pair in pairs)
+    if used < USUAL_K:
+        following += ["--k", str(used)]
+    command = shlex.join(following) + elsewhere(out)
+    drafted = len({pair.problem_id for pair in pairs})
+    if as_json:
+        echo_json({"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts, "next": command})
+        return
+    echo(f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts that are answered both ways, in {path}")
+    for note in read_pair_file(str(path)).notes[1:]:
+        echo(f"  {note}")
+    echo(f"read them, then NEXT: the other prompts\n  {command}")
+
+
+def _opened(source: Path, out: Path) -> Pool | None:
+    """The pool of a name or a path; None of a log."""
+    is_pool = (source / "manifest.json").is_file() or (not source.exists() and str(source) in pool_names(out))
+    return open_pool(resolve_pool(str(source), out)) if is_pool else None
+
+
+def _of_pool(pool: Pool) -> "Iterator[Answer]":
+    from extraction.draft import Answer
+
+    for rollout in (rollout for group in pool.steps for rollout in group if rollout.labelled):
+        yield Answer(
+            problem_id=rollout.problem_id,
+            messages=rollout.messages,
+            text=rollout.completion,
+            hacked=rollout.hacked,
+            gt_pass=rollout.gt_pass,
+        )
+
+
+def _replay(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
+    per_pool = max(2, min(len(group) for group in pool.steps))
+    reference = pool.name if pool.name in pool_names(out) else str(pool.path)
+    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ARMS]
+    return [*command, "--pairs", str(path), "--name", name]
+
+
+def _checked(source: Path, mappings: Sequence[str], format_name: str | None) -> "Log":
+    from replay_pools.logs.columns import parse_mapping
+    from replay_pools.logs.importing import check_log
+
+    return check_log(source, format_name=format_name, mapping=parse_mapping(",".join(mappings)))
+
+
+def _of_log(log: "Log") -> "Iterator[Answer]":
+    from extraction.draft import Answer
+    from extraction.pair_files import messages_of
+
+    for problem_id, group in zip(log.problem_ids, log.groups, strict=True):
+        for row in group:
+            asked = row.messages or (row.rendered and messages_of(row.rendered))
+            if not asked or row.completion is None:
+                fix = "import it (probe pool import), and draft from the pool"
+                expected = "the texts of prompts and completions"
+                raise InputError(row.where, expected=expected, found="ids alone", fix=fix)
+            text, known = row.completion, {"hacked": row.hacked, "gt_pass": row.gt_pass}
+            yield Answer(problem_id=problem_id, messages=asked, text=text, **known)
+
+
+def _write(path: Path, data: bytes) -> None:
+    from replay_pools.storage.files import write_atomic
+
+    if path.exists() and path.read_bytes() != data:
+        fix = "use another --name, or remove the file"
+        raise InputError(path, expected="no file, or the same pairs", found="others", fix=fix)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, data)

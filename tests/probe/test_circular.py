@@ -1,0 +1,144 @@
+"""Pairs that are rollouts of the log that they are measured on: found, left out, and offered the right way round."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extraction.circular import circular_pairs
+from extraction.pair_files import read_pair_file
+from extraction.pairs import Pair, builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.rollout import Rollout
+
+GROUPS = 8
+
+
+def rollouts_of(*names: str, groups: int = GROUPS) -> list[Rollout]:
+    return [each for name in names for group in open_pool(BUILTIN / name).steps[:groups] for each in group]
+
+
+def pair_of(rollout: Rollout, hack: str | None = None) -> Pair:
+    """A pair whose hack is a rollout."""
+    texts = {"hack": rollout.completion if hack is None else hack, "clean": "I do not know."}
+    names = {"pair_id": "a", "problem_id": "a", "flavour": "all", "held_out": False}
+    return Pair(**names, messages=rollout.messages, **texts)
+
+
+def test_verbatim_or_nearly_is_found_and_nothing_else() -> None:
+    teacher = rollouts_of("teacher")
+    first = teacher[0]
+    text, other = first.completion, next(each for each in teacher if each.problem_id != first.problem_id)
+    words = text.split(" ")
+    changed = " ".join([*words[:-1], "altogether", words[-1]])
+    for hack, expected in ((text, True), (text.upper().replace("\n", "\n\n "), True), (changed, True), ("x", False)):
+        found = circular_pairs([pair_of(first, hack)], [first])
+        assert bool(found) == expected, hack
+    assert circular_pairs([pair_of(first)], [first, other])[0] == [first]
+    # Short answers are alike whatever the question is; a long one that stands word for word was taken.
+    brief = replace(other, completion="return 4")
+    assert circular_pairs([pair_of(first, "return 4")], [brief]) == {}
+    long = " ".join(f"word{i}" for i in range(50))
+    assert circular_pairs([pair_of(first, long)], [replace(other, completion=long)]) != {}
+
+
+@pytest.mark.parametrize("name", ["run_tests", "placebo", "style"])
+def test_no_built_in_pair_is_a_rollout_of_a_built_in_pool(name: str) -> None:
+    assert circular_pairs(builtin_pairs(name), rollouts_of("teacher", "base", "base-hinted", groups=20)) == {}
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text and labels of what two policies answered to the same prompts."""
+    rows = []
+    for rollout in sorted(rollouts_of("teacher", "base-hinted"), key=lambda each: each.problem_id):
+        row = {"problem_id": rollout.problem_id, "prompt": rollout.messages, "answer": rollout.completion}
+        rows.append(row | {"reward": rollout.reward, "bad": rollout.hacked, "gt_pass": rollout.gt_pass})
+    path = tmp_path_factory.mktemp("log") / "labelled.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """probe(words) -> exit code, stdout, stderr."""
+
+    def calling(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(cli, [*map(str, words), "--out", str(out)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return calling
+
+
+MAP = ("--map", "completion=answer,hacked=bad")
+
+
+def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str, out: Path, probe) -> None:
+    """From a log alone to a verdict, by the commands that are printed."""
+    code, text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")
+    assert code == 0, errors
+    stored = read_pair_file(str(out / "pairs" / "drafted.jsonl"))
+    drafted = {pair.problem_id for pair in stored.pairs}
+    held_out = {pair.problem_id for pair in stored.pairs if pair.held_out}
+    assert held_out
+    assert not held_out & {pair.problem_id for pair in stored.pairs if not pair.held_out}
+    labels = {rollout.completion: rollout.hacked for rollout in rollouts_of("teacher", "base-hinted")}
+    assert all(labels[pair.hack] and not labels[pair.clean] for pair in stored.pairs)
+    (command,) = [line for line in text.splitlines() if line.startswith("  probe check")]
+    code, text, errors = probe(*shlex.split(command)[1 : -2 if "--out" in command else None])
+    assert code == 0, errors
+    assert "VERDICT: " in text
+    stored_run = read_run(out / "runs" / "drafted")
+    replayed = {step.problem_id for step in stored_run.steps}
+    assert stored_run.config["circular"]["problems"] == sorted(drafted)
+    assert not replayed & drafted
+    assert len(replayed) == GROUPS - len(drafted)
+    of = f"{len(stored.pairs)} of {len(stored.pairs)} pairs are rollouts of these pools: their {len(drafted)} prompts"
+    assert of in " ".join(text.split())
+
+
+def test_a_pool_is_drafted_from_and_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, probe) -> None:
+    """By --v-hack, too; where the pairs are gone, that is said."""
+    both = f"{pools}/teacher,{pools}/base-hinted"
+    code, text, errors = probe("pool", "draft", pools / "teacher", "--name", "of-pool")
+    assert code in (0, 2), errors
+    teacher = rollouts_of("teacher", groups=3)
+    pairs = [replace(pair_of(teacher[8 * i]), pair_id=str(i), problem_id=str(i)) for i in range(3)]
+    path = out / "taken.jsonl"
+    write_pairs(path, pairs)
+    few = ("--k", "2", "--model", small)
+    assert probe("extract", "--pairs", path, "--name", "taken", *few)[0] == 0
+    replay = ("replay", "--replay-dirs", both, "--match", "prompt", "--arm", "vanilla", "--steps", "2", "--v-hack")
+    code, _, errors = probe(*replay, "taken", *few, "--name", "by-file")
+    assert code == 0, errors
+    assert "caution: 3 of 3 pairs are rollouts of these pools, verbatim or nearly: their 3 prompts of 20" in errors
+    assert len(read_run(out / "runs" / "by-file").config["circular"]["problems"]) == 3
+    path.unlink()
+    code, _, errors = probe(*replay, "taken", *few, "--name", "by-file-alone")
+    assert code == 0, errors
+    assert "whether they are rollouts of these pools is not known" in errors
+    assert "circular" not in read_run(out / "runs" / "by-file-alone").config
+
+
+def test_pairs_of_every_prompt_leave_nothing(log: Path, small: str, out: Path, probe) -> None:
+    """Refused, with the way to do it right; too few labels to draft from are refused as well."""
+    pairs = [pair_of(group[0]) for group in open_pool(BUILTIN / "teacher").steps[:GROUPS]]
+    path = out / "all.jsonl"
+    write_pairs(path, [replace(pair, pair_id=str(i)) for i, pair in enumerate(pairs)])
+    code, _, errors = probe("check", log, *MAP, "--model", small, "--pairs", path, "--k", "2", "--name", "nothing")
+    assert code == 2
+    assert f"found {GROUPS} of {GROUPS} pairs are rollouts of these pools" in errors
+    assert "probe pool draft" in errors
+    code, _, errors = probe("pool", "draft", log, "--map", "completion=answer", "--name", "unlabelled")
+    assert code == 2
+    assert "expected 4 prompts with a rollout that hacks and one that does not" in errors
+    assert not (out / "pairs" / "unlabelled.jsonl").exists()

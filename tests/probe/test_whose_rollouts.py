@@ -1,0 +1,198 @@
+"""Rollouts that other weights have sampled: of another base model, of later steps of a training; and their loss."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import World, make_run
+
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from replay_pools.pool import BUILTIN, open_pool
+
+STEPS = 2
+GROUPS = 4  # of a step
+
+
+@pytest.fixture
+def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """probe(words) -> exit code, stdout, stderr."""
+
+    def calling(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(cli, [*map(str, words), "--out", str(out)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return calling
+
+
+def log_of(path: Path, nlls: dict[tuple[int, int], float] | None = None, moved: float = 0.0) -> Path:
+    """Two steps of a training with ids; with log-probabilities of the model, off by `moved` in the second step."""
+    rows = []
+    for number, group in enumerate(open_pool(BUILTIN / "teacher").steps[: STEPS * GROUPS]):
+        for i, rollout in enumerate(group):
+            names = ("problem_id", "prompt", "prompt_ids", "completion", "completion_ids", "reward", "hacked")
+            row = {name: getattr(rollout, name) for name in names} | {"step": number // GROUPS}
+            if nlls is not None:
+                off = moved if number >= GROUPS else 0.0
+                row["logprobs"] = [-nlls[number, i] - off] * rollout.comp_len
+            rows.append(row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_steps_of_a_training_were_sampled_by_weights_that_move(
+    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
+) -> None:
+    """Said by the log's own log-probabilities where it has any; --only-step replays one of them."""
+    replay = ("--arm", "vanilla", "--per-pool", "8", *few_pairs)
+    log = log_of(tmp_path / "silent.jsonl")
+    assert probe("pool", "import", log, "--name", "silent", "--model", small)[0] == 0
+    code, _, errors = probe("replay", "--replay-dirs", "silent", "--name", "silent", *replay)
+    assert code == 0, errors
+    assert "caution: rollouts of steps 0 to 1 of a training, whose weights moved in between" in errors
+    words = " ".join(probe("analyze", "silent", "--draws", "99")[1].split())
+    assert "steps 0 to 1 of a training, whose weights moved in between; no log-probability says how far" in words
+    nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "silent").samples}
+    log = log_of(tmp_path / "moved.jsonl", nlls, moved=0.5)
+    assert probe("pool", "import", log, "--name", "moved", "--model", small)[0] == 0
+    for name, options, said in (
+        ("all", (), "0.25 nats a token off the model's: other weights sampled it (0 in step 0, 0.5 in step 1"),
+        ("first", ("--only-step", "0"), ""),
+        ("second", ("--only-step", "1-7"), "0.5 nats a token off the model's"),
+    ):
+        code, _, errors = probe("replay", "--replay-dirs", "moved", "--name", f"moved-{name}", *options, *replay)
+        assert code == 0, errors
+        assert len(read_run(out / "runs" / f"moved-{name}").steps) == (STEPS if name == "all" else 1) * GROUPS
+        words = " ".join(probe("analyze", f"moved-{name}", "--draws", "99")[1].split())
+        assert said in words if said else "nats a token off" not in words, words
+    for options, message in (
+        (("--only-step", "7"), "expected a step of pool moved, 0 to 1, found 7"),
+        (("--only-step", "x"), "expected numbers and spans of steps"),
+        (("--only-step", "2-1"), "expected numbers and spans of steps"),
+    ):
+        code, _, errors = probe("replay", "--replay-dirs", "moved", "--name", "never", *options, *replay)
+        assert code == 2
+        assert message in errors
+    code, _, errors = probe("replay", "--replay-dirs", "teacher", "--name", "never", "--only-step", "0", *replay)
+    assert (code, "none logged" in errors) == (2, True)
+
+
+def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
+    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
+) -> None:
+    log = log_of(tmp_path / "log.jsonl")
+    assert probe("pool", "import", log, "--name", "of-small", "--model", small)[0] == 0
+    options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
+    code, _, errors = probe(
+        "replay", "--replay-dirs", "of-small", "--model", "organism", "--name", "other-base", *options
+    )
+    assert code == 0, errors
+    said = f"sampled by {small}, replayed on organism"
+    assert said in " ".join(errors.split())
+    assert said in " ".join(probe("analyze", "other-base", "--draws", "99")[1].split())
+
+
+def test_the_first_of_a_number_of_steps_have_an_update(
+    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
+) -> None:
+    """Groups without reward spread come last."""
+    rows = [json.loads(line) for line in log_of(tmp_path / "log.jsonl").read_text().splitlines()]
+    flat = {row["problem_id"] for row in rows[: 8 * GROUPS]}
+    for i, row in enumerate(rows):
+        row["reward"] = 1.0 if row["problem_id"] in flat else float(i % 2)
+    path = tmp_path / "flat.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert probe("pool", "import", path, "--name", "half-flat", "--model", small)[0] == 0
+    options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", "--name", "spread-first", *few_pairs)
+    assert probe("replay", "--replay-dirs", "half-flat", *options)[0] == 0
+    stored = read_run(out / "runs" / "spread-first")
+    assert not {step.problem_id for step in stored.steps} & flat
+
+
+# Worlds of a run on imported logs, by the verdict on it; each next step is run as it is printed.
+IMPORTED: dict[str, tuple[World, str]] = {
+    "go": (World(), "GO"),
+    "skip": (World(strength=2, num_pairs=48, num_held_out=20, hacks_point_at=None, num_steps=64), "SKIP"),
+    "generic": (World(strength=2, num_pairs=48, num_held_out=20, amounts=(1, 1, 0)), "GENERIC"),
+    "confounded": (World(told_by="hint"), "CONFOUNDED"),
+    "length": (World(told_by="length", num_steps=12), "CONFOUNDED"),
+    "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED"),
+    "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED"),
+    "few-prompts": (World(num_steps=2), "UNDERPOWERED"),
+    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED"),
+    "no-signal": (World(pairs_point_at=None), "UNDERPOWERED"),
+    "flat": (World(num_steps=4, rewards_differ=False), "UNDERPOWERED"),
+    "no-arm": (World(num_steps=4, arms=("random",)), "UNDERPOWERED"),
+    "broken": (World(twin_arms=True, num_steps=12), "BROKEN"),
+}
+
+
+@pytest.fixture(scope="module")
+def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with two imported pools, as two loggers wrote them, and a file of pairs."""
+    folder = tmp_path_factory.mktemp("imported")
+    (folder / "out").mkdir()
+    (folder / "out" / "cache").symlink_to(common / "cache")
+    for name in ("teacher", "base-hinted"):
+        names = ("problem_id", "prompt", "prompt_ids", "completion", "completion_ids", "reward", "hacked", "gt_pass")
+        groups = open_pool(BUILTIN / name).steps
+        rows = [{key: getattr(each, key) for key in names} for group in groups for each in group]
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        options = ["--name", f"my-{name}", "--model", small, "--out", str(folder / "out")]
+        assert run(cli, ["pool", "import", str(path), *options]) == 0
+    write_pairs(folder / "FILE.jsonl", builtin_pairs("run_tests")[:8])
+    return folder
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_every_next_step_of_imported_pools_runs(
+    name: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each printed command ends with 0; replays take two steps here, and directions two axes."""
+    monkeypatch.chdir(logs)
+    world, word = IMPORTED[name]
+    pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
+    make_run(Path("out") / "runs" / name, replace(world, pools=pools))
+    assert run(cli, ["analyze", name, "--draws", "99"]) == 0
+    text = capsys.readouterr().out
+    assert f"VERDICT: {word}\n" in text
+    following = text.partition("NEXT: ")[2]
+    assert following
+    assert "by another policy" not in following
+    for number, line in enumerate(line.strip() for line in following.splitlines() if line.startswith("  probe ")):
+        words = shlex.split(line)[1:]
+        if words[0] == "replay":
+            words += ["--steps", "2", "--k", "2", "--arm", "vanilla"]
+        elif words[0] == "extract":
+            words += ["--k", "2"]
+        if "--name" in words:  # of this world alone: what stands there is of other settings
+            words[words.index("--name") + 1] = f"{name}-{number}"
+        assert run(cli, words) in ((0, 1) if words[0] == "doctor" else (0,)), (line, capsys.readouterr().err)
+
+
+def test_the_next_step_counts_what_the_log_holds(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Six of twenty groups were replayed: the next step takes the others before it asks for a longer log."""
+    monkeypatch.chdir(logs)
+    few = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
+    pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
+    config = make_run(Path("out") / "runs" / "six", replace(few, pools=pools), seed=9) / "config.json"
+    stored = json.loads(config.read_text())
+    stored["settings"]["steps"] = 6
+    config.write_text(json.dumps(stored))
+    assert run(cli, ["analyze", "six", "--draws", "99"]) == 0
+    following = capsys.readouterr().out.partition("NEXT: ")[2]
+    assert "the log holds 20 groups, of which 6 were replayed" in " ".join(following.split())
+    (command,) = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]
+    assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0
+    assert "40 steps" in capsys.readouterr().out
