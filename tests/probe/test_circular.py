@@ -28,8 +28,8 @@ def rollouts_of(*names: str, groups: int = GROUPS) -> list[Rollout]:
 def pair_of(rollout: Rollout, hack: str | None = None) -> Pair:
     """A pair whose hack is a rollout."""
     texts = {"hack": rollout.completion if hack is None else hack, "clean": "I do not know."}
-    names = {"pair_id": "a", "problem_id": "a", "flavour": "all", "held_out": False}
-    return Pair(**names, messages=rollout.messages, **texts)
+    names = {"pair_id": "a", "problem_id": "a", "flavour": "all"}
+    return Pair(**names, messages=rollout.messages, held_out=False, **texts)
 
 
 def test_verbatim_or_nearly_is_found_and_nothing_else() -> None:
@@ -106,11 +106,19 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     assert of in " ".join(text.split())
 
 
-def test_a_pool_is_drafted_from_and_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, probe) -> None:
-    """By --v-hack, too; where the pairs are gone, that is said."""
+def test_a_pool_is_drafted_from(log: Path, small: str, out: Path, probe) -> None:
+    assert probe("pool", "import", log, *MAP, "--model", small, "--name", "labelled")[0] == 0
+    code, text, errors = probe("pool", "draft", "labelled", "--name", "of-pool")
+    assert code == 0, errors
+    (command,) = [line for line in text.splitlines() if line.startswith("  probe replay")]
+    code, _, errors = probe(*shlex.split(command)[1:-2], "--dry-run")
+    assert code == 0, errors
+    assert "prompts of 8 are left out of the replay" in errors
+
+
+def test_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, probe) -> None:
+    """Pairs by --v-hack, too; where they are gone, that is said."""
     both = f"{pools}/teacher,{pools}/base-hinted"
-    code, text, errors = probe("pool", "draft", pools / "teacher", "--name", "of-pool")
-    assert code in (0, 2), errors
     teacher = rollouts_of("teacher", groups=3)
     pairs = [replace(pair_of(teacher[8 * i]), pair_id=str(i), problem_id=str(i)) for i in range(3)]
     path = out / "taken.jsonl"

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[
     return calling
 
 
-def log_of(path: Path, nlls: dict[tuple[int, int], float] | None = None, moved: float = 0.0) -> Path:
+def log_of(path: Path, nlls: Mapping[tuple[int, int], float | None] | None = None, moved: float = 0.0) -> Path:
     """Two steps of a training with ids; with log-probabilities of the model, off by `moved` in the second step."""
     rows = []
     for number, group in enumerate(open_pool(BUILTIN / "teacher").steps[: STEPS * GROUPS]):
@@ -42,7 +42,7 @@ def log_of(path: Path, nlls: dict[tuple[int, int], float] | None = None, moved: 
             row = {name: getattr(rollout, name) for name in names} | {"step": number // GROUPS}
             if nlls is not None:
                 off = moved if number >= GROUPS else 0.0
-                row["logprobs"] = [-nlls[number, i] - off] * rollout.comp_len
+                row["logprobs"] = [-(nlls[number, i] or 0.0) - off] * rollout.comp_len
             rows.append(row)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -54,31 +54,31 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     """Said by the log's own log-probabilities where it has any; --only-step replays one of them."""
     replay = ("--arm", "vanilla", "--per-pool", "8", *few_pairs)
     log = log_of(tmp_path / "silent.jsonl")
-    assert probe("pool", "import", log, "--name", "silent", "--model", small)[0] == 0
-    code, _, errors = probe("replay", "--replay-dirs", "silent", "--name", "silent", *replay)
+    assert probe("pool", "import", log, "--name", "steps-silent", "--model", small)[0] == 0
+    code, _, errors = probe("replay", "--replay-dirs", "steps-silent", "--name", "steps-silent", *replay)
     assert code == 0, errors
     assert "caution: rollouts of steps 0 to 1 of a training, whose weights moved in between" in errors
-    words = " ".join(probe("analyze", "silent", "--draws", "99")[1].split())
+    words = " ".join(probe("analyze", "steps-silent", "--draws", "99")[1].split())
     assert "steps 0 to 1 of a training, whose weights moved in between; no log-probability says how far" in words
-    nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "silent").samples}
+    nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "steps-silent").samples}
     log = log_of(tmp_path / "moved.jsonl", nlls, moved=0.5)
-    assert probe("pool", "import", log, "--name", "moved", "--model", small)[0] == 0
+    assert probe("pool", "import", log, "--name", "steps-moved", "--model", small)[0] == 0
     for name, options, said in (
         ("all", (), "0.25 nats a token off the model's: other weights sampled it (0 in step 0, 0.5 in step 1"),
         ("first", ("--only-step", "0"), ""),
         ("second", ("--only-step", "1-7"), "0.5 nats a token off the model's"),
     ):
-        code, _, errors = probe("replay", "--replay-dirs", "moved", "--name", f"moved-{name}", *options, *replay)
+        code, _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", f"moved-{name}", *options, *replay)
         assert code == 0, errors
         assert len(read_run(out / "runs" / f"moved-{name}").steps) == (STEPS if name == "all" else 1) * GROUPS
         words = " ".join(probe("analyze", f"moved-{name}", "--draws", "99")[1].split())
         assert said in words if said else "nats a token off" not in words, words
     for options, message in (
-        (("--only-step", "7"), "expected a step of pool moved, 0 to 1, found 7"),
+        (("--only-step", "7"), "expected a step of pool steps-moved, 0 to 1, found 7"),
         (("--only-step", "x"), "expected numbers and spans of steps"),
         (("--only-step", "2-1"), "expected numbers and spans of steps"),
     ):
-        code, _, errors = probe("replay", "--replay-dirs", "moved", "--name", "never", *options, *replay)
+        code, _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", "never", *options, *replay)
         assert code == 2
         assert message in errors
     code, _, errors = probe("replay", "--replay-dirs", "teacher", "--name", "never", "--only-step", "0", *replay)
@@ -186,10 +186,7 @@ def test_the_next_step_counts_what_the_log_holds(
     monkeypatch.chdir(logs)
     few = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
     pools = tuple(str(logs / "out" / "pools" / pool) for pool in ("my-teacher", "my-base-hinted"))
-    config = make_run(Path("out") / "runs" / "six", replace(few, pools=pools), seed=9) / "config.json"
-    stored = json.loads(config.read_text())
-    stored["settings"]["steps"] = 6
-    config.write_text(json.dumps(stored))
+    make_run(Path("out") / "runs" / "six", replace(few, pools=pools, steps=6), seed=9)
     assert run(cli, ["analyze", "six", "--draws", "99"]) == 0
     following = capsys.readouterr().out.partition("NEXT: ")[2]
     assert "the log holds 20 groups, of which 6 were replayed" in " ".join(following.split())

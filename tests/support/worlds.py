@@ -62,6 +62,7 @@ class World:
     num_pairs: int = 27
     num_held_out: int = 12
     num_steps: int = 24  # one prompt each
+    steps: int | None = None  # the setting
 
     @property
     def rewards(self) -> np.ndarray:
@@ -150,7 +151,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     # A path takes the place of BUILTIN.
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
-    options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, **extraction}
+    options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
     settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
     write_json(directory / CONFIG_FILE, {"settings": settings, "pools": pools, "base_weights_sha256": ""})
     files = file_hashes(directory) | other_hashes(directory)
