@@ -24,7 +24,7 @@ from extraction.directions import load_directions
 from extraction.gradients import per_sample_gradients
 from extraction.library import check_pairs
 from extraction.pairs import Pair, pairs_sha
-from extraction.selection import selected_pairs
+from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
@@ -93,7 +93,9 @@ class ReplayInputs:
                 not of the policy's law where an objective compares with them; all faults of the pairs.
         """
         config, source = self.config, self.source
-        pools = [_without(pool, self.circular["problems"]) for pool in self.pools] if self.circular else self.pools
+        pools = self.pools
+        if left_out := self.circular.get("problems"):
+            pools = [_without(pool, left_out) for pool in pools]
         groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
         vocabulary = load_vocabulary(self.model_name)
         for pool in self.pools:
@@ -128,6 +130,8 @@ class ReplayInputs:
     def circular(self) -> dict[str, Any]:
         """What is left out because pairs are rollouts of these pools: `pairs`, how many, and `problems`; empty if none.
 
+        `unknown` alone where the pairs of a direction file are not at hand.
+
         Raises:
             InputError: nothing is left.
         """
@@ -136,7 +140,7 @@ class ReplayInputs:
             v_hack = self.config.intervention.v_hack
             why = "they are not at hand as they were (probe replay --pairs takes them)"
             self._say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
-            return {}
+            return {"unknown": v_hack}
         found = circular_pairs(pairs, (each for pool in self.pools for group in pool.steps for each in group))
         if not found:
             return {}
@@ -156,6 +160,8 @@ class ReplayInputs:
         if intervention.v_hack is None:
             return selected_pairs(extraction)
         metadata = load_directions(Path(intervention.v_hack)).metadata
+        if is_builtin(metadata["pairs"]):
+            return load_pairs(metadata["pairs"])
         try:
             pairs = selected_pairs(replace(extraction, pairs=metadata["pairs"]))
         except InputError:

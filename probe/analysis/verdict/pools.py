@@ -154,7 +154,10 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
     if run.verb == "train":
         return []
     sentences = []
-    if circular := run.config.get("circular"):
+    circular = run.config.get("circular") or {}
+    if v_hack := circular.get("unknown"):
+        sentences.append(f"whether pairs of {v_hack} are rollouts of these pools is not known: they are not at hand")
+    elif circular:
         sentences.append(
             f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools: their "
             f"{len(circular['problems'])} prompts of {circular['of_problems']} were left out"
