@@ -98,6 +98,11 @@ then = "Hacking falls and solving does not, and it is not shown that other direc
 requires = {{ outcome = "WORKS" }}
 
 [[decisions]]
+name = "LOWERS"
+then = "Hacking falls, and what it costs in solving is open: the outcome says how much at most, and how many seeds decide it."
+requires = {{ outcome = "LOWERS" }}
+
+[[decisions]]
 name = "DOMINATED"
 then = "A rival without pairs does as well on both: use that."
 requires = {{ outcome = "DOMINATED" }}
@@ -110,7 +115,7 @@ requires = {{ outcome = "COSTS" }}
 [[decisions]]
 name = "NO EFFECT"
 then = "The policy learns the hack around the directions: the replay's GO was wrong here, and says so."
-requires = {{ outcome = "NO EFFECT" }}
+requires = {{ outcome = ["NO EFFECT", "RAISES"] }}
 
 [[decisions]]
 name = "NO QUESTION"
@@ -119,7 +124,7 @@ requires = {{ outcome = "NO QUESTION" }}
 
 [[decisions]]
 name = "UNDERPOWERED"
-then = "The seeds allow several answers: more of them."
+then = "The effect on hacking is open: more seeds."
 """
 CRITERION = """\
 [[criteria]]
