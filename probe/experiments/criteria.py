@@ -137,8 +137,9 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
     measured = (difference if criterion.paired else unpaired_difference)(left, right)
     if measured.n == 0:
         return f"{_name(key)} and {_name(rival)} share no {criterion.unit}"
-    # Rates of separate training runs may be equal by chance; measures of one replay are equal where nothing differs.
-    if criterion.role == "primary" and criterion.unit not in SEPARATE and left.by_unit == right.by_unit:
+    # Rates of separate training runs may be equal by chance (their records tell: `probe.experiments.verdict`); measures
+    # of one replay are equal where nothing differs.
+    if criterion.role != "mechanism" and criterion.unit not in SEPARATE and left.by_unit == right.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
         return replace(measured, vacuous=why)
     return measured

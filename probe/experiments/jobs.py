@@ -214,6 +214,7 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         # Groups are made of all pools of a condition, and only where each of them can be read.
         if all(there) and not made.intersection(condition.pools):
             is_sound(place, stored_groups, condition, out_dir)
+            is_sound(place, _check_surprise, condition, out_dir)
     configs = [condition.config for condition in spec.resolved.values()]
     configs += [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
     for env in dict.fromkeys(config.rollouts.env for config in configs if not isinstance(config, ReplayConfig)):
@@ -224,6 +225,15 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
 def _check_pool(pool: str, out_dir: Path) -> None:
     if not resolve_pool(pool, out_dir).is_dir():
         raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
+
+
+def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
+    """A reward by the record of a problem is refused where none comes back, before the first run."""
+    config = condition.config
+    if isinstance(config, TrainConfig) and config.objective.reward == "surprise":
+        from probe.runs.train import TrainingInputs  # brings torch, for those alone who ask
+
+        TrainingInputs(config, out_dir, out_dir)
 
 
 def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:

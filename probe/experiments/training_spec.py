@@ -99,7 +99,7 @@ requires = {{ outcome = "WORKS" }}
 
 [[decisions]]
 name = "LOWERS"
-then = "Hacking falls, and what it costs in solving is open: the outcome says how much at most, and how many seeds decide it."
+then = "Hacking falls; what it costs in solving is open: the outcome says how much at most, and how many seeds decide."
 requires = {{ outcome = "LOWERS" }}
 
 [[decisions]]

@@ -26,7 +26,7 @@ from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
-from probe.records.run import DEFAULT_OUT, out_of, read_run
+from probe.records.run import DEFAULT_OUT, out_of, read_manifest, read_run, recorded
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -108,7 +108,10 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for criterion in spec.criteria:
         # The adjustment of a single p-value changes nothing, and is not shown.
         finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
-        if criterion.statistic == "n" and finding.says is Word.FAIL:
+        if seeds := _same_records(spec, criterion, done):
+            text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}: nothing was compared"
+            finding = replace(finding, says=Word.VACUOUS, text=text, number=None)
+        elif criterion.statistic == "n" and finding.says is Word.FAIL:
             (condition, arm), missing = spec.side_of(criterion), 0
             for run in runs:
                 missing += arm in run.arms and condition in run.conditions and not run.complete
@@ -150,6 +153,19 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         outcomes=_outcomes(spec, table),
         conclusions=conclusions,
     )
+
+
+def _same_records(spec: Spec, criterion: Criterion, done: Sequence[Job]) -> list[int | None]:
+    """The seeds in which both sides of a comparison of trainings made the same records; none where one seed differs."""
+    if not criterion.compared or spec.settings["verb"] != "train":
+        return []
+    condition, arm = spec.side_of(criterion)
+    sides = []
+    for side in ((condition, arm), (criterion.versus_condition or condition, criterion.versus_arm or arm)):
+        runs = [run for run in done if side[0] in run.conditions and side[1] in run.arms]
+        sides.append({run.seed: recorded(read_manifest(run.directory)) for run in runs})
+    common = [seed for seed in sides[0] if seed in sides[1]]
+    return common if all(sides[0][seed] == sides[1][seed] for seed in common) else []
 
 
 def _broken(analyses: Analyses) -> list[str]:

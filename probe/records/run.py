@@ -221,6 +221,12 @@ def other_hashes(directory: Path) -> dict[str, str]:
     return hashes
 
 
+def recorded(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """{name: sha256} of what a run measured: steps, samples and evaluations, without its settings."""
+    measured = (STEPS_FILE, EVALS_FILE)
+    return {name: sha for name, sha in manifest["files"].items() if name in measured or _SAMPLES_FILE.fullmatch(name)}
+
+
 def resolve_run(run: Path, out_dir: Path) -> Path:
     """The directory of a run, complete or not, given by its path, or by its name in `out_dir`/runs.
 

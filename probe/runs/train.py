@@ -38,7 +38,7 @@ from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher,
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.past import AheadEngine, Background, PastSelf, PastWeights, PrefetchedSource
 from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, Tally, choose_problems
-from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, remedied, surprising
+from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, check_returning, remedied, surprising
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
@@ -272,7 +272,10 @@ class TrainingInputs:
         for teaches, candidates in ((True, known), (False, trained)):
             batches = is_taught.count(teaches)
             drawn[teaches] = iter(choose_problems(candidates, batches=batches, prompts_per_step=width, seed=seed))
-        return FixedProblems([next(drawn[teaches]) for teaches in is_taught]), held_out
+        problems = [next(drawn[teaches]) for teaches in is_taught]
+        if self.config.objective.reward == "surprise":
+            check_returning(problems)
+        return FixedProblems(problems), held_out
 
 
 def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:

@@ -139,14 +139,15 @@ def test_differences_are_paired_by_unit():
     assert difference(metrics[MetricKey("cos_in", "prompt")], unpaired).n == 0
 
 
-def test_identical_arms_are_vacuous_as_a_primary_and_show_no_variance_as_a_check():
+def test_identical_arms_are_vacuous_unless_an_identity_is_asked_for():
     metrics = {MetricKey("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
     asked = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05), "versus_arm": "projected"}
-    found = evaluate(criterion(**asked), metrics)
+    found = evaluate(criterion(**asked, role="mechanism"), metrics)
     assert (found.says, "all read 0 and show no variance" in found.text) == ("INCONCLUSIVE", True), found.text
-    found = evaluate(criterion(**asked, role="primary"), metrics)
-    assert found.says == "VACUOUS"
-    assert "identical in every prompt: nothing was compared" in found.text
+    for role in ("primary", "check"):
+        found = evaluate(criterion(**asked, role=role), metrics)
+        assert found.says == "VACUOUS"
+        assert "identical in every prompt: nothing was compared" in found.text
 
 
 @pytest.mark.parametrize("statistic", ["mean", "upper95"])

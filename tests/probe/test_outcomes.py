@@ -27,6 +27,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.verdict import evaluate_spec
+from probe.records.run import file_hashes
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
 from probe.settings.words import OF_ARM, Remedy, Word
@@ -173,6 +174,47 @@ def test_a_bench_is_a_table(
     assert re.search(r"LOWERS +falls 6\d \[\d+, \d+\] +at most \d+$", rows["random (gradient"]), rows
     assert re.search(r"UNDERPOWERED +-$|UNDERPOWERED +- +-$", rows["vanilla (kl2"]), rows
     assert max(map(len, text.split("DECISION")[0].splitlines())) <= WIDTH
+
+
+def test_a_treatment_that_never_applied_is_vacuous(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A penalty whose records are those of vanilla to the byte: neither a criterion by problem nor its arm has numbers."""
+    path, out = tmp_path / "after.toml", tmp_path / "out"
+    text = SPEC.format(seeds=[0, 1])
+    asked = text.partition("[[criteria]]")[2].partition("[[decisions]]")[0]
+    asked = (
+        asked.replace("lowers-hacking", "kl")
+        .replace('"primary"', '"check"')
+        .replace('unit = "seed"', 'unit = "problem"')
+    )
+    asked = asked.replace("paired = false", "").replace('arm = "projected"', 'arm = "vanilla"', 1)
+    asked = asked.replace('\ncondition = "gradient"', '\ncondition = "kl"')
+    path.write_text(text.replace("[[decisions]]", f"[[criteria]]{asked}[[decisions]]", 1))
+    spec = load_spec(path)
+    plant(
+        spec,
+        out,
+        {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE},
+        make_rollout,
+        pool_header,
+    )
+    for seed in (0, 1):
+        vanilla, same = (out / "runs" / f"after-{name}-vanilla-seed{seed}" for name in ("gradient", "kl"))
+        config = (same / "config.json").read_bytes()
+        shutil.rmtree(same)
+        shutil.copytree(vanilla, same)
+        (same / "config.json").write_bytes(config)
+        manifest = orjson.loads((same / "manifest.json").read_bytes())
+        manifest["files"] |= file_hashes(same)
+        (same / "manifest.json").write_bytes(orjson.dumps(manifest))
+    assert run(cli, ["analyze", str(path), "--out", str(out), "--draws", "99"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "VACUOUS check kl: upper95 of hack_final < 0" in text
+    assert "both sides have the same records in seeds 0, 1: nothing was compared" in text
+    assert "OUTCOME of vanilla (kl), 2 seeds: VACUOUS" in text
+    assert "what sets it apart never applied" in text
+    assert "PASS primary lowers-hacking" in text
 
 
 def test_step_down_is_holm() -> None:

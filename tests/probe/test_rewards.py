@@ -11,6 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from probe.cli import cli
+from probe.cli._frame import run
 from probe.objective.advantages import ESTIMATORS, sample_advantages
 from probe.runs.sources.problems import Counts
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, surprising
@@ -22,6 +24,7 @@ from replay_pools.errors import InputError
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, Rollout
 
+SPECS = Path(__file__).parents[2] / "spec"
 # (compiles, passed, cases right out of 4, assertions hold; None = there are none) and what the tests pay.
 GRADES = [
     ((False, False, 0, None), 0.0),
@@ -153,3 +156,26 @@ def test_where_a_surprise_acts(rewards: list[list[float]], expected: list[float]
         before, after = (sample_advantages(settings, r) for r in (paid, surprising))
         factor = (float(paid.std()) + settings.advantage_eps) / (float(surprising.std()) + settings.advantage_eps)
         torch.testing.assert_close(after, before * factor, atol=1e-6, rtol=1e-6)
+
+
+SURPRISE = ("--set", "objective.reward=surprise", "--set", "objective.scale_rewards=batch")
+
+
+def test_a_surprise_needs_problems_that_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused by the training and by the sweep, before a model is loaded; with few problems it is none."""
+    command = ["train", "--preset", "smoke", "--arm", "vanilla", "--out", str(tmp_path), "--name", "one", *SURPRISE]
+    assert run(cli, command) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "problems that come back" in said
+    assert "6 problems in 3 batches, each once" in said
+    assert run(cli, [*command, "--set", "rollouts.num_problems=3", "--dry-run"]) == 0
+    text = (
+        (SPECS / "grpo-grouping.toml").read_text().replace("rollouts.num_problems = 16", "rollouts.num_problems = 128")
+    )
+    (tmp_path / "grpo-grouping.toml").write_text(text)
+    capsys.readouterr()
+    assert run(cli, ["spec", "sweep", str(tmp_path / "grpo-grouping.toml"), "--out", str(tmp_path)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "conditions.C-surprise: objective.reward surprise" in said
+    assert "conditions.D-both: objective.reward surprise" in said
+    assert run(cli, ["spec", "sweep", str(SPECS / "grpo-grouping.toml"), "--out", str(tmp_path), "--print-jobs"]) == 0

@@ -197,6 +197,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "rival": ("use {rival}, {rates}; or see whether {arm} adds anything to it", "{train}{added} --name both"),
     "rival, other settings": ("use {rival}, {rates}: it has another {key}, so {arm} cannot be added", ""),
     # After training: COSTS, RAISES, NO EFFECT
+    "never applied": ("a setting that acts on these runs, or no such arm", ""),
     "raises": ("leave it out: it teaches the hack that it should keep from being learnt", ""),
     "control": ("a control without effect: what v_hack does is not the shape of its gate", ""),
     "dose": ("{dose}: {key} {value:g} instead of {now:g}", "{train} --set {key}={value} --name other-dose"),

@@ -14,6 +14,7 @@
     NO QUESTION    vanilla is shown not to have learnt the hack          nothing to prevent: longer runs of vanilla
     NO EFFECT      a fall of its hack rate is excluded                   more of it, or other directions
     UNDERPOWERED   the effect is open                                    how many more seeds
+    VACUOUS        its records are those of vanilla: nothing was compared
 
 A difference is there where its interval excludes 0 and it is of MATERIAL_RATE at least; it is shown to be absent where
 its whole interval lies below MATERIAL_RATE. Intervals are those of the level that `Trainings` gives the statement.
@@ -33,7 +34,7 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.verdict.advice import K, Reason, advise
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
-from probe.records.run import CONFIG_FILE
+from probe.records.run import CONFIG_FILE, recorded
 from probe.settings.presets import setting_text
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -45,6 +46,7 @@ COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pair
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # what a command or a sweep says itself
 FEW = "two seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
 RIVALS = "Is it better than remedies without pairs?"
+SAME = "steps, samples and evaluations are those of vanilla, to the byte: what sets it apart never applied"
 
 
 def judge_arms(trainings: Trainings) -> list[Verdict]:
@@ -52,7 +54,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
     verdicts = []
     for arm in trainings.treated:
         findings = questions(arm, trainings)
-        word, sentence = _word(findings)
+        word, sentence = (Word.VACUOUS, SAME) if _is_vanilla(arm, trainings.baseline) else _word(findings)
         about = {
             "name": arm.name,
             "condition": arm.condition,
@@ -67,6 +69,16 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
+
+
+def _is_vanilla(arm: TrainedArm, vanilla: TrainedArm) -> bool:
+    """Whether an arm has the very records of vanilla, in every seed that both have."""
+    sides = [
+        {seed: recorded(run.records.manifest) for seed, run in zip(side.seeds, side.runs, strict=True)}
+        for side in (arm, vanilla)
+    ]
+    common = sides[0].keys() & sides[1].keys()
+    return bool(common) and all(sides[0][seed] == sides[1][seed] for seed in common)
 
 
 def _statement(finding: Finding) -> dict[str, Any]:
@@ -267,6 +279,8 @@ def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings:
             return "another model", {"seeds": f"not even {MANY}" if seeds is None else seeds, "train": train}
         case Word.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
+        case Word.VACUOUS:
+            return "never applied", {}
         case Word.RAISES:
             return "raises", {}
         case Word.COSTS:

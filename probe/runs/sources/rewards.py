@@ -23,7 +23,7 @@ otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, and what 
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -31,6 +31,7 @@ from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
 from probe.step.groups import Group, GroupSource, RolloutKey
+from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
@@ -192,6 +193,23 @@ def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
         return groups
 
     return ChangedSource(source, change)
+
+
+def check_returning(batches: Sequence[Sequence[Problem]]) -> None:
+    """Refuse a surprise reward where no problem comes back: every expectation would be that of one never met.
+
+    Raises:
+        InputError: no problem of these batches is in an earlier one.
+    """
+    met: set[str] = set()
+    for batch in batches:
+        names = {problem.problem_id for problem in batch}
+        if names & met:
+            return
+        met |= names
+    found = f"{len(met)} problems in {len(batches)} batches, each once"
+    fix = f"--set rollouts.num_problems={max(len(met) // 4, 1)}, or more steps"
+    raise InputError("objective.reward surprise", expected="problems that come back", found=found, fix=fix)
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
