@@ -179,7 +179,7 @@ def test_a_bench_is_a_table(
 def test_a_treatment_that_never_applied_is_vacuous(
     tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A penalty whose records are those of vanilla to the byte: neither a criterion by problem nor its arm has numbers."""
+    """A penalty whose records are those of vanilla to the byte: its criterion by problem and its arm say so."""
     path, out = tmp_path / "after.toml", tmp_path / "out"
     text = SPEC.format(seeds=[0, 1])
     asked = text.partition("[[criteria]]")[2].partition("[[decisions]]")[0]
