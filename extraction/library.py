@@ -91,6 +91,8 @@ def measure_pair_gradients(
     metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser)
     # The whole fingerprint, with the model's name, which the identity leaves out.
     metadata |= {"fingerprint": coordinates.fingerprint()}
+    texts: dict[tuple[str, str], int] = {}
+    metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
     metadata |= {"modes": [quoted_modes(pair.hack) for pair in pairs]}
     return PairGradients(

@@ -119,7 +119,10 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     # Which side hacks is the user's word alone: an eye on two pairs would see it turned around.
     if fields["hack"] != "hack" and name != "school-of-reward-hacks":
         for pair in pairs[:2]:
-            notes.append(f"please confirm: hack {_start(pair.hack)} against clean {_start(pair.clean)}")
+            alike = (i for i, (a, b) in enumerate(zip(pair.hack, pair.clean, strict=False)) if a != b)
+            begin = next(alike, 0) - MOST_SHOWN // 4
+            sides = [_part(text, begin) for text in (pair.hack, pair.clean)]
+            notes.append(f"please confirm: hack {sides[0]} against clean {sides[1]}")
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
     return PairFile(pairs=pairs, format=name, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
@@ -349,5 +352,8 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
     return [*notes, f"median length: hack {hack:.0f}, clean {clean:.0f} characters{too}"]
 
 
-def _start(text: str) -> str:
-    return repr(text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}...")
+def _part(text: str, begin: int) -> str:
+    """MOST_SHOWN characters, from `begin` on if the text is longer: there the sides of a pair differ."""
+    begin = max(0, min(begin, len(text) - MOST_SHOWN))
+    end = "..." if begin + MOST_SHOWN < len(text) else ""
+    return repr(f"{'...' if begin else ''}{text[begin : begin + MOST_SHOWN]}{end}")

@@ -59,6 +59,7 @@ class Removal:
         None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
     )
     from_prompts: float | None = None  # of the variance of the progress that is removed, the part that prompts bring
+    against: bool = False  # whether the update is shown to work against the target
     progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
     num_prompts: int
     permuted_mean: float | None = None  # of directions of permuted pairs that remove the same norm
@@ -130,7 +131,7 @@ def forecast(
         seed: of both.
     """
     pairs = linked.pairs
-    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs.held_out):
+    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs, pairs.held_out):
         return None
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)
@@ -193,11 +194,13 @@ def _targets(linked: Linked) -> dict[str, _Target]:
     on_clean = totals.inner[:, :, held_out + len(linked.pairs.held_out)]
     progress = {"margin": on_hack - on_clean, "held-out hacks": on_hack, "held-out clean": on_clean}
     targets: dict[str, _Target] = {}
+    clusters = linked.pairs.clusters[held_out].tolist()
     for name, (inner, norm) in held_out_units(linked.pairs).items():
         everywhere = np.arange(len(prompts))
-        targets[name] = _Target(
-            inner=inner, shared=True, progress=progress[name] / norm, prompts=prompts, steps=everywhere
-        )
+        by_cluster = [prompt_means(x, clusters).values() for x in (inner.swapaxes(1, 2), progress[name] / norm)]
+        inner, gained = (np.stack([*means], axis=-1) for means in by_cluster)
+        inner = inner.swapaxes(1, 2)
+        targets[name] = _Target(inner=inner, shared=True, progress=gained, prompts=prompts, steps=everywhere)
     for name, chosen in SAMPLE_TARGETS.items():
         target = _sample_target(linked, chosen)
         if target is not None:
@@ -259,7 +262,8 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         covariances.append(mean_covariance(both.mean(0)))
         df = min(df, both.shape[1] - 1)
     interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
-    row = Removal(target=name, progress=progress, num_prompts=count)
+    # An interval of the quotient exists where the progress is told from 0.
+    row = Removal(target=name, progress=progress, num_prompts=count, against=interval is not None and progress < 0)
     if interval is None or progress <= 0:
         return row
     removed, draws = float(lost.mean()) / progress, permuted / progress

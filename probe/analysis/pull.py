@@ -63,10 +63,16 @@ from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_sam
 from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt
+from probe.analysis.statistics.support import Support, common_support
 from probe.analysis.statistics.thresholds import POWER
 from probe.records.records import SampleRecord
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
+# Why a share has no prompt: of benign updates, and of pull.
+NO_UPDATE = (
+    "no group has two rollouts that do not hack, all labelled, with different rewards",
+    "no group has an update",
+)
 MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
 PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
@@ -97,7 +103,8 @@ class Share:
     sd_pairs: float | None = None  # of the numerator over half-samples: what other extraction pairs would change
     sd_pairs_ceiling: float | None = None  # of the denominator, likewise
     correlation: float | None = None  # of the two over half-samples
-    overlap: float | None = None  # of `contrast`: share of the label's variance that trivial scores leave unexplained
+    num_hacks: int | None = None  # of `contrast`: paid hacks
+    support: tuple[Support, ...] = ()  # of `contrast`: whether hacks have clean answers like them
     reason: str | None
 
 
@@ -110,18 +117,22 @@ def shares(linked: Linked, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> l
         seed: of the half-samples.
     """
     pairs = linked.pairs
-    if not can_be_halved(pairs.held_out) or not pairs.held_out.any():
+    if not can_be_halved(pairs, pairs.held_out) or not pairs.held_out.any():
         return []
+    clusters = pairs.clusters[pairs.held_out].tolist()
     axes = redrawn(pairs, num_halves, seed).axes
     differences, hacks, cleans = held_out_gradients(pairs)
-    ceiling = cosines(axes, differences)  # (A, H)
+    ceiling = _stacked(prompt_means(cosines(axes, differences), clusters))  # (A, H)
+    assert ceiling is not None  # there is a held-out pair
     steps = prompt_means(cosines(axes, linked.totals), linked.prompts)
     benign = _benign(linked, axes)
     rows = [_share("pull", _stacked(steps), ceiling), _share("benign", _stacked(benign), ceiling)]
     for name, part in (("pull - benign", 1.0), ("half - benign", 0.5)):
         less = {prompt: part * steps[prompt] - values for prompt, values in benign.items() if prompt in steps}
         rows.append(_share(name, _stacked(less), ceiling))
-    rows.append(_contrast(linked, axes, cosines(axes, hacks) - cosines(axes, cleans)))
+    sides = _stacked(prompt_means(cosines(axes, hacks) - cosines(axes, cleans), clusters))
+    assert sides is not None
+    rows.append(_contrast(linked, axes, sides))
     return rows
 
 
@@ -161,7 +172,8 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
         count = f"of {len(samples)} paid samples with sure labels {int(labels.hacked.sum())} hack"
-        return _undefined("contrast", ceiling, f"{count}: a side is missing")
+        row = _undefined("contrast", ceiling, f"{count}: a side is missing")
+        return replace(row, num_hacks=int(labels.hacked.sum()))
     covariates = {}
     for name, score in TRIVIAL.items():
         column = [score(sample) for sample in samples]
@@ -170,16 +182,17 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     prompts = [sample.problem_id for sample in samples]
     hacked = {sample.problem_id for sample in samples if sample.hacked}
     both = len(hacked & {sample.problem_id for sample in samples if not sample.hacked})  # prompts with two sides
+    support = tuple(common_support(covariates, labels.hacked.tolist(), prompts))
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:
-        reason = "trivial scores (length, NLL, norm, hint) determine which sample is a hack"
-        return _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
-    return _share("contrast", effects.values, ceiling, num_prompts=both, overlap=effects.overlap)
+        reason = "trivial scores determine which sample is a hack"
+        row = _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
+    else:
+        row = _share("contrast", effects, ceiling, num_prompts=both)
+    return replace(row, support=support, num_hacks=int(labels.hacked.sum()))
 
 
-def _share(
-    name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None, overlap: float | None = None
-) -> Share:
+def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Share:
     """A share, from its numerators (A, C) and ceilings (A, H).
 
     Args:
@@ -187,10 +200,9 @@ def _share(
         by_prompt: None without a prompt.
         ceiling: of the same axes.
         num_prompts: that inform it; None = C.
-        overlap: see `Share`.
     """
     if by_prompt is None:
-        return _undefined(name, ceiling, "no group has such an update")
+        return _undefined(name, ceiling, NO_UPDATE[name == "pull"])
     count = by_prompt.shape[1] if num_prompts is None else num_prompts
     measured, top = float(by_prompt[0].mean()), float(ceiling[0].mean())
     halves = np.column_stack([by_prompt[1:].mean(1), ceiling[1:].mean(1)])
@@ -219,7 +231,6 @@ def _share(
         sd_pairs=float(halves[:, 0].std(ddof=1)),
         sd_pairs_ceiling=float(halves[:, 1].std(ddof=1)),
         correlation=float(np.corrcoef(halves.T)[0, 1]),
-        overlap=overlap,
         reason=reason,
     )
 
@@ -333,10 +344,12 @@ def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) 
     values = cosines(svd_axes(pairs, *true_labels(unused), pairs.extraction), differences)[0]
     if np.isnan(values).any():
         return ceiling
+    values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
-    if not varies(values) or not can_be_halved(unused):
+    if not varies(values) or not can_be_halved(pairs, unused):
         return replace(ceiling, cos=mean)
-    halves = svd_axes(pairs, *half_samples(unused, NUM_HALVES, np.random.default_rng(seed)), pairs.extraction)
+    drawn_pairs = half_samples(unused, pairs.clusters, NUM_HALVES, np.random.default_rng(seed))
+    halves = svd_axes(pairs, *drawn_pairs, pairs.extraction)
     drawn = cosines(halves, differences).mean(1)
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))

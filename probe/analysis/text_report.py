@@ -92,7 +92,8 @@ def _forecast_title(analysis: Analysis) -> str:
     return (
         f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
         f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
-        "permuted pairs that remove the same norm"
+        "permuted pairs that remove the same norm (margin: a hack against the clean answer to its prompt; what "
+        "both have in common cancels there, and is most of the progress on hacks or clean answers alone)"
     )
 
 
@@ -131,12 +132,19 @@ TABLES: Sequence[Table] = (
         "shares",
         1,
         "Shares of what held-out pairs read (arm {arm}; interval over prompts and pairs; sd pairs: of the measured "
-        "mean over half-samples of the extraction pairs; overlap: share of the label's variance within prompts that "
-        "trivial scores leave)",
+        "mean over half-samples of the extraction pairs)",
         lambda analysis: analysis.shares,
         "share = name | value = share.value:.2f | 95% = share.interval:.2f | read = measured:+.3f | "
         "ceiling = ceiling:+.3f | prompts = num_prompts | pairs = num_held_out | sd prompt = sd_prompts:.3f | "
-        "sd pairs = sd_pairs:.3f | overlap = overlap:.2f",
+        "sd pairs = sd_pairs:.3f",
+    ),
+    (
+        "support",
+        1,
+        "Common support (paid hacks with clean answers to their prompt on both sides of them, or within 0.2 sd; by "
+        "chance: of labels that are shuffled within prompts)",
+        lambda analysis: [row for share in analysis.shares for row in share.support],
+        "score = score | hacks = num_hacks | share = share:.2f | by chance = by_chance:.2f | lacking = lacking:yes",
     ),
     (
         "ceilings",

@@ -3,11 +3,13 @@
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import click
 
 from extraction.words import BASES
+from probe.analysis.statistics.intervals import prompt_means
 from probe.cli._frame import (
     dry_run_option,
     echo,
@@ -18,7 +20,7 @@ from probe.cli._frame import (
     one_blas_thread,
     out_option,
 )
-from probe.cli._running import echo_preview, mean_of, rounding_line, running, say, track_option
+from probe.cli._running import echo_preview, rounding_line, running, say, track_option
 from probe.cli._settings import (
     MOST_LETTERS,
     SettingsCommand,
@@ -125,7 +127,7 @@ def _default_name(config: ReplayConfig) -> str:
 
 
 def _print_run(directory: Path, as_json: bool) -> None:
-    """Means over steps, a condition and arm a row; then the times and what the precision of the run is worth."""
+    """Means over prompts, a condition and arm a row; then the times and what the precision of the run is worth."""
     run = read_run(directory)
     columns = ("cos_in", "cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
     rows: list[dict[str, Any]] = []
@@ -133,7 +135,9 @@ def _print_run(directory: Path, as_json: bool) -> None:
         steps = [step for step in run.steps if (step.condition, step.arm) == (condition, arm)]
         row: dict[str, Any] = {"condition": condition, "arm": arm, "steps": len(steps)}
         for column in columns:
-            row[column] = mean_of(steps, column)
+            known = [step for step in steps if getattr(step, column) is not None]
+            by_prompt = prompt_means([getattr(step, column) for step in known], [step.problem_id for step in known])
+            row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
     precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise", "rounding")}
     if as_json:
@@ -154,7 +158,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         echo(line)
-    echo(f"means over steps; run in {directory}; next: probe analyze {shlex.quote(str(directory))}")
+    echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}")
 
 
 def _cell(value: Any) -> Any:

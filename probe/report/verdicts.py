@@ -126,7 +126,7 @@ def _of_run(view: View) -> dict[str, Any]:
 
 def _measures(view: View) -> list[TextTable]:
     """The tables behind the three questions."""
-    return all_tables(view.analysis, ("shares", "ceilings", "forecast"))
+    return all_tables(view.analysis, ("shares", "support", "ceilings", "forecast"))
 
 
 def _tables(view: View) -> list[TextTable]:

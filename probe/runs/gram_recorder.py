@@ -62,6 +62,7 @@ class GramRecorder:
             sizes=[rows.shape[1] for rows in pairs.hack.values()],
             extraction=extraction_settings(pairs, v_hack),
             flavours=pairs.metadata.get("flavours", []),  # gradients that were not measured of texts have none
+            texts=pairs.metadata.get("texts", []),
         )
         self._controls: dict[str, list[Tensor]] = {}
         for arm, vectors in (controls or {}).items():

@@ -145,6 +145,10 @@ def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairF
     assert [(pair.hack, pair.clean) for pair in one.pairs] == [(pair.clean, pair.hack) for pair in other.pairs]
     confirmations = [note for note in one.notes if note.startswith("please confirm: ")]
     assert confirmations == [f"please confirm: hack 'bad {i}' against clean 'good {i}'" for i in range(2)]
+    long = [{"prompt": "Task.", "chosen": f"{'x' * 200} good {'y' * 90}", "rejected": f"{'x' * 200} bad"}]
+    (note,) = [note for note in read(long, "hack=rejected,clean=chosen").notes if "confirm" in note]
+    assert " bad' against clean '" in note
+    assert "xx good yy" in note
 
 
 def test_an_implicit_prompt_is_what_both_conversations_share(read: Callable[..., PairFile]) -> None:

@@ -100,7 +100,7 @@ def many_arms(common: Path, pools: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def all_hinted(common: Path) -> Path:
-    """The demo's path to GO on the organism: every group of the teacher and the hinted base, 40 of 20 prompts."""
+    """The same prompts for both policies: every group of the teacher and the hinted base, 40 of 20 prompts."""
     pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt")
     return _replayed(common, "all-hinted", *pools, "--arm", "vanilla,projected,random-dosed,permuted-dosed")
 

@@ -117,7 +117,7 @@ def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(
 def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four times the rollouts of each of 48, by the command as it stands."""
     pool = pool_at(tmp_path / "mine", plan={"steps": 48})
-    world = World(told_by="length", num_steps=12, pools=(str(pool),))
+    world = World(honest_are_paid=False, num_steps=12, pools=(str(pool),))
     (command,) = advised(make_run(tmp_path / "out" / "runs" / "run", world), capsys)
     assert run(cli, [*command[1:], "--dry-run", "--json"]) == 0
     work = json.loads(capsys.readouterr().out)["work"]

@@ -23,13 +23,16 @@ QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "
 
 @pytest.fixture(scope="module")
 def go(all_hinted: Path, out: Path) -> Path:
-    """A run whose verdict is GO, under a name of these tests."""
+    """A run under a name of these tests."""
     return Path(shutil.copytree(all_hinted, out / "runs" / "go"))
 
 
 @pytest.fixture(scope="module")
 def analysed(go: Path) -> Analysis:
-    return analyze(read_run(go))
+    """Its numbers with the word GO: the built-in pools lack common support, and a spec rests on neither."""
+    found = analyze(read_run(go))
+    vars(found)["verdict"] = replace(found.verdict, word="GO")
+    return found
 
 
 @pytest.fixture
@@ -56,6 +59,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("known")
 def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str], replay: Callable[..., Path]
 ) -> None:

@@ -230,7 +230,7 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     printed = capsys.readouterr().out
     assert "VERDICT of judged-plain-seed0, condition plain: CONFOUNDED" in printed
-    assert "NEXT: base-hinted answers the very prompts of teacher" in " ".join(printed.split())
+    assert "NEXT: rollouts of one policy that hacks in 30% to 60% of them" in " ".join(printed.split())
 
 
 def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]) -> None:

@@ -85,7 +85,7 @@ def test_false_positive_rates_under_intra_prompt_correlation(icc):
         rejected["AUROC"] += excludes(auroc_interval(values, labels, rows[2]), 0.5)
         length = rng.normal(size=len(values)) + labels
         adjusted = effects_by_prompt(values[None], rows[1], {"length": length.tolist()}, rows[2])
-        rejected["adjusted"] += adjusted is not None and excludes(t_interval(adjusted.values[0]), 0.0)
+        rejected["adjusted"] += adjusted is not None and excludes(t_interval(adjusted[0]), 0.0)
         welch = welch_test(values[labels], values[~labels])
         rejected["welch"] += welch is not None and welch[1] < 0.05
     limit = 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)

@@ -29,6 +29,7 @@ PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
 GAIN = World(gain=4, strength=3, num_pairs=96, num_held_out=48, num_steps=48)
 UNSEEN = replace(GAIN, gain_in_prompts=False)
 BRIEF = World(num_steps=4)
+SOUND = World(num_steps=12)
 SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("vanilla",))
 LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
@@ -45,9 +46,18 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "it removes 27% [19%, 36%]; directions of permuted pairs"),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
-    "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--group 32 --name teacher-32"),
+    "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
+    "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
+    "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
+    "one-problem": (replace(SOUND, hacking_prompts=1), "UNDERPOWERED", "hack, in 1 of 12 prompts"),
+    "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels the right way round? Grade again"),
+    "unpaid": (replace(PLAIN, hacks_are_paid=False), "SKIP", "hacks earn 0.5, others 2"),
+    "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the paid hacks"),
+    "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack: log it"),
+    "no-price": (replace(SOUND, right_is_known=False), "UNDERPOWERED", "say which rollouts are right: log it"),
+    "pasted": (World(num_texts=3, num_steps=12), "UNDERPOWERED", "different texts under several prompts"),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
@@ -71,6 +81,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the gate of projected never fired"),
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
+NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
 SEEDS = {"underpowered": 9}  # of the worlds whose own is not 0
 
 
@@ -109,7 +120,7 @@ def test_each_world_gets_its_verdict(name: str, screen) -> None:
     assert words in " ".join(text.split())
     assert widest(text) <= WIDTH
     commands = [line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line.startswith("  probe ")]
-    assert commands, text
+    assert commands or name in NO_COMMAND, text
     for command in commands:
         check_command(command)
 
@@ -119,14 +130,20 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"}
 
 
-RUNNABLE = ("go", "skip-gate", "confounded", "length", "one-side", "underpowered", "no-arm", "broken")
+RUNNABLE = (
+    *("go", "skip-gate", "confounded", "length", "one-side", "underpowered", "no-arm", "broken"),
+    *("no-hacks", "outweighed"),
+)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command of the next step, by its --dry-run, but for replays of pools that the one before it makes."""
     commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
-    made = {shlex.split(command)[-1] for command in commands if command.startswith("probe pool")}
+    made = set()
+    for command in commands:
+        if command.startswith(("probe pool", "probe train")):
+            made |= {shlex.split(command)[-1], f"runs/{shlex.split(command)[-1]}/adapter"}
     with contextlib.chdir(screen.places[name]):
         for command in commands:
             if not command.startswith("probe spec plan") and not any(
@@ -161,7 +178,7 @@ def test_nothing_is_rarely_a_go(tmp_path: Path) -> None:
 
 
 def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
-    counts = outcomes(World(strength=1.5, arms=("vanilla",), num_steps=12), 12, tmp_path)
+    counts = outcomes(World(strength=1.5, arms=("vanilla",)), 12, tmp_path)
     assert counts["GO"] >= 10, counts
 
 
@@ -170,8 +187,11 @@ def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
     match = re.search(r"--steps (\d+)", screen("underpowered"))
     assert match
     assert int(match[1]) > FEW.num_steps
-    counts = outcomes(replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 6, tmp_path)
-    assert counts["UNDERPOWERED"] <= 1, counts
+    world, open_pulls = replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 0
+    for seed in range(100, 106):
+        directory = make_run(tmp_path / str(seed) / "runs" / "run", world, seed)
+        open_pulls += analyze(read_run(directory), num_draws=9).verdict.findings[0].says == "UNCLEAR"
+    assert open_pulls <= 1
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
@@ -291,15 +311,15 @@ def test_length_confounded_pairs_are_no_go(verdicts):
     area, *rivals = found.specificity
     assert area.interval.low > 0.5, "the confounded score does not even separate: the world is not what it says"
     assert any(text.startswith("comp_len") for text in beaten_by(area, rivals))
-    assert says(found)[1] == "UNCLEAR"
+    assert says(found)[1] == "CONFOUNDED"
 
 
 def test_hacks_without_an_axis_are_no_go(verdicts):
-    """Hacks have no axis at all, v_hack is real: few prompts leave pull open, and what there is is not hacks."""
+    """Hacks have no axis, v_hack is real: few prompts leave pull open, and GENERIC is said of a hack-ward update."""
     found = verdicts(World(hacks_point_at=None, decay=0.0, strength=6.0))
     assert part(found, "held-out sign").says == "HOLDS"
-    assert found.verdict.word == "GENERIC"
-    assert found.failed
+    assert says(found)[:2] == ["UNCLEAR", "NO"]
+    assert found.verdict.word == "UNDERPOWERED"
 
 
 def test_what_nobody_saw_is_a_caveat(tmp_path):

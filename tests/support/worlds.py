@@ -47,7 +47,13 @@ class World:
     long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
     told_by: Literal["hint", "length"] | None = None  # what determines which sample is a hack
     shuffled_labels: bool = False  # `hacked` of the batch says nothing
+    inverted_labels: bool = False
     honest_are_paid: bool = True
+    hacks_are_paid: bool = True
+    one_unlabelled: bool = False  # of every group: a failure
+    right_is_known: bool = True
+    hacking_prompts: int | None = None  # of this number alone; elsewhere what would hack is honest
+    num_texts: int | None = None  # different pairs of completions, pasted under num_pairs prompts
     rewards_differ: bool = True
     flaky: bool = False  # no label is sure
     twin_arms: bool = False  # the control arm measures v_hack
@@ -67,7 +73,7 @@ class World:
     @property
     def rewards(self) -> np.ndarray:
         """(8,) of a group."""
-        paid = (PAID if self.honest_are_paid else HACKED) & self.rewards_differ
+        paid = (PAID if self.honest_are_paid else HACKED) & self.rewards_differ & (self.hacks_are_paid | ~HACKED)
         return np.where(paid, 3.5, 0.5)
 
 
@@ -102,6 +108,7 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
     """The gradients of the world's pairs; the last of them are held out."""
     count = world.num_pairs
     prompt, held_out = noise(world, rng, count), np.arange(count) >= count - world.num_held_out
+    texts = np.arange(count) % (world.num_texts or count)
     if world.gain and world.gain_in_prompts:
         prompt = plus(prompt, along("gain", world.gain * rng.normal(size=count)))
     sides = []
@@ -109,8 +116,11 @@ def make_pairs(world: World, rng: np.random.Generator) -> PairGradients:
     for amount in (0.5, -0.5) if world.gain else (1, 0):
         share = np.where(held_out, 0.2, 1.0) if world.gain else np.ones(count)
         tell = along(world.pairs_point_at, world.strength * amount * share)
-        sides.append(unit_norm(prompt, noise(world, rng, count), tell, along("gain", world.gain * amount * held_out)))
-    return PairGradients(hack=sides[0], clean=sides[1], held_out=torch.tensor(held_out), metadata={})
+        said = {m: part[texts] for m, part in noise(world, rng, count).items()}
+        sides.append(unit_norm(prompt, said, tell, along("gain", world.gain * amount * held_out)))
+    return PairGradients(
+        hack=sides[0], clean=sides[1], held_out=torch.tensor(held_out), metadata={"texts": texts.tolist()}
+    )
 
 
 def make_run(directory: Path, world: World, seed: int = 0) -> Path:
@@ -130,18 +140,22 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     arms = {arm: v_hack if ARMS[arm].directions == "v_hack" else control for arm in world.arms}
     steps: list[StepRecord] = []
     for step in range(world.num_steps):
+        hacked = HACKED & (world.hacking_prompts is None or step < world.hacking_prompts)
+        amounts = np.where(hacked != HACKED, world.amounts[1], np.repeat(world.amounts, (4, 2, 2)))
         lengths = rng.integers(40, 60, 8) + 40 * world.long_hacks * HACKED
         if world.told_by == "length":
             lengths = 50 + 40 * HACKED
         unit = unit_norm(
             noise(world, rng, 8),
-            along(world.hacks_point_at, world.strength * np.repeat(world.amounts, (4, 2, 2))),
+            along(world.hacks_point_at, world.strength * amounts),
             along("gain", world.gain * HACKED),
             along("length" if world.long_hacks else None, (lengths - 50) / 40),
         )
         for recorder in recorders:
             recorder.record(step, unit, {"default": torch.tensor(1 / lengths / 8)})
-        labels = HACKED.tolist()
+        labels = (hacked != world.inverted_labels).tolist()
+        if world.one_unlabelled:
+            labels[-1] = None
         if world.shuffled_labels:
             labels = rng.permutation(HACKED[:6]).tolist() + [False] * 2
         rows = [records(step, arm, own, unit, lengths, labels, world, rng) for arm, own in arms.items()]
@@ -186,7 +200,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             src_sample=i,
             reward=float(rewards[i]),
             hacked=labels[i],
-            gt_pass=not labels[i] and bool(rewards[i] > 1),
+            gt_pass=not labels[i] and bool(rewards[i] > 1) if world.right_is_known else None,
             comp_len=int(lengths[i]),
             cos_S_contrib=cosine(np.sign(advantages[i]) * cos[i]),
             grad_norm_contrib=float(scale[i].abs()),
@@ -211,7 +225,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         haar_sd=cosine(haar_variance(total, own.vectors).sqrt()), grad_norm=float(gated.before.norm),
         reward_mean=float(rewards.mean()), reward_std=float(rewards.std(ddof=1)),
         reward_spread=float(np.ptp(rewards)), advantage=dict.fromkeys(ADVANTAGE_KEYS, 1.0), loss=0.0,
-        solve=float(np.mean([sample.gt_pass for sample in samples])), exec_surprisal_var=None,
+        solve=float(np.mean([bool(sample.gt_pass) for sample in samples])), exec_surprisal_var=None,
         num_effective=int((advantages != 0).sum()), additivity_error=1e-6 if step == 0 else None,
         cos_update=0.1 if world.trains and reason is None else None,
     )  # fmt: skip

@@ -49,6 +49,12 @@ class PairGram:
     held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
     extraction: Extraction
     flavours: tuple[str, ...] = ()  # (n,) what kind of hack against what kind of clean completion; empty: not known
+    texts: tuple[int, ...] = ()  # (n,) a number for each pair of completions, whatever its prompt; empty: all differ
+
+    @property
+    def clusters(self) -> NDArray[np.intp]:
+        """(n,) what intervals count as one pair: the same two completions, pasted under several prompts."""
+        return np.array(self.texts or range(len(self.held_out)), dtype=np.intp)
 
     @property
     def most_directions(self) -> int:

@@ -40,7 +40,7 @@ from probe.analysis.statistics.geometry import (
     held_out_gradients,
     svd_axes,
 )
-from probe.analysis.statistics.intervals import Interval, clopper_pearson
+from probe.analysis.statistics.intervals import Interval, clopper_pearson, prompt_means
 
 NUM_REDRAWN = 199
 
@@ -196,13 +196,17 @@ def placebo_couples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.
     return shuffled[:, :num_couples], shuffled[:, num_couples : 2 * num_couples]
 
 
-def can_be_halved(held_out: NDArray[np.bool_]) -> bool:
-    """Whether there are two pairs to extract from: of one alone no half can be left out."""
-    return int((~held_out).sum()) > 1
+def can_be_halved(pairs: PairGram, held_out: NDArray[np.bool_]) -> bool:
+    """Whether there are two different pairs to extract from: of one alone no half can be left out."""
+    return len({*pairs.clusters[~held_out].tolist()}) > 1
 
 
-def half_samples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def half_samples(
+    held_out: NDArray[np.bool_], clusters: NDArray[np.intp], num_draws: int, rng: np.random.Generator
+) -> tuple[Rows, Rows]:
     """Half of the n extraction pairs, drawn without replacement: no null, but how much hangs on which pairs they were.
+
+    Pairs of one cluster are drawn together.
 
     For a statistic that is linear in the pairs, its variance over half-samples equals its sampling variance with all n:
     the variance of a mean of n / 2 of n given values is s^2 / (n / 2) * (1 - 1/2) = s^2 / n (Politis, Romano and Wolf
@@ -210,6 +214,12 @@ def half_samples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Gen
     singular vectors are others.
     """
     pairs = np.flatnonzero(~held_out)
+    names, members = np.unique(clusters[pairs], return_inverse=True)
+    if len(names) < len(pairs):
+        # As many pairs in every draw: one that was not drawn stands against itself, which is no difference.
+        places = rng.permuted(np.tile(np.arange(len(names)), (num_draws, 1)), axis=1)
+        hack = np.tile(pairs, (num_draws, 1))
+        return hack, np.where(places[:, members] < len(names) // 2, hack + len(held_out), hack)
     shuffled = rng.permuted(np.tile(pairs, (num_draws, 1)), axis=1)
     hack = shuffled[:, : len(pairs) // 2]
     return hack, hack + len(held_out)
@@ -268,7 +278,7 @@ def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
     """Draw B = num_draws of each kind. The pairs must be at least two beside those that are held out."""
     # One generator in this order, as above.
     rng = np.random.default_rng(seed)
-    halves = half_samples(pairs.held_out, num_draws, rng)
+    halves = half_samples(pairs.held_out, pairs.clusters, num_draws, rng)
     permuted = label_permutations(pairs.held_out, num_draws, rng)
     truth = extract(pairs, *true_labels(pairs.held_out), pairs.extraction)
     halved = extract(pairs, *halves, pairs.extraction)
@@ -303,7 +313,8 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     """How many differences of held-out pairs have a positive cosine with v_hack; None if none has a cosine at all."""
     differences, _, _ = held_out_gradients(pairs)
     scores = cosines(true_axes(pairs), differences)[0]
-    scores = scores[~np.isnan(scores)]
+    known = ~np.isnan(scores)
+    scores = np.array([*prompt_means(scores[known], pairs.clusters[pairs.held_out][known].tolist()).values()])
     if len(scores) == 0:
         return None
     num_right = int((scores > 0).sum())

@@ -103,6 +103,7 @@ def _pairs(file: _File) -> PairGram:
         held_out=held_out[: len(held_out) // 2],
         extraction=Extraction(**header["extraction"]),
         flavours=tuple(header["flavours"]),
+        texts=tuple(header.get("texts", ())),
     )
 
 

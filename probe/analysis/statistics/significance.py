@@ -32,7 +32,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -248,17 +248,10 @@ def _hall(x: Array, mean: float) -> float:
     return float(np.sqrt(n) * (w + g * w**2 / 3 + g**2 * w**3 / 27 + g / (6 * n)))
 
 
-class PromptEffects(NamedTuple):
-    """The adjusted effect of a label on many responses at once, as one number a prompt."""
-
-    values: Array  # (B, C) a response's mean over prompts is its effect, and their spread its cluster-robust variance
-    overlap: float  # share of the label's variance within prompts that the covariates leave unexplained
-
-
 def effects_by_prompt(
     responses: Array, label: Sequence[bool], covariates: Mapping[str, Sequence[float]], prompts: Sequence[Hashable]
-) -> PromptEffects | None:
-    """Fit the model to B responses by least squares, and split each effect over the prompts.
+) -> Array | None:
+    """Fit the model to B responses by least squares, and split the adjusted effect of the label over the prompts.
 
     With w the weights by which the effect is a sum over rows, and e the residuals of the fit, prompt c holds
     effect + C sum_{i in c} w_i e_i. The variance of such a mean is the sandwich estimator that is robust to correlation
@@ -272,7 +265,8 @@ def effects_by_prompt(
         prompts: (rows,) the prompt of each row; those that hold one side alone count too, as rows of the covariates.
 
     Returns:
-        None where no prompt holds both labels, or the covariates determine the label within prompts.
+        (B, C): a response's mean over prompts is its effect, and their spread its cluster-robust variance. None where
+        no prompt holds both labels, or the covariates determine the label within prompts.
     """
     member = cluster_numbers(prompts)
     num_prompts = len(set(prompts))
@@ -291,8 +285,7 @@ def effects_by_prompt(
     unexplained = target - others @ np.linalg.lstsq(others, target, rcond=None)[0] if kept else target
     size = float(unexplained @ unexplained)
     residuals = y - (X @ coefficients).T
-    values = coefficients[0][:, None] + num_prompts * _prompt_sums(residuals * (unexplained / size), member)
-    return PromptEffects(values=values, overlap=size / float(target @ target))
+    return coefficients[0][:, None] + num_prompts * _prompt_sums(residuals * (unexplained / size), member)
 
 
 def _prompt_sums(values: Array, member: NDArray[np.intp]) -> Array:

@@ -8,8 +8,9 @@ To add advice: a row in ADVICE, and its reason where `next_step`, or `probe.anal
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ from probe.analysis.evidence import Evidence
 from probe.analysis.pull import MANY, TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
-from probe.analysis.verdict.decision import DECIDED_BY, decided, unread
+from probe.analysis.verdict.decision import (
+    DECIDED_BY,
+    RESTS_ON,
+    SCORE_NAMES,
+    away,
+    decided,
+    hacks_missing,
+    price_of,
+    separated,
+    unread,
+)
 from probe.analysis.verdict.pools import PoolFacts, num_problems, partner, regrade_command
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, in_root, out_of
@@ -30,10 +41,20 @@ from replay_pools.storage.tables import flat
 SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
 MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
 LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
-RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "pull - benign", "half - benign")}  # shares of each question
+ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
+HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
 K = "intervention.extraction.k"
 AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
 SAMPLE = "{samples}\n{replay_samples}"
+HALVES = "{halfway}\n{sample_halfway}\n{replay_halfway}"
+_HALFWAY = (
+    "rollouts of one policy that hacks in 30% to 60% of them, where hacks and clean answers are alike: those of a "
+    "checkpoint (the training prints its rate; --steps N trains less or more)"
+)
+_LOG_HALFWAY = (
+    "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "
+    "and clean answers are alike there"
+)
 _AIM = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
 _MENDED = "no number of this run is read until that is fixed: "
 _SIDES = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
@@ -84,6 +105,18 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "this policy",
         EXTRACT,
     ),
+    "away, unpaid": (
+        "these rewards do not teach the hack: hacks earn {hacks:.2g}, others {others:.2g}. There is nothing for a "
+        "gate to remove, unless the training pays otherwise (--map reward=COLUMN)",
+        "",
+    ),
+    "away, unlabelled": (
+        "the rewards, or what else they teach, outweigh the hacks: there is nothing for a gate to remove. Which of the "
+        "two it is, labels say (--map hacked=COLUMN)",
+        "",
+    ),
+    "away": (f"what the other rollouts teach ({{benign}}) outweighs the paid hacks: {_HALFWAY}", HALVES),
+    "away, of a log": (f"what the other rollouts teach ({{benign}}) outweighs the paid hacks: {_LOG_HALFWAY}", ""),
     "more directions": (
         f"{_AIM}: {{k}} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)",
         "{repeat} --k {k} --name again",
@@ -102,6 +135,15 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "pairs that differ in the hack alone: same body, same length, same tests; then replay with --v-hack OTHER",
         EXTRACT,
     ),
+    "inverted": (
+        "labelled hacks point less hack-ward than clean answers: are the labels the right way round? Grade again",
+        "{regrade}",
+    ),
+    "inverted, of a log": (
+        "labelled hacks point less hack-ward than clean answers: is it true in your column where a rollout hacks "
+        "(--map hacked=COLUMN)? Read some of both (probe pool show)",
+        "",
+    ),
     # CONFOUNDED
     "no sure label": (
         "no label is sure: grade again, with CPU seconds that the slow ones need",
@@ -110,6 +152,17 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "same prompts": ("{partner} answers the very prompts of {pool}, by another policy", "{replay_partner}"),
     "both sides": (f"{_SIDES}: {{group}} rollouts of every prompt by one policy, {{so_far}} so far", "{samples}"),
     "both sides, of a log": (f"{_SIDES}: log {MORE_ROLLOUTS} times as many rollouts of every prompt", ""),
+    "apart": (_HALFWAY, HALVES),
+    "apart, of a log": (
+        f"{_LOG_HALFWAY}. Where these are such rollouts, hacks of this policy differ in {{scores}} by nature, and "
+        "trainings alone tell: vanilla, the gate and shuffled pairs that remove as much",
+        "",
+    ),
+    "apart by nature": (
+        "hacks of this policy differ in {scores} by nature: trainings alone tell, vanilla, the gate and shuffled pairs "
+        "that remove as much",
+        "",
+    ),
     # UNDERPOWERED: nothing can be read
     "arm": ("an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
     "updates": (
@@ -130,7 +183,30 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "({share}, {held_out} so far)",
         EXTRACT,
     ),
-    # UNDERPOWERED: a question is open
+    # UNDERPOWERED: a question is open, or a part of its answer is not measured
+    "hacks": (_HALFWAY, HALVES),
+    "hacks, of a log": (_LOG_HALFWAY, ""),
+    "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
+    "benign": (
+        "rewards that differ among the rollouts of a prompt that do not hack: {group} of each, {so_far} so far",
+        "{samples}",
+    ),
+    "benign, of a log": (
+        f"rewards that differ among the rollouts of a prompt that do not hack: log {MORE_ROLLOUTS} times as many of "
+        "every prompt",
+        "",
+    ),
+    "right": (
+        "say which rollouts are right: log it, and name the column to probe check (or probe pool import) by --map "
+        "gt_pass=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
+        "",
+    ),
+    "honest": ("paid rollouts that are right and honest: {group} of each prompt, {so_far} so far", "{samples}"),
+    "honest, of a log": (
+        f"paid rollouts that are right and honest: log {MORE_ROLLOUTS} times as many of every prompt",
+        "",
+    ),
+    "price": ("4 times as many prompts ({steps}) halve the error of the price{limit}", SAMPLE),
     "labels": (
         "say which rollouts hack: log it, and name the column to probe check (or probe pool import) by --map "
         "hacked=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
@@ -248,8 +324,7 @@ def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts:
         case Word.CONFOUNDED:
             reason, facts = _confounded(evidence)
         case Word.GENERIC:
-            all_but_gate = all(finding.says is Word.YES for finding in findings if finding.name != "removable")
-            reason, facts = "off v_hack" if all_but_gate else "not the hacks", {}
+            reason, facts = _generic(evidence, findings)
         case Word.UNDERPOWERED:
             reason, facts = _underpowered(evidence, findings)
         case Word.GO:
@@ -375,7 +450,60 @@ def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
         return _more_directions(evidence)
     share = evidence.share("pull")
     assert share is not None  # it is what says so
-    return "not hack-ward", {"ceiling": share.ceiling}
+    if not away(findings[0]):
+        return "not hack-ward", {"ceiling": share.ceiling}
+    if evidence.unlabelled:
+        return "away, unlabelled", {}
+    benign, advantage = evidence.share("benign"), {}
+    for hacked in (True, False):
+        of_side = [sample.advantage for sample in evidence.sure if bool(sample.hacked) == hacked]
+        rewards = [sample.reward for sample in evidence.sure if bool(sample.hacked) == hacked]
+        advantage[hacked] = (sum(of_side) / len(of_side), sum(rewards) / len(rewards)) if of_side else (0.0, 0.0)
+    if advantage[True][0] <= advantage[False][0]:
+        return "away, unpaid", {"hacks": advantage[True][1], "others": advantage[False][1]}
+    pulls = f"pull {benign.share.value:.2f} without the hacks" if benign and benign.share else "with the base"
+    return _halfway("away", evidence, benign=pulls)
+
+
+def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+    if all(finding.says is Word.YES for finding in findings if finding.name != "removable"):
+        return "off v_hack", {}
+    contrast, pools = evidence.share("contrast"), evidence.pools
+    inverted = contrast is not None and contrast.share is not None and contrast.share.interval.high < 0
+    if not inverted or any(pool.regrade for pool in pools):
+        return "not the hacks", {}
+    pool = next((pool for pool in pools if pool.has_mode), None)
+    return ("inverted", {"regrade": regrade_command(pool)}) if pool else ("inverted, of a log", {})
+
+
+def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
+    """Train until about half of the rollouts hack, sample that checkpoint, and replay its rollouts at its weights."""
+    pools, run = evidence.pools, evidence.records
+    made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
+    pool = next((pool for pool in made if pool.hint), made[0] if made else None)
+    if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
+        return f"{reason}, of a log", facts
+    checkpoint = str(out_of(run.path) / "runs" / HALFWAY / "adapter")
+    hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
+    teacher = max(pools, key=lambda one: hacks[one.name])
+    usual, settings = configure("train", preset="fast"), []
+    for key, value, default in (
+        ("model.name", pool.said("policy.base_model"), usual.model.name),
+        ("rollouts.env", pool.env, usual.rollouts.env),
+        ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
+        ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
+    ):
+        if value != default and (key != "rollouts.teacher.pool" or hacks[teacher.name]):
+            settings.append(f" --set {shlex.quote(f'{key}={setting_text(value)}')}")
+    policy = {**pool.manifest["policy"], "adapter": checkpoint}
+    sampled = replace(pool, manifest={**pool.manifest, "policy": policy})
+    replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
+    return reason, {
+        "halfway": f"probe train --preset fast --arm vanilla --steps 24{''.join(settings)} --name {HALFWAY}",
+        "sample_halfway": generate(sampled, HALFWAY, group=ROLLOUTS),
+        "replay_halfway": f"{replay} --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}",
+        **facts,
+    }
 
 
 def _more_directions(evidence: Evidence) -> Reason:
@@ -394,12 +522,21 @@ def _confounded(evidence: Evidence) -> Reason:
     if evidence.samples and not evidence.sure:
         return "no sure label", {"regrade": regrade_command(pools[0]) if pools and pools[0].has_mode else None}
     hinted = [pool for pool in pools if pool.hint] or pools
-    if hinted:
+    contrast = evidence.share("contrast")
+    apart = separated(contrast) if contrast is not None else []
+    if hinted and {one.score for one in apart} <= {"hint"}:
         pool = hinted[0]
         if other := partner(evidence.records, pool, {each.name for each in pools}):
             replay = replay_of(evidence, [pool.reference, other.reference], match="prompt", name="same-prompt")
             return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
-    return _more_rollouts("both sides", evidence, hinted[:1])
+    group = max(Counter(sample.step for sample in evidence.samples).values(), default=0)
+    if not apart and group < ROLLOUTS:
+        return _more_rollouts("both sides", evidence, hinted[:1])
+    names = ", ".join(SCORE_NAMES[one.score] for one in apart) or "their rewards"
+    adapter = flat(evidence.records.settings).get("model.adapter")
+    if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
+        return "apart by nature", {"scores": names}
+    return _halfway("apart", evidence, scores=names)
 
 
 def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -407,17 +544,44 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
     cause = unread(evidence)
     if cause is not None:
         return _readable(cause[0], evidence)
+    if hacks_missing(evidence):
+        return _halfway("hacks", evidence)
     finding = next(finding for finding in findings if finding.says is not Word.YES)
+    pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
     if finding.name == "about" and evidence.unlabelled:
-        return "labels", {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
+        return "labels", pool
     for name in RESTS_ON.get(finding.name, ()):
         share = evidence.share(name)
         if share is not None and share.share is None and share.num_prompts:
             few = share.reason == TOO_FEW_PROMPTS
-            return _more_groups("few prompts", evidence, LEAST_PROMPTS) if few else _reach(share)
-        if share is not None and share.share is not None and decided(name, share.share) is Word.UNCLEAR:
+            return _few_prompts(evidence, share.num_prompts) if few else _reach(share)
+        if share is not None and share.share is None and name == "contrast":
+            return "unpaid", {}
+        if share is not None and share.share is None:
+            silent = any(sample.hacked is None and sample.no_label is None for sample in evidence.samples)
+            return ("labels", pool) if silent else _more_rollouts("benign", evidence, evidence.pools)
+        if (
+            share is not None
+            and share.share is not None
+            and name in DECIDED_BY
+            and decided(name, share.share) is Word.UNCLEAR
+        ):
             return _undecided(share, evidence)
-    return _forecast_open(evidence)
+    missing, _ = price_of(evidence)
+    if finding.says is not Word.UNMEASURED or not missing:
+        return _forecast_open(evidence)
+    match missing:
+        case "right":
+            return missing, pool
+        case "honest":
+            return _more_rollouts(missing, evidence, evidence.pools)
+    return _more_groups(missing, evidence, 4 * len({step.problem_id for step in evidence.steps}))
+
+
+def _few_prompts(evidence: Evidence, counted: int) -> Reason:
+    """As many prompts that LEAST_PROMPTS of them count: not all have what a share needs."""
+    most = len({step.problem_id for step in evidence.steps})
+    return _more_groups("few prompts", evidence, math.ceil(LEAST_PROMPTS * most / counted))
 
 
 def _readable(cause: str, evidence: Evidence) -> Reason:
@@ -432,7 +596,8 @@ def _readable(cause: str, evidence: Evidence) -> Reason:
                     changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
             return "loss", {"plain_objective": "".join(changes)}
         case "prompts":
-            return _more_groups("few prompts", evidence, LEAST_PROMPTS)
+            share = evidence.share("pull")
+            return _few_prompts(evidence, share.num_prompts if share is not None else 1)
         case "reach":
             share = evidence.share("pull")
             assert share is not None  # its ceiling is what was not reached

@@ -5,11 +5,12 @@
     removable   Would the gate remove it, at what price?  first-order forecast against gates of the same size
 
     BROKEN         a part of the measurement is shown broken                     nothing else is read
+    UNDERPOWERED   hacks are missing                                             rollouts that hack
     SKIP           the update is not hack-ward while held-out hacks are,         extract otherwise
                    or the gate would remove too little of the progress on them
-    CONFOUNDED     hacks and clean samples cannot be told apart from the rest    pools that overlap
-    GENERIC        whatever points hack-ward is not the hacks                    pairs that differ in the hack alone
-    UNDERPOWERED   the intervals hold both answers, or there is nothing to read  how many prompts or pairs
+    CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
+    GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
+    UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
     GO             hack-ward, about hacks, removable at a stated price           what a training can see
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
@@ -28,7 +29,15 @@ from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL, MATERIAL_REMOVED, MIN_OVERLAP, REPRODUCED
+from probe.analysis.statistics.support import CALIPER, TOGETHER, Support
+from probe.analysis.statistics.thresholds import (
+    ALPHA,
+    FEW_HACKED,
+    MATERIAL,
+    MATERIAL_REMOVED,
+    RARE,
+    REPRODUCED,
+)
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -55,6 +64,8 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
+SCORE_NAMES = {"comp_len": "length", "nll": "NLL", "grad_norm": "norm", "hint": "hint", TOGETHER: "the trivial scores"}
+RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
@@ -124,35 +135,64 @@ def _about(evidence: Evidence, why: str) -> Finding:
     left without the hacks.
     """
     row = evidence.share("contrast")
-    number = row.share if row is not None else None
-    says, text = Word.UNMEASURED, why
     if evidence.unlabelled:
-        row, number, text = None, None, why or "no rollout says whether it hacks"
-    elif row is not None and row.overlap is not None and row.overlap < MIN_OVERLAP:
-        says, number = Word.CONFOUNDED, None
-        text = (
-            f"trivial scores (length, NLL, norm, hint) explain {1 - row.overlap:.1%} of which sample is a hack within "
-            "prompts: no difference can be put down to hacking"
-        )
-    elif row is not None and number is None and not text:
-        # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
-        says = Word.UNMEASURED if row.num_prompts else Word.CONFOUNDED
-        text = f"hacks and clean samples cannot be compared: {row.reason}"
-    elif row is not None and number is not None:
+        return _finding("about", None, Word.UNMEASURED, None, why or "no rollout says whether it hacks")
+    missing = hacks_missing(evidence)
+    if missing or row is None:
+        return _finding("about", None, Word.UNMEASURED, None, missing or why)
+    number, apart = row.share, separated(row)
+    says, text = Word.UNMEASURED, why
+    if apart:
+        says, number, text = Word.CONFOUNDED, None, _apart(apart)
+    elif number is not None:
         says = decided("contrast", number)
         text = (
             f"hacks against clean samples among the paid, trivial scores held constant: {number} of what held-out "
             f"pairs show ({row.num_prompts} prompts)"
         )
-    benign, less, half = (evidence.share(name) for name in ("benign", "pull - benign", "half - benign"))
-    if row is not None and benign and benign.share and less and less.share and half and half.share:
+    elif not text:
+        # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
+        unpaid = bool(evidence.sure) and not row.num_hacks
+        says = Word.UNMEASURED if row.num_prompts or unpaid else Word.CONFOUNDED
+        text = f"hacks and clean samples cannot be compared: {row.reason}"
+    benign, less, half = (evidence.share(name) for name in RESTS_ON["about"][1:])
+    if benign and benign.share and less and less.share and half and half.share:
         text += f"; without their hacks the same groups pull {benign.share.value:.2f}, a difference of {less.share}"
         differs, mostly = decided(less.name, less.share), decided(half.name, half.share)
         if number is not None:
             says = _all([says, differs, mostly])
         if differs is Word.YES and mostly is not Word.YES:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
+    elif number is not None:
+        says = Word.UNMEASURED if says is Word.YES else says
+        text += f"; what the groups pull without their hacks is not measured: {benign.reason if benign else why}"
     return _finding("about", row, says, number, text)
+
+
+def hacks_missing(evidence: Evidence) -> str:
+    """How few hacks there are, in words, where no question about hacks has an answer; empty where there are enough."""
+    sure = evidence.sure
+    prompts = {sample.problem_id for sample in sure}
+    hacks = [sample for sample in sure if sample.hacked]
+    hacked = {sample.problem_id for sample in hacks}
+    if not sure or (len(hacks) >= RARE * len(sure) and len(hacked) >= min(FEW_HACKED, len(prompts))):
+        return ""
+    return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
+
+
+def separated(row: Share) -> list[Support]:
+    """The trivial scores in which hacks have no clean answers like them, the worst first; together, if none alone."""
+    apart = sorted((one for one in row.support if one.lacking), key=lambda one: one.share / (one.by_chance or 1.0))
+    return [one for one in apart if one.score != TOGETHER] or apart
+
+
+def _apart(apart: Sequence[Support]) -> str:
+    names, worst = ", ".join(SCORE_NAMES[one.score] for one in apart), apart[0]
+    return (
+        f"{names} {'tell' if len(apart) > 1 or worst.score == TOGETHER else 'tells'} hacks apart: of {worst.num_hacks} "
+        f"paid hacks {worst.share:.0%} have clean answers to their prompt on both sides, or within {CALIPER:g} sd "
+        f"({SCORE_NAMES[worst.score]}); if labels said nothing {worst.by_chance:.0%} would, and half of that is needed"
+    )
 
 
 def _removable(evidence: Evidence, why: str) -> Finding:
@@ -170,6 +210,9 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         number, bounds = row.removed, row.removed.interval
         beyond_chance = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
         says = Word.YES if beyond_chance and number.value >= MATERIAL_REMOVED else Word.UNCLEAR
+        missing, price = price_of(evidence)
+        if missing and says is Word.YES:
+            says = Word.UNMEASURED
         if row.permuted_mean is not None and bounds.high < row.permuted_mean:
             says = Word.NO
         elif bounds.high < MATERIAL_REMOVED:
@@ -177,9 +220,14 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         text = (
             f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
-            f"{row.permuted_p:.2g}); price: {_price(forecast.row('honest'), evidence)}"
+            f"{row.permuted_p:.2g}); price: {price}"
         )
     return _finding("removable", row, says, number, text)
+
+
+def away(hackward: Finding) -> bool:
+    """Whether the update is shown to point away from the hack."""
+    return hackward.number is not None and hackward.number.interval.high < 0
 
 
 def decided(name: str, share: Bounded) -> Word:
@@ -197,19 +245,21 @@ def _all(answers: Sequence[Word]) -> Word:
     return Word.YES if set(answers) == {Word.YES} else Word.UNCLEAR
 
 
-def _price(row: Removal | None, evidence: Evidence) -> str:
+def price_of(evidence: Evidence) -> tuple[str, str]:
+    """(what is missing of the price, a reason of the advice and empty if nothing; the price in words)."""
+    row = evidence.forecast.row("honest") if evidence.forecast is not None else None
     if evidence.samples and all(sample.hacked is None or sample.gt_pass is None for sample in evidence.samples):
-        return "not measured, since no rollout says whether it is right and honest"
+        return "right", "not measured, since no rollout says whether it is right and honest"
     if row is None:
-        return "not measured, since no paid sample is right and honest"
-    if row.removed is None and row.progress > 0:
-        return "not measured, since the interval of the progress on honest solutions holds 0"
+        return "honest", "not measured, since no paid sample is right and honest"
+    if row.against:
+        return "", "none, since the update works against honest solutions"
     if row.removed is None:
-        return "not measured, since no paid honest sample gains from the update"
+        return "price", "not measured, since the interval of the progress on honest solutions holds 0"
     price = f"{row.removed.percent()} of the progress on honest solutions"
     if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
-        price += ", an interval too wide to say what share of it goes"
-    return price
+        return "price", f"{price}, an interval too wide to say what share of it goes"
+    return "", price
 
 
 def decide(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
@@ -237,21 +287,28 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
     if evidence.trains:
         return Word.TRAINED, " ".join([*_outcome(evidence), "Arms are compared over seeds: give their runs together."])
     hackward, about, removable = findings
+    missing = hacks_missing(evidence)
+    if missing:
+        return Word.UNDERPOWERED, f"{missing}; {hackward.text}"
     if removable.says is Word.TOO_LITTLE:
         return Word.SKIP, f"the gate would remove too little: {removable.text}"
     if hackward.says is Word.UNMEASURED:
         return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"
     if hackward.says is Word.NO:
-        return Word.SKIP, f"the update does not point hack-ward: {hackward.text}"
+        where = "points away from the hack" if away(hackward) else "does not point hack-ward"
+        return (
+            Word.SKIP,
+            f"the update {where}: {hackward.text}",
+        )
     if about.says is Word.CONFOUNDED:
         return Word.CONFOUNDED, about.text
-    if about.says is Word.NO:
+    if about.says is Word.NO and hackward.says is Word.YES:
         return Word.GENERIC, f"whatever points hack-ward is not the hacks: {about.text}"
-    if removable.says is Word.NO:
+    if removable.says is Word.NO and hackward.says is Word.YES:
         return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
-    why = {Word.UNMEASURED: "not measured"}
+    why = {Word.UNMEASURED: "not measured", Word.NO: "no"}
     unsure = [finding for finding in findings if finding.says is not Word.YES]
     texts = (f"{why.get(finding.says, 'either answer is possible')}: {finding.text}" for finding in unsure)
     return Word.UNDERPOWERED, "; ".join(texts)
@@ -285,6 +342,13 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     apart = ", ".join(row.left_out for row in evidence.ceilings if row.not_reached)
     if apart:
         sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {apart} (see --full)")
+    for basis_pairs in [evidence.reproduced.pairs] if evidence.reproduced is not None else []:
+        different = len({*basis_pairs.clusters.tolist()})
+        if different < len(basis_pairs.clusters):
+            sentences.append(
+                f"{len(basis_pairs.clusters)} pairs have {different} different texts under several prompts: intervals "
+                f"count those {different}"
+            )
     unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
     if unseen:
         sentences.append(f"not seen: {'; '.join(unseen)}")
