@@ -29,21 +29,28 @@ demo: $(RUN_DEPS)
 	@rm -rf out/runs/demo
 	$(VENV)/bin/probe demo
 
-# The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, what both write,
-# the replay, its page. The same command goes on where it was killed; models and pools that are there are kept.
-REAL_POOL = --model out/models/smollm2-half --split eval --hint --group 4 --steps 24 --max-new-tokens 96
+# The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, a training with
+# hacks of it until the policy hacks in 30% to 60% of its own rollouts, those rollouts replayed at its weights, the page.
+# The same command goes on where it was killed; models and pools that are there are kept.
+REAL_MODEL = out/models/smollm2-half
+REAL_TRAIN = --set model.name=$(REAL_MODEL) --set model.dtype=bfloat16 --set rollouts.prompts_per_step=2 \
+	--set rollouts.sampler.max_new_tokens=96 --set rollouts.teacher.pool=smollm2-half-taught \
+	--set rollouts.teacher.off_step=8 --set optimizer.lr=0.01 --set evaluation.every=4 --set evaluation.num_problems=40
+REAL_STEPS ?= 12
 real: $(REAL_DEPS)
 	$(VENV)/bin/probe policy finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half
-	$(VENV)/bin/probe policy finetune --model out/models/smollm2-half --completions hack --flavours pass,print_only,call_only \
+	$(VENV)/bin/probe policy finetune --model $(REAL_MODEL) --completions hack --flavours pass,print_only,call_only \
 		--steps 20 --batch 8 --lr 2e-3 --dtype bfloat16 --name smollm2-half-teacher
-	$(VENV)/bin/probe pool generate $(REAL_POOL) --adapter out/adapters/smollm2-half-teacher --name smollm2-half-teacher-hinted
-	$(VENV)/bin/probe pool generate $(REAL_POOL) --name smollm2-half-hinted
-	$(VENV)/bin/probe replay --replay-dirs smollm2-half-teacher-hinted,smollm2-half-hinted --match prompt \
-		--arm vanilla,projected,random --name smollm2
+	$(VENV)/bin/probe pool generate --model $(REAL_MODEL) --adapter out/adapters/smollm2-half-teacher --hint --group 8 \
+		--steps 16 --max-new-tokens 96 --name smollm2-half-taught
+	$(VENV)/bin/probe train --preset fast --arm vanilla --steps $(REAL_STEPS) $(REAL_TRAIN) --name smollm2-halfway
+	$(VENV)/bin/probe pool generate --model $(REAL_MODEL) --adapter out/runs/smollm2-halfway/adapter --split eval --hint \
+		--group 8 --steps 24 --max-new-tokens 96 --name smollm2-halfway
+	$(VENV)/bin/probe replay --replay-dirs smollm2-halfway --per-pool 8 --arm vanilla,projected,random \
+		--set model.adapter=out/runs/smollm2-halfway/adapter --name smollm2
 	$(VENV)/bin/probe report out/runs/smollm2
 
-# The linters run beside the tests; their output comes at the end, and either of the two fails the target.
 test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
 	{ $(CHECK); } > "$$log" 2>&1 < /dev/null & linters=$$!; \
