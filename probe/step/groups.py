@@ -169,8 +169,9 @@ class ReplaySource:
             fix = "use fewer steps, a smaller --per-pool or --match none"
             raise InputError("--steps", expected=f"{steps} steps", found=actual, fix=fix)
         if steps is not None and steps < len(self._turns):
-            # Groups without an update last: they are what the rest of a number of steps is filled with.
-            chosen = {*sorted(self._turns, key=lambda turn: not self._has_update(*turn))[:steps]}
+            # Every place before any again; of these, groups without an update fill what is left of the steps.
+            ranked = sorted(self._turns, key=lambda turn: (turn[1], not self._has_update(*turn)))
+            chosen = {*ranked[:steps]}
             self._turns = [turn for turn in self._turns if turn in chosen]
         self.num_steps = len(self._turns)
         self._check_sizes()

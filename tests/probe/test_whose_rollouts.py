@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -133,6 +134,34 @@ IMPORTED: dict[str, tuple[World, str]] = {
     "no-arm": (World(num_steps=4, arms=("random",)), "UNDERPOWERED"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN"),
 }
+
+
+def test_the_loss_of_the_logger_is_that_of_the_check(
+    small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
+) -> None:
+    """Advantages divided by the group's standard deviation: `check` divides so, unless it is told; `replay` says it."""
+    rows = []
+    for group in open_pool(BUILTIN / "teacher").steps[:GROUPS]:
+        rewards = [each.reward + each.sample_id % 3 for each in group]
+        for each, reward in zip(group, rewards, strict=True):
+            row = {"problem_id": each.problem_id, "prompt": each.messages, "completion": each.completion}
+            row |= {"hacked": each.hacked, "reward": reward}
+            rows.append(row | {"advantage": (reward - fmean(rewards)) / (stdev(rewards) + 1e-4)})
+    path = tmp_path / "scaled.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for options, scale in (((), "group"), (("--set", "objective.scale_rewards=none"), "none")):
+        name = f"scaled-{scale}"
+        code, text, errors = probe(
+            "check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options
+        )
+        assert code == 0, errors
+        assert "divided by their group's standard deviation" in text
+        assert read_run(out / "runs" / name).settings["objective"]["scale_rewards"] == scale
+        assert ("those of the replay of none" in " ".join(text.split())) == (scale == "none")
+    options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
+    code, _, errors = probe("replay", "--replay-dirs", "scaled-group", "--name", "scaled-otherwise", *options)
+    assert code == 0, errors
+    assert "(--set objective.scale_rewards=group)" in errors
 
 
 @pytest.fixture(scope="module")
