@@ -8,6 +8,7 @@
 """
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -260,7 +261,7 @@ def open_pool(path: Path) -> Pool:
     Raises:
         InputError: no pool there, an unfinished one, or another schema.
     """
-    fix = f"probe pool import {path} --name NAME --model MODEL makes one of logged rollouts"
+    fix = f"to make one of logged rollouts: probe pool import {shlex.quote(str(path))} --name NAME --model MODEL"
     if not (path / MANIFEST_NAME).exists():
         if path.is_dir():
             found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
@@ -284,15 +285,15 @@ def open_pool(path: Path) -> Pool:
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:
-    """The directory of a pool: a path (with a slash, or existing), else a name in `out_dir`/pools, else a built-in one.
+    """The directory of a pool: a path with a slash, else a name in `out_dir`/pools, a built-in one, or a folder here.
 
     Raises:
         InputError: not found; the pools that exist are listed.
     """
-    if "/" in name or Path(name).is_dir():
+    if "/" in name:
         return Path(name)
     places = _places(out_dir)
-    for place in places:
+    for place in (*places, Path()):
         if (place / name).is_dir():
             return place / name
     raise unknown_name(

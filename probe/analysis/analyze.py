@@ -83,7 +83,7 @@ class Analysis(Evidence):
         """One sentence: whether the bases end in one verdict; '' for less than two."""
         if len(self.bases) < 2:
             return ""
-        more = "; --basis prints each by itself"
+        more = "; analyze --basis prints each by itself"
         words = {analysis.basis: analysis.verdict.word for analysis in self.bases}
         causes = {analysis.basis: unread(analysis) for analysis in self.bases}
         closed = [f"in {basis} nothing can be read ({cause[1]})" for basis, cause in causes.items() if cause]

@@ -103,7 +103,7 @@ def _modules(analysis: Analysis) -> list[ModuleRow]:
 
 def _modules_title(analysis: Analysis) -> str:
     count = len(_modules(analysis))
-    more = f"; {count - MOST_MODULES} more in --json" if count > MOST_MODULES else ""
+    more = f"; {count - MOST_MODULES} more in JSON" if count > MOST_MODULES else ""
     return f"Modules (mean cos_in over prompts; z: N2; p: max-T over {count} modules{more})"
 
 

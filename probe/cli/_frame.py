@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from probe.records.run import DEFAULT_OUT
+from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
 from replay_pools.screen import is_invisible, visible, without_secrets
 from replay_pools.storage.files import PLAIN_NAME, dump_json
@@ -116,8 +117,17 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
             echo(traceback.format_exc(), err=True)
         messages, code = _describe(error)
         for message in messages:
-            echo(f"probe: error: {' '.join(message.split())}", err=True)
+            echo(f"probe: error: {_rooted(' '.join(message.split()), args)}", err=True)
         return code
+
+
+def _rooted(message: str, args: Sequence[str]) -> str:
+    """A message with the --out of the command line at the command that it ends in: who raised it knows of no root."""
+    for option, following in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = option.partition("=")
+        if name == "--out" and re.search(r": probe (?:(?!--out|;).)*$", message):
+            return message + elsewhere(Path(value if equals else following))
+    return message
 
 
 def _invoke(command: click.Command, args: list[str]) -> int:

@@ -17,13 +17,15 @@ from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.errors import InputError
-from replay_pools.storage.files import locked
+from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
+from replay_pools.storage.files import locked, read_json
 from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:  # torch
     from extraction.controls import ModuleAngles
 
 MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: its name in text}
+SAMPLED = "sampled"  # what a pool of the model might be called
 DIVISOR = "objective.max_completion_length"  # of dr_grpo
 
 
@@ -100,7 +102,20 @@ def extract(
     print_card(path, card)
     if rounding is not None:
         echo(rounding_line(basis, rounding))
-    echo(f"next: probe replay --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
+    echo(f"next: probe replay{_pool(str(model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
+
+
+def _pool(model: str, out: Path) -> str:
+    """The option that replays a pool of the model, which by default is the organism's; without one, how to make it."""
+    if model == "organism":
+        return ""
+    for name in pool_names(out):
+        manifest = read_json(resolve_pool(name, out) / MANIFEST_NAME)
+        if (manifest.get("policy") or {}).get("base_model") == model:
+            return f" --replay-dirs {name}"
+    generate = f"probe pool generate --model {shlex.quote(model)} --name {SAMPLED}{elsewhere(out)}"
+    echo(f"no pool of {model} yet; first: {generate}")
+    return f" --replay-dirs {SAMPLED}"
 
 
 def _more(config: ReplayConfig, basis: Basis) -> str:

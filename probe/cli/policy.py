@@ -252,7 +252,7 @@ def ladder(
         if not directory.is_dir() or name.name in (BASE, *BOTS):
             names = [path.name for path in place.glob("*/")]
             expected = f"an evaluation in {place}, not called as a fixed player"
-            fix = "probe policy eval makes one"
+            fix = f"to make one: probe policy eval --model MODEL --name {shlex.quote(name.name)}"
             raise unknown_name(f"--reference {name}", name.name, names, expected=expected, fix=fix)
         evaluated[name.name] = read_sitting(directory)
     sittings = [sitting for training in trainings for sitting in (training.start, *training.checkpoints.values())]

@@ -221,14 +221,14 @@ def regrade(
         labels = {"flaky": record.flaky, "without_label": record.without_label, "agreement": record.rows}
         echo_json({"path": str(new.path), **kept, **labels, "not_judged": _num_not_judged(new)})
     else:
-        _print_agreement(new, record)
+        _print_agreement(new, record, out)
 
 
 def _num_not_judged(new: Pool) -> int:
     return sum(not is_judged(rollout) for group in new.steps for rollout in group)
 
 
-def _print_agreement(new: Pool, record: Regrade) -> None:
+def _print_agreement(new: Pool, record: Regrade, out: Path) -> None:
     compared = [row for row in record.rows if row.rate is not None]
     header = ("label", "n", "agreement", "old only", "new only")
     echo_table(header, [(row.label, row.n, f"{row.rate:.4f}", row.old_only, row.new_only) for row in compared])
@@ -244,4 +244,4 @@ def _print_agreement(new: Pool, record: Regrade) -> None:
     if record.without_label:
         echo(f"without label: {record.without_label} rollouts; the machine was too busy to grade them")
     echo(describe_tests(new.manifest["tests"]))
-    echo(f"pool {new.path}; see: probe pool show {new.path.name}")
+    echo(f"pool {new.path}; see: probe pool show {new.path.name}{elsewhere(out)}")

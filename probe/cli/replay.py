@@ -95,7 +95,7 @@ def replay(
         say_defaults(ctx, config, world.main_only(say))
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
     if world.is_main:
-        _print_run(directory, as_json)
+        _print_run(directory, out, as_json)
 
 
 @click.command()
@@ -126,7 +126,7 @@ def _default_name(config: ReplayConfig) -> str:
     return default_name(stem, None if says_all else asdict(config))
 
 
-def _print_run(directory: Path, as_json: bool) -> None:
+def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Means over prompts, a condition and arm a row; then the times and what the precision of the run is worth."""
     run = read_run(directory)
     columns = ("cos_in", "cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
@@ -158,7 +158,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     say(describe_timings(directory))
     for line in _precision_lines(**precision):
         echo(line)
-    echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}")
+    echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}{elsewhere(out)}")
 
 
 def _cell(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """probe show: what is in the root folder; one rollout of a run or a pool; the card of a direction file."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.shell_completion import CompletionItem
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_of, out_option
 from probe.cli._settings import direction_names, resolve_directions
 from probe.cli._stored import KINDS, list_stored
-from probe.records.run import CONFIG_FILE, DEFAULT_OUT, read_run, run_names
+from probe.records.run import CONFIG_FILE, DEFAULT_OUT, elsewhere, read_run, run_names
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.pool import open_pool, pool_names, resolve_pool
 from replay_pools.storage.files import by_name
@@ -70,14 +71,14 @@ def show(
     run = by_name(Path(source), out / "runs" / source)
     file = by_name(Path(source), out / "directions" / f"{source}.safetensors")
     if (run / CONFIG_FILE).is_file() and compare is None:
-        _show_run(read_run(run), step, sample, as_json)
+        _show_run(source, read_run(run), step, sample, out, as_json)
     elif file.is_file() or file.suffix == ".safetensors" or compare is not None:
         from probe.cli.extract import show_directions
 
         other = None if compare is None else resolve_directions(compare, out)
         show_directions(resolve_directions(Path(source), out), other, as_json)
     else:
-        _show_pool(_pool(source, out), step, sample, as_json)
+        _show_pool(source, _pool(source, out), step, sample, out, as_json)
 
 
 def _pool(source: str, out: Path) -> Path:
@@ -91,10 +92,10 @@ def _pool(source: str, out: Path) -> Path:
         raise unknown_name(source, source, _known(out), expected=expected, fix="probe show lists all") from error
 
 
-def _show_run(run: "Run", step: int | None, sample: int | None, as_json: bool) -> None:
+def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
     """One rollout with what was measured on it, in every arm and condition, or which there are."""
     if step is None or sample is None:
-        _list_run(run, step, as_json)
+        _list_run(source, run, step, out, as_json)
         return
     from probe.records.run import read_tokens
     from probe.report.rollouts import read_pools
@@ -113,13 +114,13 @@ def _show_run(run: "Run", step: int | None, sample: int | None, as_json: bool) -
         records_json = [record.to_json() for record in records]
         echo_json({"run": str(run.path), "rollout": asdict(rollout), "records": records_json, "tokens": shares})
         return
-    source = f"{first.src_pool} step {first.src_step} sample {first.src_sample}"
-    _print(f"run {run.path.name}, step {step}, sample {sample} (from {source})", rollout, first, tokens)
+    place = f"{first.src_pool} step {first.src_step} sample {first.src_sample}"
+    _print(f"run {run.path.name}, step {step}, sample {sample} (from {place})", rollout, first, tokens)
     echo()
     _print_cosines(records)
 
 
-def _show_pool(path: Path, step: int | None, sample: int | None, as_json: bool) -> None:
+def _show_pool(source: str, path: Path, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
     """One rollout of a pool, or which there are."""
     pool = open_pool(path)
     rollouts = [rollout for group in pool.steps for rollout in group]
@@ -128,14 +129,14 @@ def _show_pool(path: Path, step: int | None, sample: int | None, as_json: bool) 
     if not wanted:
         raise _unknown(path, step or 0, sample, [(rollout.step, rollout.sample_id) for rollout in rollouts])
     if step is None or sample is None:
-        _list(path.name, [(rollout.step, rollout.sample_id, rollout, None) for rollout in wanted], as_json)
+        _list(source, [(rollout.step, rollout.sample_id, rollout, None) for rollout in wanted], out, as_json)
     elif as_json:
         echo_json({"pool": str(path), "rollout": asdict(wanted[0])})
     else:
         _print(f"pool {pool.name}, step {step}, sample {sample}", wanted[0], None, None)
 
 
-def _list_run(run: "Run", step: int | None, as_json: bool) -> None:
+def _list_run(source: str, run: "Run", step: int | None, out: Path, as_json: bool) -> None:
     """The rollouts of one step, or those of all steps with the largest cosines, of the arm that measures v_hack."""
     from probe.report.rollouts import read_pools
     from probe.settings.arms import measured_arm
@@ -155,10 +156,12 @@ def _list_run(run: "Run", step: int | None, as_json: bool) -> None:
     for record in records:
         rollout = stored.get((record.src_pool, record.src_step, record.src_sample))
         rows.append((record.step, record.sample_id, rollout, record))
-    _list(run.path.name, rows, as_json)
+    _list(source, rows, out, as_json)
 
 
-def _list(name: str, rows: "Sequence[tuple[int, int, Rollout | None, SampleRecord | None]]", as_json: bool) -> None:
+def _list(
+    source: str, rows: "Sequence[tuple[int, int, Rollout | None, SampleRecord | None]]", out: Path, as_json: bool
+) -> None:
     """A line a rollout, and how to see one of them."""
     from probe.report.facts import gist_of
 
@@ -178,7 +181,7 @@ def _list(name: str, rows: "Sequence[tuple[int, int, Rollout | None, SampleRecor
             }
         )
     if as_json:
-        echo_json({"name": name, "rollouts": shown})
+        echo_json({"name": Path(source).name, "rollouts": shown})
         return
     cells = []
     for row in shown[:MOST_ROWS]:
@@ -186,10 +189,11 @@ def _list(name: str, rows: "Sequence[tuple[int, int, Rollout | None, SampleRecor
         labels = f"{'hacked' if row['hacked'] else 'clean'} {'right' if row['gt_pass'] else 'wrong'}"
         text = (row["completion"] or "-")[:SNIPPET].ljust(SNIPPET)
         cells.append((f"{row['step']} {row['sample']}", labels, f"{row['reward']:g}", cosine, text))
+    name = shlex.quote(source)
     echo_table(("step sample", "labels", "reward", "cos_S_contrib", "completion".ljust(SNIPPET)), cells)
     if len(shown) > MOST_ROWS:
-        echo(f"{len(shown) - MOST_ROWS} more; the rollouts of one step: probe show {name} STEP")
-    echo(f"one of them: probe show {name} {shown[0]['step']} {shown[0]['sample']}")
+        echo(f"{len(shown) - MOST_ROWS} more; the rollouts of one step: probe show {name} STEP{elsewhere(out)}")
+    echo(f"one of them: probe show {name} {shown[0]['step']} {shown[0]['sample']}{elsewhere(out)}")
 
 
 def _print(title: str, rollout: "Rollout", record: "SampleRecord | None", tokens: "TokenRecord | None") -> None:

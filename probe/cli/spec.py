@@ -62,6 +62,8 @@ def plan(
 
       probe spec plan demo
     """
+    # Before numpy is imported, which reads the number of threads then.
+    one_blas_thread()
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
@@ -79,14 +81,12 @@ def plan(
     else:
         _print_plan(spec, spec_plan)
         if written is not None:
-            echo(f"next: read {target}, then probe spec sweep {shlex.quote(str(target))}{elsewhere(out)}")
+            echo(f"next: read {target}; then: probe spec sweep {shlex.quote(str(target))}{elsewhere(out)}")
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
 def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> Path | None:
     """The training spec of a run, and its directions; says which files are new."""
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.analysis.analyze import analyze
     from probe.analysis.evidence import PlannedTraining
     from probe.experiments.training_spec import write_training_spec

@@ -8,7 +8,7 @@ import click
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._running import echo_evaluations, echo_preview, mean_of, running, say, track_option
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
-from probe.records.run import read_run
+from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
 from probe.settings.words import ALL
 
@@ -52,10 +52,10 @@ def train(
         say_defaults(ctx, config, world.main_only(say))
         run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
     if world.is_main:
-        _print_run(directory, as_json)
+        _print_run(directory, out, as_json)
 
 
-def _print_run(directory: Path, as_json: bool) -> None:
+def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
@@ -97,7 +97,7 @@ def _print_run(directory: Path, as_json: bool) -> None:
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
     say(describe_timings(directory))
-    report = f"probe report {shlex.quote(str(directory))}"
+    report = f"probe report {shlex.quote(str(directory))}{elsewhere(out)}"
     echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {report}")
 
 

@@ -240,7 +240,9 @@ def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:
     """The direction file of a condition, given by its path or its name in `out_dir`/directions."""
     name, folder = condition.config.intervention.v_hack, out_dir / "directions"
     if name is not None and not by_name(Path(name), folder / f"{Path(name).name}.safetensors").is_file():
-        expected, fix = f"a file of probe extract, or its name in {folder}", f"probe extract --name {Path(name).stem}"
+        expected = f"a file of probe extract, or its name in {folder}"
+        model = "" if condition.config.model.name in (None, "organism") else f" --model {condition.config.model.name}"
+        fix = f"run: probe extract{model} --name {Path(name).stem}"
         raise InputError("intervention.v_hack", expected=expected, found=repr(name), fix=fix)
 
 

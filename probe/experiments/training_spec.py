@@ -194,7 +194,7 @@ def _check_go(run: Run, analysis: Analysis) -> None:
     verdict = analysis.verdict
     if verdict.word != "GO":
         steps = verdict.next.command.splitlines()
-        fix = f"next: {'; then '.join(steps)}" if steps else verdict.next.text
+        fix = f"next: {'; then: '.join(steps)}" if steps else verdict.next.text
         found = f"{verdict.word}: {verdict.sentence}"
         raise InputError(run.path, expected="a replay whose verdict is GO", found=found, fix=fix)
     if analysis.measured_arm is not None and ARMS[analysis.measured_arm].basis != "svd":

@@ -8,6 +8,7 @@ run gives one number a metric and the unit is the seed (METHOD section 6). Arms 
 problems have metrics by problem, too: those generalise to other problems, not to other seeds.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     """{(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
-        fix = f"run: probe spec sweep {spec.path}"
+        fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
     return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
 

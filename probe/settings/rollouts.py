@@ -13,7 +13,7 @@ from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
-from replay_pools.storage.tables import STRICT, Maybe, setting
+from replay_pools.storage.tables import STRICT, Maybe, Text, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -104,7 +104,7 @@ class RolloutConfig:
         MIN_CPU_S, "CPU seconds of an execution, or 10 times the canonical solution's", ge=1, le=MAX_CPU_S
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
-    served_model: Maybe[str] = setting(None, "the base model's name on the server; none: it has one")
+    served_model: Maybe[Text] = setting(None, "the base model's name on the server; none: it has one")
     teacher: Maybe[TeacherConfig] = None
     past_self: Maybe[PastSelfConfig] = None
     refills: int = setting(0, "further attempts at a group without reward variance, each on another problem", ge=0)

@@ -30,7 +30,7 @@ from probe.settings.training import (
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
 from replay_pools.errors import FieldError, refuse
 from replay_pools.rollout import REWARD_RANGE
-from replay_pools.storage.tables import STRICT, Maybe, decode, field_of, keys_of, setting
+from replay_pools.storage.tables import STRICT, Maybe, Text, decode, field_of, keys_of, setting
 
 MANY = 6  # a longer list is shown by its length
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
@@ -42,7 +42,7 @@ class RunConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = setting(0, "of the choice of problems and rollouts, of the sampling and of random controls")
-    preregistered: Maybe[str] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
+    preregistered: Maybe[Text] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
 
     def __post_init__(self) -> None:
         """Refuse what would silently give another result than the one that was asked for, all of it at once."""

@@ -181,13 +181,13 @@ def _lines_with_key(text: bytes, key: str) -> str:
 
 
 def by_name(path: Path, named: Path) -> Path:
-    """`named` where `path` is a bare name that is no path here and `named` exists; else `path`.
+    """`named` where `path` is a bare name and `named` exists, whatever lies here under that name; else `path`.
 
     >>> by_name(Path("demo"), Path("out/runs/demo"))  # doctest: +SKIP
     PosixPath('out/runs/demo')
     """
     is_bare_name = path == Path(path.name)
-    return named if is_bare_name and not path.exists() and named.exists() else path
+    return named if is_bare_name and named.exists() else path
 
 
 def flatten(value: Any, name: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -27,6 +27,16 @@ MOST_SHOWN = 200  # characters of a value in an error
 NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into
 Maybe = Kind | None  # a setting that may be `none`
+
+
+def _no_value(text: str) -> str:
+    """Complain of the word for no value, so that `_validated` puts null in its place."""
+    if text == NO_VALUE:
+        raise ValueError(text)
+    return text
+
+
+Text = Annotated[str, AfterValidator(_no_value)]  # of a `Maybe[Text]`: any other text
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -213,10 +223,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _validated(adapter: TypeAdapter[Any], table: Any) -> Any:
-    """Validate; where values "none" are among the complaints, once more with null in their places.
-
-    A text field keeps the text "none": it does not complain.
-    """
+    """Validate; where values "none" are among the complaints, once more with null in their places."""
     text = json.dumps(table)  # not orjson, which turns nan into null
     try:
         return adapter.validate_json(text, strict=True, extra="forbid")

@@ -102,7 +102,10 @@ def test_a_log_is_no_pool_before_its_import(tmp_path: Path, capsys: pytest.Captu
         for verb in (["pool", "show", str(place)], ["pool", "verify", str(place)], ["pool", "regrade", str(place)]):
             options = ["--name", "x"] if verb[1] == "regrade" else []
             line = refused([*verb, *options, "--out", str(tmp_path)], capsys)
-            assert f"found {found}; probe pool import {place} --name NAME --model MODEL" in line
+            assert (
+                f"found {found}; to make one of logged rollouts: probe pool import {place} --name NAME --model MODEL"
+                in line
+            )
         arguments = ["replay", "--replay-dirs", str(place), "--out", str(tmp_path)]
         assert f"probe pool import {place}" in refused(arguments, capsys)
 

@@ -243,6 +243,9 @@ def test_none_stands_for_no_value() -> None:
     config = configure("replay", settings=["optimizer.max_grad_norm=none", "objective.scale_rewards=none"])
     assert (config.optimizer.max_grad_norm, config.objective.scale_rewards) == (None, "none")
     assert configure("train", preset="fast", settings=["rollouts.teacher=none"]).rollouts.teacher is None
+    along = {"intervention": {"v_hack": "a-file"}, "model": {"name": "organism", "adapter": "teacher"}}
+    given = configure("replay", start=along, settings=["intervention.v_hack=none", "model.adapter=none"])
+    assert (given.intervention.v_hack, given.model.adapter, given.model.name) == (None, None, "organism")
 
 
 @settings(deadline=None)

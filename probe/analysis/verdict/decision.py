@@ -339,9 +339,9 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     """Where thresholds come from, what nobody saw, what was left out, and groups that mix prompts."""
     sentences = [] if word in (Word.BROKEN, Word.TRAINED) else [_THRESHOLDS]
     sentences += doubts(evidence.records, evidence.pools)
-    apart = ", ".join(row.left_out for row in evidence.ceilings if row.not_reached)
+    apart = [f"{row.left_out} ({row.cos:+.3f} {row.interval:+.3f})" for row in evidence.ceilings if row.not_reached]
     if apart:
-        sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {apart} (see --full)")
+        sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {', '.join(apart)}")
     for basis_pairs in [evidence.reproduced.pairs] if evidence.reproduced is not None else []:
         different = len({*basis_pairs.clusters.tolist()})
         if different < len(basis_pairs.clusters):

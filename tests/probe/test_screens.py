@@ -1,0 +1,210 @@
+"""Every command that a screen prints runs as it stands, with the reader's own names in its places."""
+
+import html
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from printed import commands, verb_of
+
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.pool import BUILTIN, open_pool
+
+# What a long verb is given beside, so that it ends soon: later options take the place of earlier ones.
+SHORT = {
+    "pool generate": ["--steps", "1", "--group", "4", "--max-new-tokens", "4"],
+    "replay": ["--steps", "1"],
+    "train": ["--dry-run"],
+    "spec sweep": ["--print-jobs"],
+    "policy eval": ["--problems", "1", "--rollouts", "1", "--set", "rollouts.sampler.max_new_tokens=4"],
+    "analyze": ["--draws", "99"],
+    "report": ["--draws", "99"],
+    "doctor": ["--completion", "bash"],
+}
+SPEC = """
+arms = ["vanilla"]
+seeds = [0]
+[experiment]
+name = "tiny"
+question = "Does it plan?"
+hypotheses = ["It does."]
+[settings]
+verb = "replay"
+steps = 1
+source.replay_dirs = ["mine", "other"]
+intervention.extraction.pairs = "{pairs}"
+intervention.extraction.k = 2
+[[conditions]]
+name = "default"
+[[criteria]]
+name = "aligned"
+metric = "cos_in"
+statistic = "lower95"
+comparison = ">"
+threshold = 0.05
+unit = "prompt"
+role = "primary"
+[[decisions]]
+name = "GO"
+[decisions.requires]
+aligned = "PASS"
+[[decisions]]
+name = "MORE"
+then = "Generate pools with more problems."
+"""
+
+
+class Walk:
+    """Runs commands in a folder of its own, and after each one those that it printed."""
+
+    def __init__(self, out: Path, words: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+        self.out, self.words, self.capsys = out, words, capsys
+        self.done: dict[tuple[str, ...], str] = {}
+
+    def __call__(self, *args: str, code: int = 0) -> str:
+        """What the command prints; everything that this proposes has run, too."""
+        screen = self.run([*args, "--out", str(self.out)], code)
+        self.follow(screen, shlex.join(["probe", *args]))
+        return screen
+
+    def follow(self, screen: str, source: str) -> None:
+        for command in commands(screen):
+            for place, word in self.words.items():
+                command = re.sub(rf"(?<![\w/.-]){re.escape(place)}(?![\w/.-])", word, command)
+            found = verb_of(command)
+            assert found is not None
+            (verb, _), args = found, shlex.split(command)[1:]
+            # Commands of one kind, with the same options, stand for each other.
+            kind = (*verb, *sorted({word for word in args if word.startswith("--")}))
+            if kind not in self.done:
+                self.done[kind] = f"{command}   (printed by {source})"
+                assert not re.search(r"\b[A-Z]{2,}\b(?![\w/.-])", re.sub(r"/\S+", "", command)), self.done[kind]
+                screen = self.run([*args, *SHORT.get(" ".join(verb), [])], 0, self.done[kind])
+                if (
+                    verb != ["docs"] and "--help" not in args
+                ):  # usage and pages, which are read with the files of others
+                    self.follow(screen, command)
+
+    def run(self, args: list[str], code: int, said: str = "") -> str:
+        self.capsys.readouterr()
+        ended = run(cli, args)
+        printed = self.capsys.readouterr()
+        assert ended == code, f"{said or shlex.join(args)}\nended with {ended}:\n{printed.err}"
+        return f"{printed.err}\n{printed.out}"
+
+
+@pytest.fixture
+def walk(
+    tmp_path: Path,
+    common: Path,
+    pools: Path,
+    small: str,
+    few_pairs: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Walk:
+    """In a folder that has folders of the same names as what is in OUT; two pools of the small model are there."""
+    out, here = tmp_path / "results of mine", tmp_path / "here"
+    for name in ("mine", "v_hack", "first", "spec"):
+        (here / name).mkdir(parents=True)
+    out.mkdir()
+    (out / "cache").symlink_to(common / "cache")
+    for name, source in (("mine", "teacher"), ("other", "base")):
+        shutil.copytree(pools / source, out / "pools" / name)
+    (here / "spec" / "tiny.toml").write_text(SPEC.format(pairs=few_pairs[1]))
+    monkeypatch.chdir(here)
+    words = {"FILE.jsonl": few_pairs[1], "NAME": "named", "MODEL": small, "OTHER": "other-directions", "STEP": "0"}
+    words |= {"MODE": "run_tests", "PAGE": "replay", "RUN RUN ...": "first first"}
+    return Walk(out, words, capsys)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """What a trainer logs: text, reward and label."""
+    path = tmp_path / "logs" / "log.jsonl"
+    path.parent.mkdir()
+    keys = ("problem_id", "prompt", "completion", "reward", "hacked")
+    with path.open("w") as file:
+        for both in zip(*(open_pool(BUILTIN / name).steps[:3] for name in ("teacher", "base-hinted")), strict=True):
+            for rollout in (rollout for group in both for rollout in group[:3]):
+                values = (rollout.problem_id, rollout.messages, rollout.completion, rollout.reward, rollout.hacked)
+                file.write(json.dumps(dict(zip(keys, values, strict=True))) + "\n")
+    return str(path)
+
+
+def texts(page: Path) -> str:
+    """What a reader of an HTML page sees, a line each."""
+    body = re.sub(r"(?s)<(script|style)\b.*?</\1>", "", page.read_text())
+    return html.unescape(re.sub(r"<[^>]+>", "\n", body))
+
+
+def test_every_printed_command_runs(walk: Walk, log: str, small: str, few_pairs: list[str]) -> None:
+    """From pairs and pools to a page, with a root folder of one's own."""
+    walk("extract", "--model", small, *few_pairs)
+    walk("extract", "--model", small, *few_pairs, "--basis", "lora", "--name", "low-rank")
+    replayed = ("replay", "--replay-dirs", "mine,other", "--arm", "vanilla,projected,projected-lora", *few_pairs)
+    walk(*replayed, "--steps", "2", "--name", "first")
+    walk("analyze", "first", "--full", "--draws", "99")
+    walk("report", "first", "--draws", "99")
+    walk.follow(texts(walk.out / "reports" / "first.html"), "the page")
+    for shown in ([], ["first"], ["mine"], ["v_hack"]):
+        walk("show", *shown)
+    walk("check", log, *few_pairs, "--model", small, "--steps", "1", "--name", "odd")
+    for verb in ("show", "verify"):
+        walk("pool", verb, "mine")
+    walk("pool", "import", log, "--name", "imported", "--model", small)
+    walk("pool", "regrade", "mine", "--name", "mine-again")
+    walk("spec", "plan", "spec/tiny.toml")
+    walk("spec", "list")
+    walk.follow(walk.run(["docs"], 0), "docs")
+    assert len(walk.done) >= 15
+    assert not (Path.cwd() / "out").exists(), "a command without the root folder that was given"
+
+
+def test_what_an_error_proposes_runs(walk: Walk, log: str, few_pairs: list[str]) -> None:
+    """The fixes of errors whose cause is gone once they have run."""
+    walk("check", log, code=2)
+    walk("check", log, *few_pairs, code=2)
+    walk("analyze", "spec/tiny.toml", code=2)
+    walk("analyze", "absent", code=2)
+    walk("show", "absent", code=2)
+    walk("replay", "--v-hack", "absent", code=2)
+    walk("replay", "--replay-dirs", "absent", code=2)
+    walk("replay", "--replay-dirs", str(Path(log).parent), code=2)
+    walk("policy", "ladder", "absent", code=2)
+    walk.follow(walk.run(["docs", "absent"], 2), "docs absent")
+    assert not (Path.cwd() / "out").exists(), "a command without the root folder that was given"
+
+
+FIRST_NUMPY = """
+import os, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print("threads", os.environ.get("OPENBLAS_NUM_THREADS"), flush=True)
+            os._exit(0)
+sys.meta_path.insert(0, Finder())
+from probe.cli import main
+sys.argv[0] = "probe"
+main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["analyze", "report", "spec plan", "spec list", "policy ladder"])
+def test_blas_has_one_thread_before_numpy_is_there(verb: str, tmp_path: Path) -> None:
+    """numpy reads the number when it is imported; the process ends there."""
+    run_of = tmp_path / "out" / "runs" / "some"
+    run_of.mkdir(parents=True)
+    args = [*verb.split(), *([] if verb == "spec list" else ["some"])]
+    environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    ended = subprocess.run(
+        [sys.executable, "-c", FIRST_NUMPY, *args], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.stdout == "threads 1\n", ended.stderr
