@@ -123,7 +123,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
 
 def _rooted(message: str, args: Sequence[str]) -> str:
     """A message with the --out of the command line at the command that it ends in: who raised it knows of no root."""
-    for option, following in zip(args, [*args[1:], ""], strict=True):
+    for option, following in zip(args, [*args[1:], ""], strict=False):
         name, equals, value = option.partition("=")
         if name == "--out" and re.search(r": probe (?:(?!--out|;).)*$", message):
             return message + elsewhere(Path(value if equals else following))
