@@ -148,9 +148,9 @@ def planted(
 ) -> Callable[..., tuple[Spec, Path]]:
     """planted(rates, halfway) -> (spec, out) with finished runs; `halfway`: which evaluation stands at 40 of 64."""
 
-    def make(rates: dict[str, tuple[float, ...]], halfway: str) -> tuple[Spec, Path]:
+    def make(rates: dict[str, tuple[float, ...]], halfway: str, text: str = SPEC) -> tuple[Spec, Path]:
         path, out = tmp_path / "month.toml", tmp_path / "out"
-        path.write_text(SPEC)
+        path.write_text(text)
         spec = load_spec(path)
         plant(spec, out, rates, make_rollout, pool_header)
         for directory in (out / "runs").iterdir():
@@ -189,6 +189,32 @@ def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, pl
         return
     assert words in text
     assert words.replace(" (gradient)", "") in together
+
+
+GOOD, POOR = (0.02, 0.55, 0.05, 0.6), (0.02, 0.55, 0.05, 0.1)
+# {mistake: (rates of projected, permuted-dosed and scaled beside a vanilla that learnt the hack; word; what is said)}
+BELIEVED = {
+    "the gate is selective": (POOR, LEARNT, LEARNT, "COSTS", "half of it"),
+    "the gate knows hacks": (GOOD, GOOD, LEARNT, "DOMINATED", "directions without the hack in them do as well"),
+    "it is the direction": (GOOD, LEARNT, GOOD, "DOMINATED", "a gradient that is only made smaller does as well"),
+    "it works": (GOOD, LEARNT, LEARNT, "WORKS", "another model"),
+}
+
+
+@pytest.mark.parametrize("name", BELIEVED)
+def test_what_a_gate_is_believed_to_do(name: str, planted: Callable[..., Any]) -> None:
+    """Each control takes away another explanation, and the next command is about the one that is left."""
+    *rates, word, words = BELIEVED[name]
+    arms = ("vanilla", "projected", "permuted-dosed", "scaled")
+    plain = SPEC.partition("[[conditions]]")[0] + "[[criteria]]" + SPEC.partition("[[criteria]]")[2]
+    plain = plain.replace('"vanilla-lora", "projected-lora"', '"permuted-dosed", "scaled"')
+    plain = plain.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5]").replace('"gradient"', '"base"')
+    rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
+    spec, out = planted(rates_of, "end", plain)
+    text = analyse(str(spec.path), "--out", str(out))
+    assert f"OUTCOME of projected, 6 seeds: {word} " in text, text
+    told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
+    assert words in told, told
 
 
 def test_sides_that_differ_in_several_things_are_named(

@@ -266,6 +266,10 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         f"another model, against vanilla: {{seeds}} seeds an arm see half of this difference with {POWER:.0%} power",
         "{train} --set model.name=MODEL --name elsewhere",
     ),
+    "as good without a direction": (
+        "a gradient that is only made smaller does as well ({rival}, {rates}): vanilla at half the rate",
+        "{train} --set optimizer.lr={lr:g} --name slower",
+    ),
     "as good without the hack": (
         "directions without the hack in them do as well ({rival}, {rates}): extract from other pairs",
         "probe extract --pairs FILE.jsonl --name OTHER",

@@ -35,6 +35,7 @@ from probe.analysis.verdict.advice import K, Reason, advise
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.run import CONFIG_FILE, recorded
+from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -297,6 +298,9 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
     rates = f"{rival.mean('hack', 'final'):.0%} hack and {rival.mean('solve', 'final'):.0%} solve"
     facts: dict[str, Any] = {"rival": rival.name, "rates": rates, "arm": arm.name}
+    if ARMS[rival.arm].scales:
+        lr = rival.runs[0].records.settings["optimizer"]["lr"] / 2
+        return "as good without a direction", {**facts, "lr": lr, "train": _train(rival, "vanilla", trainings)}
     if rival.arm != "vanilla":
         return "as good without the hack", facts
     added, there = _apart(arm, vanilla), _apart(rival, vanilla)
