@@ -261,10 +261,10 @@ def test_pairs_of_one_way_to_hack_beside_rollouts_of_several(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """28 of 30 pairs were of one mode, the pool of four: said when both files are read, and not of pairs of both."""
-    pairs = [*builtin_pairs("run_tests")[:4], *builtin_pairs("sentinel")[:4]]
+    pairs = [*builtin_pairs("run_tests")[4:6], *builtin_pairs("sentinel")[6:8]]  # of other problems than `few_pairs`
     log = tmp_path / "log.jsonl"
     rows = []
-    for pair in pairs[2:6]:
+    for pair in pairs:
         for i, text in enumerate((pair.hack, pair.hack, pair.clean, "no code")):
             rows.append({"prompt": pair.messages, "completion": text, "reward": 3.0 - i, "hacked": i < 2})
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
