@@ -16,8 +16,8 @@ from extraction.words import Basis
 from probe.analysis.evidence import Evidence, PlannedTraining, conditions
 from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
-from probe.analysis.verdict.advice import next_step
 from probe.analysis.verdict.decision import decide, questions, unread
+from probe.analysis.verdict.next_step import next_step
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.run import Run

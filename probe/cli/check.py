@@ -249,7 +249,7 @@ def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: str, out: Path) ->
 def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
     """Print the verdict, write the page, and name what goes on from there."""
     from probe.analysis.text_report import format_verdict
-    from probe.analysis.verdict.advice import direction
+    from probe.analysis.verdict.next_step import direction
     from probe.report.build import write_report
 
     contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))

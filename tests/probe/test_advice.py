@@ -13,7 +13,7 @@ from directories import contents
 from worlds import World, make_run
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.verdict.advice import direction, extract, generate, next_step
+from probe.analysis.verdict.next_step import direction, extract, generate, next_step
 from probe.analysis.verdict.pools import pools_at_hand
 from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli

@@ -57,7 +57,11 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the paid hacks"),
     "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack: log it"),
     "no-price": (replace(SOUND, right_is_known=False), "UNDERPOWERED", "say which rollouts are right: log it"),
-    "pasted": (World(num_texts=3, num_steps=12), "UNDERPOWERED", "different texts under several prompts"),
+    "pasted": (
+        World(num_texts=3, num_steps=12),
+        "UNDERPOWERED",
+        "27 pairs have 3 different texts",
+    ),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),

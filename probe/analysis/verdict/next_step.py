@@ -1,0 +1,396 @@
+"""The reason of what comes next after a verdict on a replay, and what fills the places of its advice.
+
+A command that repeats a run takes its config.json and changes some settings. The sentences stand in
+`probe.analysis.verdict.advice`.
+"""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from extraction.words import Basis
+from probe.analysis.evidence import Evidence
+from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
+from probe.analysis.statistics.significance import mde
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
+from probe.analysis.verdict.advice import (
+    ADVICE,
+    HALFWAY,
+    LEAST_PROMPTS,
+    MORE_ROLLOUTS,
+    NATURAL,
+    ROLLOUTS,
+    SEEDS,
+    K,
+    Reason,
+    advise,
+)
+from probe.analysis.verdict.decision import (
+    DECIDED_BY,
+    RESTS_ON,
+    SCORE_NAMES,
+    away,
+    decided,
+    hacks_missing,
+    price_of,
+    separated,
+    unread,
+)
+from probe.analysis.verdict.pools import PoolFacts, num_problems, partner, regrade_command
+from probe.analysis.verdict.verdict import Finding, Next
+from probe.records.run import CONFIG_FILE, Run, out_of
+from probe.settings.presets import configure, setting_text
+from probe.settings.words import HIGHER, Word
+from replay_pools.rollout import UNSAFE
+from replay_pools.storage.tables import flat
+
+
+def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
+    """The next step after a verdict of `probe.analysis.verdict.decision`, in the root folder of the run."""
+    match word:
+        case Word.BROKEN:
+            reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), evidence)
+        case Word.SKIP:
+            reason, facts = _skip(evidence, findings)
+        case Word.CONFOUNDED:
+            reason, facts = _confounded(evidence)
+        case Word.GENERIC:
+            reason, facts = _generic(evidence, findings)
+        case Word.UNDERPOWERED:
+            reason, facts = _underpowered(evidence, findings)
+        case Word.GO:
+            reason, facts = _go(evidence)
+        case _:
+            reason, facts = "compare", {}
+    usual = {"repeat": repeat(evidence.records), "extract": extract(evidence.records, evidence.basis)}
+    return advise(reason, usual | facts, out_of(evidence.records.path))
+
+
+def repeat(run: Run) -> str:
+    """The command that repeats a run, but for its --name and what is changed."""
+    return f"probe {run.verb or 'replay'} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
+
+
+def extract(run: Run, basis: Basis) -> str:
+    """The extraction of directions as those of a run, but for its --name and what is changed."""
+    settings = flat(run.settings)
+    words = [f"probe extract --config {shlex.quote(str(run.path / CONFIG_FILE))}"]
+    # A replay takes the model that its pools name, an extraction the organism.
+    if settings.get("model.name") is None and run.config.get("model") not in (None, "organism"):
+        words.append(f"--model {shlex.quote(run.config['model'])}")
+    if settings.get("intervention.v_hack") is not None:
+        words.append("--set intervention.v_hack=none")
+    return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
+
+
+def direction(run: Run, basis: Basis) -> str:
+    """The command that gives the direction of a run as a file: extracts it, or shows the file that the run was told."""
+    v_hack = flat(run.settings).get("intervention.v_hack")
+    if v_hack is not None:
+        return f"probe show {shlex.quote(v_hack)}"
+    return f"{extract(run, basis)} --name {shlex.quote(run.path.resolve().name)}"
+
+
+def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int | None = None) -> str | None:
+    """The command that samples the policy of a pool again; None of a pool that no command makes.
+
+    Args:
+        steps, group: groups, and rollouts of a problem; default: as many as the pool has.
+    """
+    if pool.recipe is None:
+        return None
+    sizes = {"--steps": steps or pool.said("plan.steps"), "--group": group or pool.said("plan.group")}
+    options = [f"{flag} {number}" for flag, number in sizes.items() if number is not None]
+    return " ".join(filter(None, ["probe pool generate", pool.recipe, *options, f"--name {shlex.quote(name)}"]))
+
+
+def replay_of(evidence: Evidence, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
+    """The replay of other pools with the settings of the run, of all their groups."""
+    options = ["--replay-dirs", shlex.quote(",".join(names)), *(["--match", match] if match else [])]
+    if evidence.records.settings.get("steps") is not None:
+        options.append("--set steps=none")
+    return " ".join([repeat(evidence.records), *options, "--name", name])
+
+
+def _broken(part: str, evidence: Evidence) -> Reason:
+    pools = evidence.pools
+    trained = f"{part}, trained"
+    if evidence.trains and trained in ADVICE:
+        return trained, {}
+    match part:
+        case "grader canaries":
+            unsafe = [pool for pool in pools if pool.said("grader.isolation") == UNSAFE]
+            names = [pool.again if pool in unsafe else pool.reference for pool in pools]
+            regrades = "\n".join(map(regrade_command, unsafe))
+            return part, {"regrades": regrades, "replay_regraded": replay_of(evidence, names)}
+        case "regrade agreement":
+            names = [pool.reference if pool.regrade is None else pool.regrade.new.pool for pool in pools]
+            return part, {"replay_regraded": replay_of(evidence, names)}
+        case "template tails":
+            return part, _samples(evidence, {pool.name: f"{pool.name}-again" for pool in pools})
+        case "contributions add up":
+            dtype = HIGHER.get((evidence.records.settings.get("model") or {}).get("dtype", "float32"))
+            return (part, {"dtype": dtype}) if dtype else (f"{part}, float64", {})
+    return part, {}
+
+
+def _samples(evidence: Evidence, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
+    """The commands that sample every pool of the run again, and replay those; None where one cannot be."""
+    commands = [generate(pool, names[pool.name], **sizes) for pool in evidence.pools]
+    if not commands or None in commands:
+        return {"samples": None, "replay_samples": None}
+    return {"samples": "\n".join(map(str, commands)), "replay_samples": replay_of(evidence, [*names.values()])}
+
+
+def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> Reason:
+    """Every pool of the run with as many groups, since a replay takes the problems that its pools have in common.
+
+    Where the environment has fewer problems: with more rollouts of each.
+    """
+    most = min(filter(None, map(num_problems, evidence.pools)), default=steps)
+    groups = [group for pool in evidence.pools if (group := pool.said("plan.group")) is not None]
+    group, limit = None, ""
+    if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
+        held = min((pool.said("counts.steps") or 0 for pool in evidence.pools), default=0)
+        limit = f": log {steps} groups of different prompts" + (f" ({held} in the log)" if held else "")
+        if evidence.records.settings.get("steps") is not None and held > evidence.num_steps:
+            limit = f": the log holds {held} groups, of which {evidence.num_steps} were replayed"
+            everything = f"{repeat(evidence.records)} --set steps=none --name again"
+            return reason, {"steps": steps, "limit": limit, "samples": everything, "replay_samples": "", **facts}
+    elif steps > most:
+        group = MORE_ROLLOUTS * max(groups) if groups else None
+        limit = f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
+    size = f"{min(steps, most)}-{group}" if group else f"{min(steps, most)}"
+    names = {pool.name: f"{pool.name}-{size}" for pool in evidence.pools}
+    commands = _samples(evidence, names, steps=min(steps, most), group=group)
+    return reason, {"steps": steps, "limit": limit, **commands, **facts}
+
+
+def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) -> Reason:
+    """More rollouts of each prompt, in the first pool that can be sampled again."""
+    pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
+    if pool is None:
+        return f"{reason}, of a log", {}
+    group = MORE_ROLLOUTS * pool.said("plan.group")
+    samples = generate(pool, f"{pool.name}-{group}", group=group)
+    return reason, {"samples": samples, "group": group, "so_far": pool.said("plan.group")}
+
+
+def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+    if any(finding.says is Word.TOO_LITTLE for finding in findings):
+        return _more_directions(evidence)
+    share = evidence.share("pull")
+    assert share is not None  # it is what says so
+    if not away(findings[0]):
+        return "not hack-ward", {"ceiling": share.ceiling}
+    if evidence.unlabelled:
+        return "away, unlabelled", {}
+    benign, advantage = evidence.share("benign"), {}
+    for hacked in (True, False):
+        of_side = [sample.advantage for sample in evidence.sure if bool(sample.hacked) == hacked]
+        rewards = [sample.reward for sample in evidence.sure if bool(sample.hacked) == hacked]
+        advantage[hacked] = (sum(of_side) / len(of_side), sum(rewards) / len(rewards)) if of_side else (0.0, 0.0)
+    if advantage[True][0] <= advantage[False][0]:
+        return "away, unpaid", {"hacks": advantage[True][1], "others": advantage[False][1]}
+    pulls = f"pull {benign.share.value:.2f} without the hacks" if benign and benign.share else "with the base"
+    return _halfway("away", evidence, benign=pulls)
+
+
+def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+    if all(finding.says is Word.YES for finding in findings if finding.name != "removable"):
+        return "off v_hack", {}
+    contrast, pools = evidence.share("contrast"), evidence.pools
+    inverted = contrast is not None and contrast.share is not None and contrast.share.interval.high < 0
+    if not inverted or any(pool.regrade for pool in pools):
+        return "not the hacks", {}
+    pool = next((pool for pool in pools if pool.has_mode), None)
+    return ("inverted", {"regrade": regrade_command(pool)}) if pool else ("inverted, of a log", {})
+
+
+def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
+    """Train until about half of the rollouts hack, sample that checkpoint, and replay its rollouts at its weights."""
+    pools, run = evidence.pools, evidence.records
+    made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
+    pool = next((pool for pool in made if pool.hint), made[0] if made else None)
+    if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
+        return f"{reason}, of a log", facts
+    checkpoint = str(out_of(run.path) / "runs" / HALFWAY / "adapter")
+    hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
+    teacher = max(pools, key=lambda one: hacks[one.name])
+    usual, settings = configure("train", preset="fast"), []
+    for key, value, default in (
+        ("model.name", pool.said("policy.base_model"), usual.model.name),
+        ("rollouts.env", pool.env, usual.rollouts.env),
+        ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
+        ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
+    ):
+        if value != default and (key != "rollouts.teacher.pool" or hacks[teacher.name]):
+            settings.append(f" --set {shlex.quote(f'{key}={setting_text(value)}')}")
+    policy = {**pool.manifest["policy"], "adapter": checkpoint}
+    sampled = replace(pool, manifest={**pool.manifest, "policy": policy})
+    replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
+    return reason, {
+        "halfway": f"probe train --preset fast --arm vanilla --steps 24{''.join(settings)} --name {HALFWAY}",
+        "sample_halfway": generate(sampled, HALFWAY, group=ROLLOUTS),
+        "replay_halfway": f"{replay} --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}",
+        **facts,
+    }
+
+
+def _more_directions(evidence: Evidence) -> Reason:
+    """Twice as many directions of the same pairs; other pairs where these give no more, or came with the directions."""
+    settings = flat(evidence.records.settings)
+    if settings.get("intervention.v_hack") is not None:
+        return "more directions, of a file", {}
+    now, most = settings.get(K, configure("replay").intervention.extraction.k), evidence.most_directions
+    k = 2 * now if most is None else min(2 * now, most)
+    return "more directions" if k > now else "more directions, all taken", {"k": k}
+
+
+def _confounded(evidence: Evidence) -> Reason:
+    """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
+    pools = evidence.pools
+    if evidence.samples and not evidence.sure:
+        return "no sure label", {"regrade": regrade_command(pools[0]) if pools and pools[0].has_mode else None}
+    hinted = [pool for pool in pools if pool.hint] or pools
+    contrast = evidence.share("contrast")
+    apart = separated(contrast) if contrast is not None else []
+    if hinted and {one.score for one in apart} <= {"hint"}:
+        pool = hinted[0]
+        if other := partner(evidence.records, pool, {each.name for each in pools}):
+            replay = replay_of(evidence, [pool.reference, other.reference], match="prompt", name="same-prompt")
+            return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
+    group = max(Counter(sample.step for sample in evidence.samples).values(), default=0)
+    if not apart and group < ROLLOUTS:
+        return _more_rollouts("both sides", evidence, hinted[:1])
+    names = ", ".join(SCORE_NAMES[one.score] for one in apart) or "their rewards"
+    adapter = flat(evidence.records.settings).get("model.adapter")
+    if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
+        return "apart by nature", {"scores": names}
+    return _halfway("apart", evidence, scores=names)
+
+
+def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+    """What would decide the first question that is open."""
+    cause = unread(evidence)
+    if cause is not None:
+        return _readable(cause[0], evidence)
+    if hacks_missing(evidence):
+        return _halfway("hacks", evidence)
+    finding = next(finding for finding in findings if finding.says is not Word.YES)
+    pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
+    if finding.name == "about" and evidence.unlabelled:
+        return "labels", pool
+    for name in RESTS_ON.get(finding.name, ()):
+        share = evidence.share(name)
+        if share is not None and share.share is None and share.num_prompts:
+            few = share.reason == TOO_FEW_PROMPTS
+            return _few_prompts(evidence, share.num_prompts) if few else _reach(share)
+        if share is not None and share.share is None and name == "contrast":
+            return "unpaid", {}
+        if share is not None and share.share is None:
+            silent = any(sample.hacked is None and sample.no_label is None for sample in evidence.samples)
+            return ("labels", pool) if silent else _more_rollouts("benign", evidence, evidence.pools)
+        if (
+            share is not None
+            and share.share is not None
+            and name in DECIDED_BY
+            and decided(name, share.share) is Word.UNCLEAR
+        ):
+            return _undecided(share, evidence)
+    missing, _ = price_of(evidence)
+    if finding.says is not Word.UNMEASURED or not missing:
+        return _forecast_open(evidence)
+    match missing:
+        case "right":
+            return missing, pool
+        case "honest":
+            return _more_rollouts(missing, evidence, evidence.pools)
+    return _more_groups(missing, evidence, 4 * len({step.problem_id for step in evidence.steps}))
+
+
+def _few_prompts(evidence: Evidence, counted: int) -> Reason:
+    """As many prompts that LEAST_PROMPTS of them count: not all have what a share needs."""
+    most = len({step.problem_id for step in evidence.steps})
+    return _more_groups("few prompts", evidence, math.ceil(LEAST_PROMPTS * most / counted))
+
+
+def _readable(cause: str, evidence: Evidence) -> Reason:
+    """What makes something readable again, by the reason why nothing was."""
+    match cause:
+        case "updates":
+            return _more_rollouts("updates", evidence, evidence.pools)
+        case "loss":
+            usual, changes = flat(asdict(configure("replay").objective)), []
+            for key, value in flat(evidence.records.settings.get("objective") or {}).items():
+                if key in usual and value != usual[key]:
+                    changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
+            return "loss", {"plain_objective": "".join(changes)}
+        case "prompts":
+            share = evidence.share("pull")
+            return _few_prompts(evidence, share.num_prompts if share is not None else 1)
+        case "reach":
+            share = evidence.share("pull")
+            assert share is not None  # its ceiling is what was not reached
+            return _reach(share)
+    return cause, {}
+
+
+def _reach(share: Share) -> Reason:
+    """Pairs that would show the ceiling of a share."""
+    pairs = pairs_to_reach(share)
+    facts = {"share": share.name, "held_out": share.num_held_out, "pairs": pairs}
+    return "no reach" if pairs is None else "pairs to reach", facts
+
+
+def _undecided(share: Share, evidence: Evidence) -> Reason:
+    """Prompts where those are what the interval is wide by, else pairs as well."""
+    plan = needed(share, *DECIDED_BY[share.name])
+    if plan is None:
+        return "undecided", {"share": share.name}
+    facts = {
+        "share": share.name,
+        "prompts": plan.prompts,
+        "so_far": share.num_prompts,
+        "factor": plan.pairs,
+        "pairs": math.ceil(plan.pairs * share.num_held_out),
+        "held_out": share.num_held_out,
+    }
+    if plan.pairs > 1:
+        return "pairs and prompts" if plan.prompts > share.num_prompts else "pairs", facts
+    # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
+    steps = math.ceil(plan.prompts * len({step.problem_id for step in evidence.steps}) / share.num_prompts)
+    return _more_groups("prompts", evidence, steps, **facts)
+
+
+def _forecast_open(evidence: Evidence) -> Reason:
+    """What leaves the last question open: no progress, too few directions, chance, or a wide interval."""
+    row = evidence.forecast.row("margin") if evidence.forecast is not None else None
+    steps = 4 * len({step.problem_id for step in evidence.steps})
+    if row is None or row.removed is None:
+        return _more_groups("no progress", evidence, steps)
+    if row.removed.value < MATERIAL_REMOVED:
+        return _more_directions(evidence)
+    share = evidence.share("pull")
+    held_out = share.num_held_out if share is not None else 0
+    facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": row.removed.percent()}
+    if row.permuted_p is None or row.permuted_p >= ALPHA:
+        return "permuted take as much", facts
+    if row.from_prompts is not None and row.from_prompts > 0.5:
+        return _more_groups("wide by prompts", evidence, steps, **facts)
+    return "wide by pairs", facts
+
+
+def _go(evidence: Evidence) -> Reason:
+    run, sd = evidence.records, evidence.plan.sd
+    sizes = ", ".join(f"{seeds} seeds {mde(sd, seeds, power=POWER):.2f}" for seeds in SEEDS)
+    name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
+    facts = {"sd": sd, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
+    if evidence.basis != "svd":
+        return "train elsewhere, other basis", facts
+    if evidence.pools and not any(pool.env for pool in evidence.pools):
+        return "train elsewhere", facts
+    return "train", {**facts, "run": shlex.quote(name)}
