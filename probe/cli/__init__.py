@@ -5,7 +5,8 @@ import os
 import click
 from click.shell_completion import shell_complete
 
-from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, run
+from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
+from probe.cli._heartbeat import heartbeat
 
 # {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
 VERBS = {
@@ -74,4 +75,7 @@ def main() -> int:
         return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
     # Threads that wait for work would keep their core busy, which on a shared machine is most of the CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return run(cli)
+    if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
+        return run(cli)
+    with heartbeat(lambda text: echo(text, err=True)):
+        return run(cli)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from probe.cli._heartbeat import heard
 from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
 from replay_pools.screen import is_invisible, visible, without_secrets
@@ -262,6 +263,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     Pools, servers and models wrote parts of it: what a terminal would obey is shown as an escape, and a password in an
     address as ***. Newlines and tabs stay; who prints lines of others folds them first.
     """
+    heard()
     click.echo(visible(without_secrets(text)), err=err)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table
+from probe.cli._heartbeat import heard
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
 from probe.settings.training import ModelConfig
@@ -103,6 +104,7 @@ def _bars() -> Iterator[Hearer]:
     ) as bars:
 
         def hear(what: str, done: int, total: int) -> None:
+            heard()
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
                 return
@@ -119,6 +121,7 @@ def _lines() -> Iterator[Hearer]:
     due: dict[str, float] = {}
 
     def hear(what: str, done: int, total: int) -> None:
+        heard()
         now = time.monotonic()
         start, first_done = starts.setdefault(what, (now, done))
         taken = now - start

@@ -22,6 +22,8 @@ from replay_pools.storage.files import append_jsonl, decode_jsonl
 TIMINGS_FILE = "timings.jsonl"
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
+running_phases: list[str] = []  # of this process, the innermost last
+
 
 @dataclass(slots=True)
 class Phase:
@@ -49,7 +51,11 @@ class Timings:
             phase.used_cache(misses=coordinates.cache_misses())
         """
         phase, start = Phase(), time.monotonic()
-        yield phase
+        running_phases.append(name)
+        try:
+            yield phase
+        finally:
+            running_phases.pop()
         self._phases[name] = {"seconds": round(time.monotonic() - start, 4), "cache": phase.cache}
 
     def write_start(self, directory: Path) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import click
@@ -11,6 +12,8 @@ import pytest
 
 from probe.cli import VERBS, cli
 from probe.cli._frame import LazyGroup, run
+from probe.cli._heartbeat import heartbeat
+from probe.records.timings import Timings, running_phases
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 
@@ -182,3 +185,24 @@ def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_
     report = json.loads(call(capsys, fake_pool, "verify", "fake", "--json", code=1))
     assert len(report["faults"]) == 1
     assert "step_001.jsonl.gz" in report["faults"][0]
+
+
+def test_a_command_that_is_silent_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And in which phase, twice; nothing where the last line is new."""
+    monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 0.01)
+    lines: list[str] = []
+    said = threading.Event()
+
+    def say(text: str) -> None:
+        lines.append(text.partition(",")[0])
+        if len(lines) == 2:
+            said.set()
+
+    with heartbeat(say), Timings().phase("svd"):
+        assert said.wait(60)
+    assert lines[:2] == ["still at work (svd)"] * 2
+    assert not running_phases
+    monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 3600.0)
+    with heartbeat(lines.append):
+        lines.clear()
+    assert not lines
