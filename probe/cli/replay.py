@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from extraction.words import BASES
-from probe.analysis.statistics.intervals import prompt_means
 from probe.cli._frame import (
     dry_run_option,
     echo,
@@ -128,6 +127,8 @@ def _default_name(config: ReplayConfig) -> str:
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Means over prompts, a condition and arm a row; then the times and what the precision of the run is worth."""
+    from probe.analysis.statistics.intervals import prompt_means  # brings numpy and scipy
+
     run = read_run(directory)
     columns = ("cos_in", "cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired")
     rows: list[dict[str, Any]] = []
