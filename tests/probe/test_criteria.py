@@ -243,7 +243,7 @@ def test_conditions_and_runs_are_merged_into_one_table():
 def catalogued(replay: Callable[..., Path], quick: list[str]) -> Run:
     """Without a penalty, with one beside a ratio and a clip, and with one alone."""
     more = "kl:beta=0.1,reference=recorded,old_logprobs=recorded,epsilon=0.2,advantage_clip=0.1"
-    names = ("default", more, "penalised:beta=1,reference=recorded")
+    names = ("default", more, "penalised:beta=1,reference=recorded,min_group_std=1.4")
     conditions = [word for name in names for word in ("--condition", name)]
     return read_run(replay("catalogued", *quick[:2], "--arm", "vanilla", "--steps", "12", *conditions))
 
