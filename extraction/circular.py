@@ -30,7 +30,7 @@ def circular_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[i
         for run in of_side:
             holders[run].append(number)
     tasks = [_task(pair.messages) for pair in pairs]
-    found: dict[int, list[Rollout]] = {}
+    copies: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
         words = _words(rollout.completion)
         in_rollout = _runs(words)
@@ -41,9 +41,9 @@ def circular_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[i
                 continue
             task = _task(rollout.messages)
             if task in tasks[i] or tasks[i] in task or (side == words and len(words) >= LONG):
-                rows = found.setdefault(i, [])
+                rows = copies.setdefault(i, [])
                 rows += [rollout] if not rows or rows[-1] is not rollout else []
-    return dict(sorted(found.items()))
+    return dict(sorted(copies.items()))
 
 
 def _task(messages: Sequence[dict[str, str]]) -> str:

@@ -47,14 +47,14 @@ def read_back(log: Log, *, is_guessed: bool) -> None:
     if sum(len(batch.rewards) for batch in batches) < LEAST_GROUPS:
         return
     given = np.array([weight for _, weight in terms])
-    found = _fit(batches, given)
-    if found is None:
+    fitted = _fit(batches, given)
+    if fitted is None:
         log.notes.append(
             f"{CAUTION}logged advantages do not follow from these rewards, with any weights, divided by nothing or by "
             "a standard deviation: the trainer paid or scaled otherwise (--map reward=COLUMN*WEIGHT+...)"
         )
         return
-    log.scale_rewards, weights = found
+    log.scale_rewards, weights = fitted
     weights = np.where(np.abs(weights) < NOTHING * np.abs(weights).max(), 0.0, weights)
     text = "+".join(f"{name}*{weight:.3g}" for (name, _), weight in zip(terms, weights, strict=True) if weight)
     if not _parallel(weights, given):
