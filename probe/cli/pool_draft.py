@@ -99,6 +99,9 @@ def _replay(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool.name if pool.name in pool_names(out) else str(pool.path)
     command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ARMS]
+    # Pairs of a policy's own answers are of its weights.
+    if (adapter := (pool.manifest.get("policy") or {}).get("adapter")) is not None:
+        command += ["--set", f"model.adapter={adapter}"]
     return [*command, "--pairs", str(path), "--name", name]
 
 

@@ -208,6 +208,36 @@ def test_every_next_step_of_imported_pools_runs(
         assert run(cli, words) in ((0, 1) if words[0] == "doctor" else (0,)), (line, capsys.readouterr().err)
 
 
+def test_other_pairs_are_drafted_where_a_pool_answers_both_ways(
+    logs: Path, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One log of hacks and of clean answers to 40 prompts: more pairs are those of half of them, and the rest is left."""
+    monkeypatch.chdir(logs)
+    groups = [each for both in zip(*(open_pool(BUILTIN / n).steps for n in ("teacher", "base-hinted"))) for each in both]
+    with Path("both.jsonl").open("w") as file:
+        for again in ("", " Again."):
+            for each in (rollout for group in groups for rollout in group):
+                system, user = each.messages
+                prompt = [system, user | {"content": user["content"] + again}]
+                kept = {key: getattr(each, key) for key in ("completion", "reward", "hacked", "gt_pass")}
+                file.write(json.dumps({"prompt": prompt, "problem_id": each.problem_id + again, **kept}) + "\n")
+    assert run(cli, ["pool", "import", "both.jsonl", "--name", "my-both", "--model", small]) == 0
+    few = World(num_pairs=6, num_held_out=2, num_steps=40, pools=(str(logs / "out" / "pools" / "my-both"),))
+    make_run(Path("out") / "runs" / "both", few)
+    capsys.readouterr()
+    assert run(cli, ["analyze", "both", "--draws", "99"]) == 0
+    text = capsys.readouterr().out
+    assert "VERDICT: UNDERPOWERED\n" in text
+    drafting, replaying = [line.strip() for line in text.splitlines() if line.startswith("  probe ")]
+    assert run(cli, shlex.split(drafting)[1:]) == 0
+    assert run(cli, [*shlex.split(replaying)[1:], "--steps", "2", "--arm", "vanilla"]) == 0
+    circular = read_run(Path("out") / "runs" / "drafted").config["circular"]
+    assert (circular["pairs"], circular["of_problems"]) == (circular["of_pairs"], 40)
+    # What was drafted is not drafted again: then a file of pairs is asked for.
+    assert run(cli, ["analyze", "drafted", "--draws", "99"]) == 0
+    assert "probe pool draft" not in capsys.readouterr().out
+
+
 def test_the_next_step_counts_what_the_log_holds(
     logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,10 @@ MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
 LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
 ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
 HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
+DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
 K = "intervention.extraction.k"
 AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
+PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halfway}\n{sample_halfway}\n{replay_halfway}"
 _HALFWAY = (
@@ -68,7 +70,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     "held-out sign": (
         f"{_MENDED}other pairs: v_hack of these has the wrong sign on hacks that it has not seen",
-        EXTRACT,
+        PAIRS,
     ),
     "template tails": (
         f"{_MENDED}prompts that end alike: one version of the model's chat template for all pools",
@@ -80,7 +82,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "not hack-ward": (
         "these directions reach held-out hacks (they read {ceiling:+.3f}) and not these updates: extract from pairs of "
         "this policy",
-        EXTRACT,
+        PAIRS,
     ),
     "away, unpaid": (
         "these rewards do not teach the hack: hacks earn {hacks:.2g}, others {others:.2g}. There is nothing for a "
@@ -98,10 +100,10 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         f"{_AIM}: {{k}} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)",
         "{repeat} --k {k} --name again",
     ),
-    "more directions, of a file": (f"{_AIM}: more of them (--k), or of pairs like the held-out ones", EXTRACT),
+    "more directions, of a file": (f"{_AIM}: more of them (--k), or of pairs like the held-out ones", PAIRS),
     "more directions, all taken": (
         f"{_AIM}: of pairs like the held-out ones, since these give no more than {{k}} a module",
-        EXTRACT,
+        PAIRS,
     ),
     # GENERIC
     "off v_hack": (
@@ -154,11 +156,11 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "loss": ("a replay with advantages and gradients alone", "{repeat}{plain_objective} --name again"),
     "held out": ('a dozen pairs marked "held_out": true in FILE.jsonl', EXTRACT),
     "few prompts": ("{steps} prompts at least: the width of an interval falls with their square root{limit}", SAMPLE),
-    "no reach": ("better pairs: v_hack does not reach its {held_out} held-out ones ({share})", EXTRACT),
+    "no reach": ("better pairs: v_hack does not reach its {held_out} held-out ones ({share})", PAIRS),
     "pairs to reach": (
         "about {pairs} held-out pairs, and as many times more to extract from, would show what held-out hacks read "
         "({share}, {held_out} so far)",
-        EXTRACT,
+        PAIRS,
     ),
     # UNDERPOWERED: a question is open, or a part of its answer is not measured
     "hacks": (_HALFWAY, HALVES),
@@ -191,7 +193,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     "undecided": (
         f"no number of prompts up to {MANY} decides {{share}}, and not 8 times as many pairs: other pairs",
-        EXTRACT,
+        PAIRS,
     ),
     "prompts": (
         f"about {{prompts}} prompts decide {{share}} with {POWER:.0%} power, {{so_far}} so far{{limit}}",
@@ -200,17 +202,17 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "pairs": (
         f"{{factor}} times as many pairs ({{pairs}} held out, {{held_out}} so far) decide {{share}} with {POWER:.0%} "
         "power; prompts alone do not",
-        EXTRACT,
+        PAIRS,
     ),
     "pairs and prompts": (
         "{factor} times as many pairs ({pairs} held out, {held_out} so far); with those, about {prompts} prompts "
         f"decide {{share}} with {POWER:.0%} power, {{so_far}} so far",
-        EXTRACT,
+        PAIRS,
     ),
     "no progress": ("4 times as many prompts ({steps}) halve the error of that progress{limit}", SAMPLE),
     "permuted take as much": (
         "4 times as many pairs ({pairs} held out, {held_out} so far) halve what permuted ones take by chance",
-        EXTRACT,
+        PAIRS,
     ),
     "wide by prompts": (
         "4 times as many prompts ({steps}) narrow the interval of what the gate removes, {removed}, which holds 0"
@@ -220,7 +222,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "wide by pairs": (
         "4 times as many pairs ({pairs} held out, {held_out} so far) narrow the interval of what the gate removes, "
         "{removed}, which holds 0",
-        EXTRACT,
+        PAIRS,
     ),
     # GO, TRAINED
     "train": (f"train with controls and rivals; {_EFFECT}", "probe spec plan {run}"),

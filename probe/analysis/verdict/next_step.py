@@ -6,7 +6,7 @@ A command that repeats a run takes its config.json and changes some settings. Th
 
 import math
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,6 +18,8 @@ from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
 from probe.analysis.verdict.advice import (
     ADVICE,
+    DRAFT,
+    DRAFTED,
     HALFWAY,
     LEAST_PROMPTS,
     MORE_ROLLOUTS,
@@ -65,7 +67,11 @@ def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts:
             reason, facts = _go(evidence)
         case _:
             reason, facts = "compare", {}
-    usual = {"repeat": repeat(evidence.records), "extract": extract(evidence.records, evidence.basis)}
+    usual = {
+        "repeat": repeat(evidence.records),
+        "extract": extract(evidence.records, evidence.basis),
+        "other_pairs": other_pairs(evidence),
+    }
     return advise(reason, usual | facts, out_of(evidence.records.path))
 
 
@@ -84,6 +90,24 @@ def extract(run: Run, basis: Basis) -> str:
     if settings.get("intervention.v_hack") is not None:
         words.append("--set intervention.v_hack=none")
     return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
+
+
+def other_pairs(evidence: Evidence) -> str:
+    """Commands that take other pairs: of a pool of the run that answers DRAFTED prompts both ways, else of a file."""
+    run, extraction = evidence.records, (evidence.records.settings.get("intervention") or {}).get("extraction") or {}
+    sides: dict[tuple[str, str, bool], set[bool]] = defaultdict(set)
+    for sample in evidence.sure:
+        if sample.hacked or sample.gt_pass is not False:
+            sides[sample.src_pool, sample.problem_id, sample.hint].add(bool(sample.hacked))
+    both = Counter(pool for (pool, *_), answered in sides.items() if len(answered) == 2)
+    pool = next((pool for pool in evidence.pools if pool.path is not None and both[pool.name] >= DRAFTED), None)
+    if pool is None or run.config.get("circular") or extraction.get("leave_out"):
+        return f"{extract(run, evidence.basis)} --pairs FILE.jsonl --name OTHER"
+    changes = [f"intervention.extraction.pairs={out_of(run.path) / 'pairs' / DRAFT}.jsonl"]
+    if flat(run.settings).get("intervention.v_hack") is not None:
+        changes.append("intervention.v_hack=none")
+    settings = " ".join(f"--set {shlex.quote(change)}" for change in changes)
+    return f"probe pool draft {shlex.quote(pool.reference)} --name {DRAFT}\n{repeat(run)} {settings} --name {DRAFT}"
 
 
 def direction(run: Run, basis: Basis) -> str:
