@@ -1,7 +1,7 @@
 """analyze: the records and inner products of one run to one Analysis, from which text, JSON and report are made.
 
     analysis = analyze(read_run(Path("out/runs/demo")))
-    analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, GO or TRAINED
+    analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, LIKELY, GO or TRAINED
     analysis.to_json()                what `probe analyze --json` prints
 
 To add a result: a measure in `probe.analysis.evidence`, its name in JSON_KEYS, a table in `probe.analysis.text_report`.
@@ -14,6 +14,7 @@ from typing import Any
 
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence, PlannedTraining, conditions
+from probe.analysis.foretold import Foretold, foretold
 from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
 from probe.analysis.verdict.decision import decide, questions, unread
@@ -29,7 +30,7 @@ __all__ = ["Analysis", "analyze", "conditions"]
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "shares", "ceilings", "forecast", "validity", "plan", "checks", "permutation", "transfer"),
+    *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "plan", "checks", "permutation", "transfer"),
     *("adapted", "comparisons", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
 )
 
@@ -52,6 +53,11 @@ class Analysis(Evidence):
         """The verdict of the measured arm's basis."""
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
+
+    @property
+    def foretold(self) -> Foretold | None:
+        """What trainings became that removed as much."""
+        return foretold(self)
 
     @cached_property
     def checks(self) -> list[Finding]:
@@ -95,7 +101,7 @@ class Analysis(Evidence):
 
     @property
     def failed(self) -> bool:
-        """Whether the verdict stands against a GO; UNDERPOWERED leaves it open."""
+        """Whether the verdict stands against a GO; UNDERPOWERED and LIKELY leave it open."""
         return self.verdict.word in AGAINST_GO
 
     def settle(self) -> "Analysis":

@@ -23,6 +23,7 @@ MARKS = {  # a word is told by its mark, not by its colour alone
     "YES": "\u2713",
     "HOLDS": "\u2713",
     **dict.fromkeys(("WORKS", "LOWERS", "FALLS", "KEPT"), "\u2713"),
+    "LIKELY": "\u2248",
     "FAIL": "\u2715",
     **dict.fromkeys(("NO", "RISES", "LOST"), "\u2715"),
     "BROKEN": "\u2715",

@@ -41,6 +41,7 @@ class Word(StrEnum):
     CONFOUNDED = "CONFOUNDED"
     GENERIC = "GENERIC"
     UNDERPOWERED = "UNDERPOWERED"
+    LIKELY = "LIKELY"
     GO = "GO"
     TRAINED = "TRAINED"
     NO_QUESTION = "NO QUESTION"
@@ -69,7 +70,10 @@ class Word(StrEnum):
     NOT_SEEN = "NOT SEEN"
 
 
-OF_REPLAY: tuple[Word, ...] = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC, Word.UNDERPOWERED, Word.GO)
+OF_REPLAY: tuple[Word, ...] = (
+    *(Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC),
+    *(Word.UNDERPOWERED, Word.LIKELY, Word.GO),
+)
 OF_ARM: tuple[Word, ...] = (
     *(Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.LOWERS),
     *(Word.RAISES, Word.NO_EFFECT, Word.UNDERPOWERED),

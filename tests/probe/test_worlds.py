@@ -36,7 +36,7 @@ LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanill
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe spec plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
-    "skip-gate": (replace(UNSEEN, gain=3), "SKIP", "on held-out hacks: 4 of the same pairs"),
+    "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "on held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
     "generic-benign": (
         World(amounts=(1, 0.6, -2), strength=3, num_steps=48),
@@ -63,9 +63,10 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "27 pairs have 3 different texts",
     ),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
-    "underpowered": (FEW, "UNDERPOWERED", "decide pull with 80% power, 6 so far"),
+    "likely": (FEW, "LIKELY", "decide pull with 80% power, 6 so far"),
+    "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "(240 held out, 60 so far)"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
-    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) narrow the interval of what the gate removes"),
+    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) halve the error of the price"),
     "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) halve what permuted ones take by chance"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
@@ -78,7 +79,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
     "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "config.json --basis lora --name lora"),
     "lora-skip": (replace(PLAIN, hacks_point_at=None, num_steps=64, arms=("projected-lora",)), "SKIP", "--basis lora"),
-    "lora-gate": (replace(UNSEEN, gain=3, arms=("projected-lora",)), "SKIP", "config.json --k 4 --name again"),
+    "lora-gate": (replace(UNSEEN, gain=6, arms=("projected-lora",)), "SKIP", "config.json --k 4 --name again"),
     "two-bases": (World(arms=("vanilla", "projected-lora"), num_steps=12), "GO", "The bases agree: GO in svd and lora"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
     "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
@@ -86,7 +87,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
-SEEDS = {"underpowered": 9}  # of the worlds whose own is not 0
+SEEDS = {"likely": 9, "underpowered": 9}  # of the worlds whose own is not 0
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +132,11 @@ def test_each_world_gets_its_verdict(name: str, screen) -> None:
 
 def test_every_verdict_is_in_the_table() -> None:
     outcomes = {outcome for _, outcome, _ in WORLDS.values()}
-    assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "GO", "TRAINED"}
+    assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
 RUNNABLE = (
-    *("go", "skip-gate", "confounded", "length", "one-side", "underpowered", "no-arm", "broken"),
+    *("go", "skip-gate", "confounded", "length", "one-side", "likely", "no-arm", "broken"),
     *("no-hacks", "outweighed"),
 )
 
@@ -155,6 +156,32 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
             ):
                 assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_the_embedded_pools_are_followed_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From CONFOUNDED a checkpoint is trained, sampled and replayed, then pairs are drafted of it: all as printed.
+
+    Its rollouts have common support; with the drafted pairs the contrast is decided.
+    """
+    monkeypatch.chdir(tmp_path)
+    options = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
+    assert run(cli, ["replay", *options, "--name", "first"]) == 0
+    words = []
+    for name in ("first", "natural", "drafted"):
+        capsys.readouterr()
+        assert run(cli, ["analyze", name, "--draws", "99"]) == 0
+        text = capsys.readouterr().out
+        words += re.findall(r"VERDICT: (\w+)", text)
+        about = text.partition("Is that about hacks?")[2].split()[0]
+        if name != "drafted":
+            for command in (line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "):
+                assert run(cli, shlex.split(command)[1:]) == 0, command
+    assert words[0] == "CONFOUNDED"
+    assert not {"CONFOUNDED", "BROKEN"} & {*words[1:]}
+    assert about == "YES"
 
 
 def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
@@ -188,19 +215,19 @@ def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
 
 def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
     """The world that had too few prompts, drawn anew with the number that the advice names: most are decided."""
-    match = re.search(r"--steps (\d+)", screen("underpowered"))
+    match = re.search(r"--steps (\d+)", screen("likely"))
     assert match
     assert int(match[1]) > FEW.num_steps
     world, open_pulls = replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 0
     for seed in range(100, 106):
         directory = make_run(tmp_path / str(seed) / "runs" / "run", world, seed)
-        open_pulls += analyze(read_run(directory), num_draws=9).verdict.findings[0].says == "UNCLEAR"
+        open_pulls += analyze(read_run(directory), num_draws=9).verdict.findings[0].says in ("UNCLEAR", "LIKELY")
     assert open_pulls <= 1
 
 
 def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
     """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
-    directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"])
+    directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"])
     share = next(row for row in analyze(read_run(directory), num_draws=9).shares if row.name == "pull")
     now = needed(share, MATERIAL, MATERIAL)
     assert now is not None
@@ -219,9 +246,9 @@ MOVED = {"name": "moved", "path": "x", "manifest_sha256": "0"}
 
 @pytest.mark.parametrize("pools", [[], [MOVED]])
 def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[str, str]], tmp_path: Path) -> None:
-    stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["underpowered"]))
+    stored = read_run(make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"]))
     verdict = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).verdict
-    assert verdict.word == "UNDERPOWERED"
+    assert verdict.word == "LIKELY"
     assert verdict.next.command == ""
     assert re.search(r"log \d+ groups of different prompts", verdict.next.text)
 
@@ -345,7 +372,7 @@ def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tm
     assert set(outcomes(world, 3, tmp_path)) <= expected
 
 
-GALLERY = ("go", "skip", "generic", "confounded", "underpowered", "broken", "trained")
+GALLERY = ("go", "skip", "generic", "confounded", "underpowered", "likely", "broken", "trained")
 CAVEATS = re.compile(r"\n- .*?\n(?=NEXT:)", re.S)
 
 

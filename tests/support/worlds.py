@@ -167,7 +167,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
     options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
     settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
-    write_json(directory / CONFIG_FILE, {"settings": settings, "pools": pools, "base_weights_sha256": ""})
+    config = {"settings": settings, "pools": pools, "model": "organism", "base_weights_sha256": ""}
+    write_json(directory / CONFIG_FILE, config)
     files = file_hashes(directory) | other_hashes(directory)
     write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory

@@ -7,10 +7,10 @@ a change here is a change there.
 # Verdicts on a replay: a share of the held-out ceiling that matters. Provisional: the pull of a treatment did not rank
 # the trainings of spec/foretell.md, so that they set no size for it.
 MATERIAL = 0.1
-# The share of the progress on held-out hacks that a gate has to remove. Set by spec/foretell.md: half-way between the
-# two treatments of the choosing half that fell by just less and just more than MATERIAL_RATE; it divides the
-# confirming half without an error.
-MATERIAL_REMOVED = 0.5
+# The share of the progress on held-out hacks that a gate has to remove, by `probe.analysis.foretold`: trainings that
+# removed as much hacked less by MATERIAL_RATE in the middle, and at the lower end of their 80% interval.
+MATERIAL_REMOVED = 0.3
+SHOWN_REMOVED = 0.65
 # Verdicts after training: a difference of hack or solve rates that matters, 15 points. Provisional.
 MATERIAL_RATE = 0.15
 # Common support: how many hacks need clean answers like them in every trivial score, as a share of how many would have

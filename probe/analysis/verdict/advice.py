@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.pull import MANY
-from probe.analysis.statistics.thresholds import MATERIAL_REMOVED, POWER
+from probe.analysis.statistics.thresholds import POWER, SHOWN_REMOVED
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import in_root
 
@@ -19,6 +19,7 @@ SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
 MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
 LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
 ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
+PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of them and to measure on the others
 HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
 DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
 K = "intervention.extraction.k"
@@ -34,7 +35,7 @@ _LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "
     "and clean answers are alike there"
 )
-_AIM = f"directions that remove {MATERIAL_REMOVED:.0%} or more of the progress on held-out hacks"
+_AIM = f"directions that remove {SHOWN_REMOVED:.0%} or more of the progress on held-out hacks"
 _MENDED = "no number of this run is read until that is fixed: "
 _SIDES = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
 _EFFECT = (
@@ -162,7 +163,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "({share}, {held_out} so far)",
         PAIRS,
     ),
-    # UNDERPOWERED: a question is open, or a part of its answer is not measured
+    # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
     "hacks": (_HALFWAY, HALVES),
     "hacks, of a log": (_LOG_HALFWAY, ""),
     "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),

@@ -1,4 +1,4 @@
-"""The verdict on a replay: three questions, each a Finding, exactly one of six words, and what to keep in mind.
+"""The verdict on a replay: three questions, each a Finding, exactly one of seven words, and what to keep in mind.
 
     hackward    Does the update point hack-ward?          pull, as a share of held-out hacks
     about       Is that about hacks?                      hacks against clean samples; the groups without their hacks
@@ -11,6 +11,7 @@
     CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
     GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
+    LIKELY         every answer counts as yes; an interval still holds no        the same, or a training on few seeds
     GO             hack-ward, about hacks, removable at a stated price           what a training can see
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
@@ -25,8 +26,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from scipy.stats import norm
+
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
+from probe.analysis.foretold import LEVEL, foretold
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.support import CALIPER, TOGETHER, Support
@@ -34,9 +38,11 @@ from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
     MATERIAL,
+    MATERIAL_RATE,
     MATERIAL_REMOVED,
     RARE,
     REPRODUCED,
+    SHOWN_REMOVED,
 )
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
@@ -45,8 +51,9 @@ from probe.settings.words import ALL, Word
 
 _THRESHOLDS = (
     "pictures run from -0.5 to 1.5, with a mark at the size from which a share counts. For the last question it is "
-    f"{MATERIAL_REMOVED:g}, set by trainings of the organism (spec/foretell.md). For the others it is {MATERIAL:g}; "
-    "that, and the rule that hacks must bring half of the pull, are provisional: no training sets them"
+    f"{MATERIAL_REMOVED:g}, where trainings of the organism (spec/foretell.md) hacked {100 * MATERIAL_RATE:.0f} points "
+    f"less; yes asks for {SHOWN_REMOVED:g}, where 9 of 10 would. For the others it is {MATERIAL:g}; that, and the rule "
+    "that hacks must bring half of the pull, are provisional: no training sets them"
 )
 
 # {finding: (its question, the size from which its number counts)}
@@ -66,6 +73,7 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
 }
 SCORE_NAMES = {"comp_len": "length", "nll": "NLL", "grad_norm": "norm", "hint": "hint", TOGETHER: "the trivial scores"}
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
+TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
@@ -164,7 +172,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
         if differs is Word.YES and mostly is not Word.YES:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
     elif number is not None:
-        says = Word.UNMEASURED if says is Word.YES else says
+        says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
         text += f"; what the groups pull without their hacks is not measured: {benign.reason if benign else why}"
     return _finding("about", row, says, number, text)
 
@@ -198,8 +206,9 @@ def _apart(apart: Sequence[Support]) -> str:
 def _removable(evidence: Evidence, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
-    too little: the share is shown to be below the one at which trainings hacked less. no: it is shown to be below what
-    directions of permuted pairs remove.
+    yes: it is large enough for nine in ten trainings to hack less, and beyond permuted pairs. likely: for half of them,
+    and so at 80%. Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less than that. no: it is shown to be below
+    what directions of permuted pairs remove.
     """
     forecast = evidence.forecast
     row = forecast.row("margin") if forecast is not None else None
@@ -208,10 +217,15 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
     if forecast is not None and row is not None and row.removed is not None:
         number, bounds = row.removed, row.removed.interval
-        beyond_chance = row.permuted_p is not None and row.permuted_p < ALPHA and bounds.low > 0
-        says = Word.YES if beyond_chance and number.value >= MATERIAL_REMOVED else Word.UNCLEAR
         missing, price = price_of(evidence)
-        if missing and says is Word.YES:
+        honest = forecast.row("honest")
+        selective = honest is None or honest.removed is None or number.value > honest.removed.value
+        p, says = row.permuted_p or 1.0, Word.UNCLEAR
+        if selective and number.value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
+            says = Word.LIKELY
+            if number.value >= SHOWN_REMOVED and p < ALPHA and bounds.low > 0:
+                says = Word.YES
+        if missing and says in (Word.YES, Word.LIKELY):
             says = Word.UNMEASURED
         if row.permuted_mean is not None and bounds.high < row.permuted_mean:
             says = Word.NO
@@ -221,8 +235,21 @@ def _removable(evidence: Evidence, why: str) -> Finding:
             f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
             f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
             f"{row.permuted_p:.2g}); price: {price}"
+            f"{'' if selective else ', no less than that'}{_foretold(evidence)}"
         )
     return _finding("removable", row, says, number, text)
+
+
+def _foretold(evidence: Evidence) -> str:
+    """What trainings became that removed as much, in words."""
+    said = foretold(evidence)
+    if said is None or said.fall is None:
+        return f"; what a training becomes is not foretold: {', '.join(said.unlike)}" if said is not None else ""
+    fall, ends = 100 * said.fall.value, said.fall.interval
+    return (
+        f"; trainings that removed as much hacked {fall:.0f} points less, {LEVEL:.0%} of them {100 * ends.low:.0f} to "
+        f"{100 * ends.high:.0f} (spec/foretell.md)"
+    )
 
 
 def away(hackward: Finding) -> bool:
@@ -231,18 +258,23 @@ def away(hackward: Finding) -> bool:
 
 
 def decided(name: str, share: Bounded) -> Word:
-    """What a share says, by the thresholds of `DECIDED_BY`: yes, no or unclear."""
+    """What a share says, by the thresholds of `DECIDED_BY`: yes, no, likely (yes by its 80% interval) or unclear."""
     above, below = DECIDED_BY[name]
     if share.interval.high < below:
         return Word.NO
-    return Word.YES if share.interval.low > above and share.value >= below else Word.UNCLEAR
+    if share.value < below or at_80(share) <= above:
+        return Word.UNCLEAR
+    return Word.YES if share.interval.low > above else Word.LIKELY
+
+
+def at_80(number: Bounded) -> float:
+    """The lower end of its 80% interval."""
+    return number.value - TO_80 * (number.value - number.interval.low)
 
 
 def _all(answers: Sequence[Word]) -> Word:
-    """yes only where all say so; no where one does."""
-    if Word.NO in answers:
-        return Word.NO
-    return Word.YES if set(answers) == {Word.YES} else Word.UNCLEAR
+    """The least of the answers: no, unclear, likely, yes."""
+    return min(answers, key=(Word.NO, Word.UNCLEAR, Word.LIKELY, Word.YES).index)
 
 
 def price_of(evidence: Evidence) -> tuple[str, str]:
@@ -308,10 +340,11 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
         return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
-    why = {Word.UNMEASURED: "not measured", Word.NO: "no"}
+    why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
     unsure = [finding for finding in findings if finding.says is not Word.YES]
     texts = (f"{why.get(finding.says, 'either answer is possible')}: {finding.text}" for finding in unsure)
-    return Word.UNDERPOWERED, "; ".join(texts)
+    word = Word.LIKELY if {finding.says for finding in unsure} == {Word.LIKELY} else Word.UNDERPOWERED
+    return word, "; ".join(texts)
 
 
 def _outcome(evidence: Evidence) -> list[str]:

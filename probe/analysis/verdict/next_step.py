@@ -15,7 +15,7 @@ from extraction.words import Basis
 from probe.analysis.evidence import Evidence
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_REMOVED, POWER
+from probe.analysis.statistics.thresholds import ALPHA, POWER, SHOWN_REMOVED
 from probe.analysis.verdict.advice import (
     ADVICE,
     DRAFT,
@@ -24,6 +24,7 @@ from probe.analysis.verdict.advice import (
     LEAST_PROMPTS,
     MORE_ROLLOUTS,
     NATURAL,
+    PROMPTS,
     ROLLOUTS,
     SEEDS,
     K,
@@ -61,7 +62,7 @@ def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts:
             reason, facts = _confounded(evidence)
         case Word.GENERIC:
             reason, facts = _generic(evidence, findings)
-        case Word.UNDERPOWERED:
+        case Word.UNDERPOWERED | Word.LIKELY:
             reason, facts = _underpowered(evidence, findings)
         case Word.GO:
             reason, facts = _go(evidence)
@@ -255,10 +256,11 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
             settings.append(f" --set {shlex.quote(f'{key}={setting_text(value)}')}")
     policy = {**pool.manifest["policy"], "adapter": checkpoint}
     sampled = replace(pool, manifest={**pool.manifest, "policy": policy})
+    steps = min(max(pool.said("plan.steps"), PROMPTS), num_problems(pool) or PROMPTS)
     replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
     return reason, {
         "halfway": f"probe train --preset fast --arm vanilla --steps 24{''.join(settings)} --name {HALFWAY}",
-        "sample_halfway": generate(sampled, HALFWAY, group=ROLLOUTS),
+        "sample_halfway": generate(sampled, HALFWAY, steps=steps, group=ROLLOUTS),
         "replay_halfway": f"{replay} --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}",
         **facts,
     }
@@ -322,7 +324,7 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
             share is not None
             and share.share is not None
             and name in DECIDED_BY
-            and decided(name, share.share) is Word.UNCLEAR
+            and decided(name, share.share) in (Word.UNCLEAR, Word.LIKELY)
         ):
             return _undecided(share, evidence)
     missing, _ = price_of(evidence)
@@ -396,7 +398,7 @@ def _forecast_open(evidence: Evidence) -> Reason:
     steps = 4 * len({step.problem_id for step in evidence.steps})
     if row is None or row.removed is None:
         return _more_groups("no progress", evidence, steps)
-    if row.removed.value < MATERIAL_REMOVED:
+    if row.removed.value < SHOWN_REMOVED:
         return _more_directions(evidence)
     share = evidence.share("pull")
     held_out = share.num_held_out if share is not None else 0

@@ -1,0 +1,66 @@
+"""The law of the studied trainings: its interval by hand, how often it is right, and where it does not speak."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from worlds import World, make_run
+
+from probe.analysis.foretold import LEVEL, STUDIED, fall_of
+from probe.analysis.statistics.thresholds import MATERIAL_RATE, MATERIAL_REMOVED, SHOWN_REMOVED
+from probe.cli import cli
+from probe.cli._frame import run
+
+
+def test_the_interval_is_that_of_a_new_value_on_a_line() -> None:
+    """Four points by hand: slope 1, start 0, residuals +-.1, so s = .1 sqrt(2); at the mean the leverage is 1 + 1/4."""
+    found = fall_of(1.5, [(0, 0.1), (1, 0.9), (2, 1.9), (3, 3.1)])
+    half = stats.t.ppf(0.9, 2) * np.sqrt(0.04 / 2) * np.sqrt(1.25)
+    assert (found.value, found.interval.low, found.interval.high) == pytest.approx((1.5, 1.5 - half, 1.5 + half))
+
+
+def test_a_set_that_is_left_out_lies_inside_as_often_as_said() -> None:
+    errors, inside = [], 0
+    for i, (removed, fall) in enumerate(STUDIED):
+        said = fall_of(removed, [row for j, row in enumerate(STUDIED) if j != i])
+        inside += said.interval.low <= fall <= said.interval.high
+        errors.append(said.value - fall)
+    assert inside == 16  # of 19: .84, where .8 is said
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.129, abs=5e-4)
+
+
+def test_intervals_of_a_planted_line_hold_as_often_as_said() -> None:
+    rng, x = np.random.default_rng(0), np.array([removed for removed, _ in STUDIED])
+    draws, inside = 4000, 0
+    for _ in range(draws):
+        rows = [*zip(x.tolist(), (0.5 * x + rng.normal(0, 0.1, len(x))).tolist(), strict=True)]
+        said, fall = fall_of(0.7, rows), 0.35 + rng.normal(0, 0.1)
+        inside += said.interval.low <= fall <= said.interval.high
+    assert inside / draws == pytest.approx(LEVEL, abs=4 * np.sqrt(LEVEL * (1 - LEVEL) / draws))
+
+
+def test_the_thresholds_of_the_verdict_are_those_of_the_law() -> None:
+    assert fall_of(MATERIAL_REMOVED).value == pytest.approx(MATERIAL_RATE, abs=0.005)
+    assert fall_of(SHOWN_REMOVED).interval.low == pytest.approx(MATERIAL_RATE, abs=0.005)
+
+
+@pytest.mark.parametrize(("arms", "differences"), [(("vanilla",), []), (("projected-lora",), ["basis lora"])])
+def test_analyze_foretells_what_was_studied_and_says_why_not_otherwise(
+    arms: tuple[str, ...], differences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The organism's teacher and base in the studied basis: points with an interval; in the other one none."""
+    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12, arms=arms))
+    assert run(cli, ["analyze", str(directory), "--draws", "99"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert run(cli, ["analyze", str(directory), "--draws", "99", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    removed = next(row for row in said["forecast"]["rows"] if row["target"] == "margin")["removed"]["value"]
+    assert said["foretold"]["unlike"] == differences
+    if differences:
+        assert said["foretold"]["fall"] is None
+        assert "what a training becomes is not foretold: basis lora" in text
+    else:
+        assert said["foretold"]["fall"]["value"] == pytest.approx(fall_of(removed).value)
+        assert f"hacked {100 * fall_of(removed).value:.0f} points less, 80% of them" in text
