@@ -2,9 +2,8 @@
 
 Of many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
 
-    first       the primary of a spec, which is named before the data: its effect at ALPHA
-    then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then; the
-                rest of AFTER is for the primary's price
+    first       the primary of a spec, which is named before the data: its effect at ALPHA, its price at 1 - AFTER of it
+    then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then
     no primary  all arms share ALPHA
 
 How often that holds, and what it decides: tests/bench/many_arms.py, spec/METHOD.md section 7.
