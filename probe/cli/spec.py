@@ -104,9 +104,10 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
 
 def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
     echo(f"{spec.name}: {spec.experiment.question}")
+    more = [f"; {len(entry.seeds)} seeds of {entry.name}" for entry in spec.conditions if entry.seeds]
     echo(
         f"{spec_plan.runs} runs: {len(spec.conditions)} conditions, arms {', '.join(spec.arms)}, "
-        f"seeds {', '.join(map(str, spec.seeds))}; sha256 {spec_plan.sha256[:12]}"
+        f"seeds {', '.join(map(str, spec.seeds))}{''.join(more)}; sha256 {spec_plan.sha256[:12]}"
     )
     for title, effects in (("this spec", spec_plan.effects), ("what a GO buys", spec_plan.go_effects)):
         if effects:

@@ -83,7 +83,8 @@ def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
         config = _configured(verb, tables, where if condition.settings else f"{spec.path} settings")
         if not config.trains:
             config = replace(config, intervention=replace(config.intervention, arms=arms))
-        resolved[condition.name] = ResolvedCondition(name=condition.name, arms=arms, config=config)
+        seeds = spec.seeds_of(condition)
+        resolved[condition.name] = ResolvedCondition(name=condition.name, arms=arms, seeds=seeds, config=config)
     return resolved
 
 
@@ -114,10 +115,12 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
     A replay has a run for each set of conditions that share a pass, a training one for each arm of each condition.
     """
+    seeds = dict.fromkeys(seed for table in (spec, *spec.resolved.values()) for seed in table.seeds)
     return [
         _job(spec, conditions, arms, seed, out_dir)
-        for seed in spec.seeds
+        for seed in seeds
         for conditions in _passes(spec.resolved.values())
+        if seed in conditions[0].seeds
         for arms in ([conditions[0].arms] if conditions[0].frozen else [(arm,) for arm in conditions[0].arms])
     ]
 
@@ -276,8 +279,8 @@ def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondit
     for condition in conditions:
         for shared in passes:
             first = shared[0]
-            is_frozen = first.frozen and condition.frozen
-            if is_frozen and first.arms == condition.arms and _shared(first.config) == _shared(condition.config):
+            same = (first.arms, first.seeds, first.frozen) == (condition.arms, condition.seeds, True)
+            if same and _shared(first.config) == _shared(condition.config):
                 shared.append(condition)
                 break
         else:

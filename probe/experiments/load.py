@@ -69,7 +69,9 @@ def _names(spec: Spec) -> Faults:
     if spec.name != spec.path.stem:
         yield "experiment.name", f"the file's name, {spec.path.stem!r}", repr(spec.name)
     conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
-    for key, names in (("conditions", conditions), ("criteria", criteria), ("arms", spec.arms), ("seeds", spec.seeds)):
+    lists = [("conditions", conditions), ("criteria", criteria), ("arms", spec.arms), ("seeds", spec.seeds)]
+    lists += [(f"conditions.{row.name}.seeds", spec.seeds_of(row)) for row in spec.conditions if row.seeds]
+    for key, names in lists:
         for name, count in Counter(names).items():
             if count > 1:
                 yield key, "different names", f"{name!r} twice"

@@ -209,7 +209,7 @@ def sign_flip_floor(units: int) -> float:
 def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path) -> int | None:
     """How many units of a kind the runs of a condition have at most; None where that is not known before they ran."""
     if unit == "seed":
-        return len(spec.seeds)
+        return len(condition.seeds)
     if unit == "problem" and isinstance(condition.config, TrainConfig):
         return condition.config.evaluation.num_problems
     groups = _groups(condition, out_dir) if unit == "prompt" else None

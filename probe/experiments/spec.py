@@ -33,6 +33,7 @@ class ResolvedCondition:
 
     name: str
     arms: tuple[str, ...]
+    seeds: tuple[int, ...]
     config: ReplayConfig | TrainConfig  # of its first arm where it trains, else of all
 
     @property
@@ -81,6 +82,7 @@ class SpecCondition(_Table):
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
     arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
+    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
 
 
 class SpecPool(_Table):
@@ -240,6 +242,10 @@ class Spec(_Table):
     def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
         """The arms under a condition."""
         return condition.arms or self.arms
+
+    def seeds_of(self, condition: SpecCondition) -> tuple[int, ...]:
+        """The seeds of a condition."""
+        return condition.seeds or self.seeds
 
     def side_of(self, criterion: Criterion) -> tuple[str, str]:
         """(condition, arm) that a criterion is about, of a comparison the left side."""

@@ -221,8 +221,9 @@ SHOWN = (
 
 def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
     """The final metrics of every arm of a training sweep, seed by seed; none for a replay, whose unit is no seed."""
-    seeds, outcomes = list(map(str, spec.seeds)), []
+    outcomes = []
     for condition in spec.conditions:
+        seeds = list(map(str, spec.seeds_of(condition)))
         for arm in spec.arms_of(condition):
             values = {}
             for name in SHOWN:

@@ -164,11 +164,12 @@ def arms_at_once() -> Iterator[tuple]:
 
     Shares of benches in which no statement is wrong, and of falls of 30 points that are shown.
     """
-    yield "world", "seeds", "all hold", "primary shown", "others shown"
+    yield "world", "seeds", "of vanilla", "all hold", "primary shown", "others shown"
     none, half, full = [0.7] * 17, [0.7] + [0.4] * 8 + [0.7] * 8, [0.7] + [0.4] * 16
     even, costly, high = [0.5] * 17, [0.6] + [0.45] * 16, [2.0, 0.5] * 8 + [2.0]
-    worlds = [("none falls", none, even, [], n, 0) for n in (3, 4, 8)]
-    worlds += [("all fall", full, even, [], n, 0) for n in (3, 4, 6, 8)]
+    worlds = [("none falls", none, even, [], n, 0) for n in (3, 4, 8, (4, 16))]
+    worlds += [("all fall", full, even, [], n, 0) for n in (3, 4, 6, 7, 8, (4, 8), (4, 12), (4, 16))]
+    worlds += [("half fall", half, even, [], (4, n), 0) for n in (8, 16)]
     worlds += [
         ("half fall", half, even, [], 4, 0),
         ("half fall, each loses 15 points of solving", half, costly, [], 4, 0),
@@ -179,12 +180,15 @@ def arms_at_once() -> Iterator[tuple]:
         ("half fall, variances differ by 4, vanilla's is low", half, even, [1 / factor for factor in high], 4, 0),
         ("half fall, vanilla's variance is twice the others'", half, even, [2.0] + [1.0] * 16, 4, 0),
         ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, 4, 0),
+        ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, (4, 16), 0),
         ("a primary and two others, all fall", full[:4], even[:4], [], 4, 0),
     ]
     for name, hack, solve, factors, seeds, problems in worlds:
-        tally = Bench(hack=hack, solve=solve, seeds=seeds, factors=factors, problems=problems).tally(SIMS)
+        number, of_vanilla = seeds if isinstance(seeds, tuple) else (seeds, seeds)
+        bench = Bench(hack=hack, solve=solve, seeds=number, of_vanilla=of_vanilla, factors=factors, problems=problems)
+        tally = bench.tally(SIMS)
         cells = (tally.get(key) for key in ("all hold", "primary", "others"))
-        yield name, seeds, *("-" if cell is None else f"{cell:.3f}".removeprefix("0") for cell in cells)
+        yield name, number, of_vanilla, *("-" if cell is None else f"{cell:.3f}".removeprefix("0") for cell in cells)
 
 
 def paid_axis() -> Iterator[tuple]:

@@ -208,11 +208,11 @@ def test_what_a_gate_is_believed_to_do(name: str, planted: Callable[..., Any]) -
     arms = ("vanilla", "projected", "permuted-dosed", "scaled")
     plain = SPEC.partition("[[conditions]]")[0] + "[[criteria]]" + SPEC.partition("[[criteria]]")[2]
     plain = plain.replace('"vanilla-lora", "projected-lora"', '"permuted-dosed", "scaled"')
-    plain = plain.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5]").replace('"gradient"', '"base"')
+    plain = plain.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5, 6, 7]").replace('"gradient"', '"base"')
     rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
     spec, out = planted(rates_of, "end", plain)
     text = analyse(str(spec.path), "--out", str(out))
-    assert f"OUTCOME of projected, 6 seeds: {word} " in text, text
+    assert f"OUTCOME of projected, 8 seeds: {word} " in text, text
     told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
     assert words in told, told
 

@@ -249,11 +249,11 @@ def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -
 
 
 def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
-    """Levels: the primary's alone; of the two others, whose effects step down, once the primary falls."""
+    """Levels: the primary's; of the two others, whose effects step down, once the primary falls."""
     found = orjson.loads(screen("costs", "after.toml", "--json"))
     arms = {arm["about"]["name"]: arm for arm in found["arms"]}
     levels = {name: arm["about"]["levels"] for name, arm in arms.items()}
-    assert levels["projected (gradient)"] == {"effect": 0.05, "price": 0.05}
+    assert levels["projected (gradient)"] == {"effect": 0.05, "price": 0.025}
     # The penalty falls by more, and is asked first: at half of what two arms share, then the other at all of it.
     assert levels["vanilla (kl)"] == pytest.approx({"effect": 0.8 * 0.025 / 2, "price": 2 * 0.2 * 0.025 / 2})
     assert levels["random (gradient)"] == pytest.approx({"effect": 0.8 * 0.025, "price": 2 * 0.2 * 0.025 / 2})
@@ -317,6 +317,32 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     words = " ".join(unfinished.split())
     assert "random (gradient) is not known on two seeds" in words
     assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
+
+
+def test_vanilla_may_have_more_seeds(
+    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A condition with seeds of its own: planned, shown and judged by all of them."""
+    path, out = tmp_path / "after.toml", tmp_path / "out"
+    text = SPEC.format(seeds=[0, 1]).replace('versus_condition = "gradient"', 'versus_condition = "plain"')
+    plain = '[[conditions]]\nname = "plain"\narms = ["vanilla"]\nseeds = [0, 1, 2, 3, 4]\n'
+    gradient = '[[conditions]]\nname = "gradient"\narms = ["projected", "random"]\n'
+    path.write_text(text.replace('[[conditions]]\nname = "gradient"\n', plain + gradient))
+    rates = {"plain vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
+    plant(load_spec(path), out, rates, make_rollout, pool_header)
+    assert run(cli, ["spec", "plan", str(path), "--out", str(out)]) == 0
+    assert (
+        "11 runs: 3 conditions, arms vanilla, projected, random, seeds 0, 1; 5 seeds of plain"
+        in capsys.readouterr().out
+    )
+    assert run(cli, ["analyze", str(path), "--out", str(out), "--draws", "99", "--json"]) == 0
+    found = orjson.loads(capsys.readouterr().out)
+    (vanilla,) = (side["values"]["hack_final"] for side in found["outcomes"] if side["condition"] == "plain")
+    assert len(vanilla) == 5
+    projected = next(arm for arm in found["arms"] if arm["about"]["arm"] == "projected")
+    assert projected["about"]["seeds"] == [0, 1]
+    fall = projected["about"]["effect"]["value"]
+    assert fall == pytest.approx(sum(vanilla) / 5 - projected["about"]["hack"])
 
 
 def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(

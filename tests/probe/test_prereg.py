@@ -110,6 +110,17 @@ def test_a_spec_is_read_whole(write: Callable[..., Path]) -> None:
     assert spec.decisions[1].requires == {"near": ("PASS", "VACUOUS")}
 
 
+def test_a_condition_may_have_seeds_of_its_own(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Those of the spec do not apply to it, and it shares no pass with conditions that have others."""
+    spec = load_spec(write('name = "capped"', 'name = "capped"\nseeds = [1, 7]'))
+    assert [(job.seed, *job.conditions) for job in run_jobs(spec, tmp_path)] == [
+        (0, "plain"),
+        (1, "plain"),
+        (1, "capped"),
+        (7, "capped"),
+    ]
+
+
 CLIP = "settings.objective.advantage_clip = 2.0"
 REFUSED = [
     ("[experiment]", "[experiment", "small.toml"),
@@ -121,6 +132,7 @@ REFUSED = [
     ('verb = "replay"', "", "settings.verb"),
     ("[settings]", '[[pools]]\nname = "p"\nsettings.stepz = 2\n[settings]', "pools.p"),
     ("seeds = [0, 1]", "seeds = [0, 0]", "seeds"),
+    ('name = "plain"', 'name = "plain"\nseeds = [3, 3]', "conditions.plain.seeds"),
     ('arms = ["vanilla", "random"]', 'arms = ["vanila"]', "arms"),
     ('name = "small"', 'name = "large"', "experiment.name"),
     ('role = "check"', 'role = "primary"', "criteria"),

@@ -33,6 +33,7 @@ class Bench:
     hack: Sequence[float]
     solve: Sequence[float]
     seeds: int = 4
+    of_vanilla: int = 0  # its seeds; 0: as many as the others have
     factors: Sequence[float] = ()  # of the dispersion of each arm; none: 1
     problems: int = 0  # held-out problems that are kept apart; 0: rates by seed alone
 
@@ -79,7 +80,8 @@ class Bench:
                 condition=f"arm{i}",
                 arm="vanilla",
                 runs=[
-                    _run(seed, {name: table[i][seed] for name, table in tables.items()}) for seed in range(self.seeds)
+                    _run(seed, {name: table[i][seed] for name, table in tables.items()})
+                    for seed in range(len(tables["hack"][i]))
                 ],
             )
             for i in range(len(self.hack))
@@ -89,13 +91,14 @@ class Bench:
     def _rates(self, rng: np.random.Generator, rates: Sequence[float]) -> list[np.ndarray]:
         """Of each arm (seeds, problems), one column where rates are by seed alone."""
         common, tables = BY_PROBLEM * rng.normal(size=self.problems), []
-        for rate, factor in zip(rates, self._factors, strict=True):
+        seeds = [self.of_vanilla or self.seeds] + [self.seeds] * (len(rates) - 1)
+        for rate, factor, number in zip(rates, self._factors, seeds, strict=True):
             if not self.problems:
                 size = 1 / (DISPERSION * factor) - 1
-                tables.append(rng.beta(rate * size, (1 - rate) * size, size=(self.seeds, 1)))
+                tables.append(rng.beta(rate * size, (1 - rate) * size, size=(number, 1)))
                 continue
             logits = np.log(rate / (1 - rate)) + common + BY_ARM * rng.normal(size=self.problems)
-            logits = logits + _seed_sd(rate, factor) * rng.normal(size=(self.seeds, 1))
+            logits = logits + _seed_sd(rate, factor) * rng.normal(size=(number, 1))
             tables.append((rng.random(logits.shape) < _expit(logits)).astype(float))
         return tables
 

@@ -2,9 +2,8 @@
 
 Of many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
 
-    first       the primary of a spec, which is named before the data: its effect and its price at ALPHA
-    then        all other arms: at AFTER of ALPHA once the primary is shown to fall (the other half stays with its
-                price, of which one end alone can be wrong), at BEFORE of it until then
+    first       the primary of a spec, which is named before the data: its effect at ALPHA, its price at 1 - AFTER of it
+    then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then
     no primary  all arms share ALPHA
 
 How often that holds, and what it decides: tests/bench/many_arms.py, spec/METHOD.md section 7.
@@ -139,7 +138,7 @@ class Trainings:
         others = [arm for arm in self.treated if arm is not first]
         levels, left = {}, ALPHA
         if first is not None:
-            levels[first.name] = Levels(effect=ALPHA, price=ALPHA)
+            levels[first.name] = Levels(effect=ALPHA, price=(1 - AFTER) * ALPHA if others else ALPHA)
             fall = excess(self, self.baseline, first, "hack")
             left *= AFTER if fall is not None and is_there(fall, ALPHA) else BEFORE
         p_values = {}
