@@ -283,14 +283,15 @@ class Decoder:
     def _read(self, ids: Tensor) -> Tensor:
         """The logits after the last column of `ids` (B, columns), which the cache then holds."""
         start, self._width = self._width, self._width + ids.shape[1]
-        inputs: dict[str, Any] = {"attention_mask": self._mask[:, : self._width], "past_key_values": self._cache}
+        inputs: dict[str, Any] = {"attention_mask": self._mask[:, : self._width], "cache": self._cache}
         # Not every architecture takes positions, or leaves out logits that nobody wants.
         if "position_ids" in self._takes:
             inputs["position_ids"] = self._positions[:, start : self._width]
         if "logits_to_keep" in self._takes:
             inputs["logits_to_keep"] = 1
-        if "cache_params" in self._takes:  # a recurrence alone; its state has left out the padding
-            inputs = {"attention_mask": None if start else self._mask[:, : self._width], "cache_params": self._cache}
+        if not any(isinstance(layer, DynamicLayer) for layer in self._cache.layers):
+            # Recurrences alone: a mask of the columns that are read now, since their state has left out the padding.
+            inputs["attention_mask"] = self._mask[:, start : self._width]
         output = self._model(input_ids=ids, use_cache=True, **inputs)  # type: ignore[operator]
         return output.logits[:, -1]
 
