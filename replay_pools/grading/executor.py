@@ -27,7 +27,6 @@ import secrets
 import select
 import shutil
 import socket
-import stat
 import subprocess
 import tempfile
 import time
@@ -284,7 +283,7 @@ class Worker:
         """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
         self._send(worker.KILL, [])
         reply, descriptors = self._receive(worker.DEATH.size)
-        text = "".join(map(_read_regular, descriptors))
+        text = "".join(map(_read_marker, descriptors))
         if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
         _dead, status, cpu_ms = worker.DEATH.unpack(reply)
@@ -315,14 +314,10 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
         raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
 
 
-def _read_regular(descriptor: int) -> str:
-    """The first MAX_CAPTURE bytes of a regular file that has no name; "" for anything else. Closes the descriptor."""
+def _read_marker(descriptor: int) -> str:
+    """The first MAX_CAPTURE bytes of a marker file. Closes the descriptor."""
     try:
-        state = os.fstat(descriptor)
-        # The worker has removed the marker file, so a link count above 0 means a name elsewhere.
-        if not stat.S_ISREG(state.st_mode) or state.st_nlink:
-            return ""
-        return os.read(descriptor, MAX_CAPTURE).decode(errors="replace")
+        return os.pread(descriptor, MAX_CAPTURE, 0).decode(errors="replace")
     finally:
         os.close(descriptor)
 
