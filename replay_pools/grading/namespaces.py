@@ -3,7 +3,7 @@
 Two executions that may not speak to each other still share files, whose access times a read would change, and the
 kernel's count of processes. So a worker of tier B sees every file system of the host read-only (such a mount keeps no
 access times) and no /proc, and writes to a file system in memory of its own (`seal_files`). In both tiers every
-execution counts its processes from 2 (`ProcessNumbers`).
+execution counts its processes from 1 (`ProcessNumbers`).
 
 This takes a right that root has, unless a container took it away, and that an ordinary user has where the system
 permits user namespaces. Where it is missing, tier B works without.
@@ -12,14 +12,12 @@ Standard library only: this file runs inside the worker.
 
 import ctypes
 import os
-import signal
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER, _NEW_PROCESSES = 0x20000, 0x10000000, 0x20000000  # CLONE_NEWNS, _NEWUSER, _NEWPID
 _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x4000, 1 << 18  # MS_*
 _MOUNT_SETATTR, _PIDFD_OPEN = 442, 434  # the same numbers on every architecture
 _HERE, _ALL_BELOW, _READ_ONLY = -100, 0x8000, 1  # AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY
-_PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,26 +65,16 @@ def _set_attributes(path: str, flags: int, *, on: int = 0, off: int = 0) -> None
 
 
 class ProcessNumbers:
-    """A namespace of processes for each execution, made ahead; without the right to make one, nothing."""
-
-    init: int | None = None  # process 1 of the namespace that the next fork enters
+    """A namespace of processes for each execution; without the right to make one, nothing."""
 
     def __init__(self) -> None:
         self._home = _libc.syscall(ctypes.c_long(_PIDFD_OPEN), os.getpid(), 0)
 
-    def renew(self) -> None:
-        """Let the next fork be process 2 of a new namespace, in which process 1 sleeps until it is killed."""
-        try:
-            if self.init is not None:
-                _checked(_libc.setns(self._home, _NEW_PROCESSES))
-            _checked(_libc.unshare(_NEW_PROCESSES))
-        except OSError:
-            self.init = None
-            return
-        self.init = os.fork()
-        if self.init == 0:
-            # A signal from inside cannot end process 1; the end of the worker does.
-            _libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-            os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-            while True:
-                signal.pause()
+    def restart(self) -> None:
+        """Let the next fork be process 1 of a new namespace, where it can name no other process.
+
+        The kernel keeps process 1 from being ended by a signal of its own; the filter sees to SIGKILL and SIGSTOP.
+        """
+        # Back home first, because a namespace is made from there alone.
+        _libc.setns(self._home, _NEW_PROCESSES)
+        _libc.unshare(_NEW_PROCESSES)

@@ -73,7 +73,10 @@ class _Condition:
     values: tuple[int, ...]
     mask: int = _ALL_BITS  # the bits that count
     high_half: bool = False  # of the 64 bits of the argument, test the upper 32 instead of the lower
+    deadly: bool = False  # the other way round: with one of these values, the call ends the process
 
+
+_ITSELF = _Condition(argument=0, values=(_CALLER,))
 
 # name: ((x86_64, aarch64), conditions that must all hold)
 _CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
@@ -89,9 +92,10 @@ _CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
     "prctl": ((157, 167), (_Condition(argument=0, values=(15, 16)),)),  # PR_SET_NAME, PR_GET_NAME: of threads
     # MADV_NORMAL to DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP: PAGEOUT would slow the library for all.
     "madvise": ((28, 233), (_Condition(argument=2, values=(4, 8, 0, 1, 2, 3, 14, 15, 16, 17)),)),
-    "kill": ((62, 129), (_Condition(argument=0, values=(_CALLER,)),)),
-    "tkill": ((200, 130), (_Condition(argument=0, values=(_CALLER,)),)),
-    "tgkill": ((234, 131), (_Condition(argument=0, values=(_CALLER,)),)),
+    # SIGKILL and SIGSTOP have no effect on process 1 of a namespace, which a submission may be.
+    "kill": ((62, 129), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
+    "tkill": ((200, 130), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
+    "tgkill": ((234, 131), (_ITSELF, _Condition(argument=2, values=(9, 19), deadly=True))),
     "prlimit64": ((302, 261), (_Condition(argument=0, values=(0, _CALLER)),)),
     # Private files, private memory, shared memory without a file: no page is shared with another execution.
     "mmap": ((9, 222), (_Condition(argument=3, values=(0x02, 0x22, 0x21), mask=0x23),)),
@@ -134,8 +138,13 @@ def _conditional(number: int, conditions: tuple[_Condition, ...], refusal: int, 
         for i, value in enumerate(condition.values):
             # If it is this value, skip the values that are left, and the refusal after them.
             skip = len(condition.values) - i
-            tests.append(_instruction(_JUMP_EQUAL, pid if value == _CALLER else value, skip))
-        tests.append(_instruction(_RETURN, _ERRNO | refusal))
+            value = pid if value == _CALLER else value
+            if condition.deadly:
+                tests += [_instruction(_JUMP_EQUAL, value, 0, 1), _instruction(_RETURN, _KILL)]
+            else:
+                tests.append(_instruction(_JUMP_EQUAL, value, skip))
+        if not condition.deadly:
+            tests.append(_instruction(_RETURN, _ERRNO | refusal))
     tests.append(_instruction(_RETURN, _ALLOW))
     return [_instruction(_JUMP_EQUAL, number, 0, len(tests)), *tests]
 

@@ -77,16 +77,14 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     # The collector of a child then leaves the inherited objects alone, whose pages stay shared with this process.
     gc.collect()
     gc.freeze()
-    if tier != "unsafe-local":
-        numbers.renew()
     control.sendall(READY)
     while True:
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if command != EXECUTE:
             return
-        _serve_one(control, descriptors, place, confined, numbers.init)
-        if numbers.init is not None:
-            numbers.renew()
+        if confined.filtered:
+            numbers.restart()
+        _serve_one(control, descriptors, place, confined)
 
 
 class _Place:
@@ -137,7 +135,7 @@ class _Place:
 
 
 def _serve_one(
-    control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement, init: int | None
+    control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement
 ) -> None:
     """Serve one execution: fork, wait for the grader, kill all processes, send what they left."""
     place.renew()
@@ -148,7 +146,7 @@ def _serve_one(
     for descriptor in descriptors:
         os.close(descriptor)
     control.recv(1)  # KILL, or nothing when the grader has ended
-    exit_status, cpu_ms = kill_tree(child, init)
+    exit_status, cpu_ms = kill_tree(child)
     with contextlib.suppress(OSError):  # the grader has ended
         socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], place.marker())
 
@@ -164,12 +162,8 @@ def _wipe(folder: str) -> None:
                 os.unlink(entry.path)  # noqa: PTH108
 
 
-def kill_tree(child: int, init: int | None = None) -> tuple[int, int]:
+def kill_tree(child: int) -> tuple[int, int]:
     """Kill and reap `child`, its process group and its orphans; end this worker if one of them survives KILL_S.
-
-    Args:
-        child: the process of the execution.
-        init: process 1 of its namespace, if it has one, whose end is that of every process in there.
 
     Returns:
         The status with which `child` exited by itself, or minus the number of the signal that killed it; and the CPU
@@ -181,8 +175,6 @@ def kill_tree(child: int, init: int | None = None) -> tuple[int, int]:
             kill(child, signal.SIGKILL)
     _, status, usage = os.wait4(child, 0)
     cpu_ms = round(1000 * (usage.ru_utime + usage.ru_stime))
-    if init is not None:
-        os.kill(init, signal.SIGKILL)
     deadline = time.monotonic() + KILL_S
     while time.monotonic() < deadline:
         try:
@@ -190,8 +182,7 @@ def kill_tree(child: int, init: int | None = None) -> tuple[int, int]:
         except ChildProcessError:
             return os.waitstatus_to_exitcode(status), cpu_ms
         if pid == 0:  # children are left, and none has ended yet
-            if init is None:
-                _kill_children()
+            _kill_children()
             time.sleep(0.0002)
     os._exit(1)
 

@@ -123,7 +123,6 @@ SLEEPERS = {
     "naps": "import time\nwhile True: time.sleep(0.01)",
     "short threads": "import threading, time\n"
     "while True:\n    t = threading.Thread(target=time.sleep, args=(0.001,)); t.start(); t.join()",
-    "stops itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     # They wake together and wait for one another far longer than they run; no single one waits so long.
     "threads that keep one another waiting": """
 import threading, time
