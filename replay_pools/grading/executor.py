@@ -49,6 +49,8 @@ from replay_pools.rollout import MIN_CPU_S
 
 PROC = Path("/proc")
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
+FREE_READS = 256  # of an execution
+PAUSE_S = 2e-6  # times the number of reads so far: the grader's pause before the next, which bounds what reading costs
 # Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
 OWN_TIMES = 2
 WALL_TIMES = 20
@@ -234,10 +236,12 @@ class Worker:
         for descriptor in (answers, stdout):
             if descriptor is not None:
                 poller.register(descriptor, select.POLLIN)
+        num_reads = 0
         while not stream.complete or (to_end and not stream.forged):
             was_ready = stream.ready
             for descriptor, _ in poller.poll(max(deadline - time.monotonic(), 0) * 1000):
                 data = os.read(descriptor, MAX_CAPTURE)
+                num_reads += 1
                 if descriptor == answers:
                     stream.feed(data)
                     if not data and not stream.ready:
@@ -249,6 +253,9 @@ class Worker:
                     text += data[: MAX_CAPTURE - len(text)]
                 else:
                     poller.unregister(descriptor)
+            if num_reads > FREE_READS:
+                # Meanwhile single bytes gather, and what is printed without end has to wait.
+                time.sleep(PAUSE_S * num_reads)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
                 started = time.monotonic()

@@ -12,12 +12,14 @@ Standard library only: this file runs inside the worker.
 
 import ctypes
 import os
+import signal
 from pathlib import Path
 
 _NEW_MOUNTS, _NEW_USER, _NEW_PROCESSES = 0x20000, 0x10000000, 0x20000000  # CLONE_NEWNS, _NEWUSER, _NEWPID
 _NO_SETUID, _NO_DEVICES, _NO_PROGRAMS, _RECURSIVE, _PRIVATE = 2, 4, 8, 0x4000, 1 << 18  # MS_*
 _MOUNT_SETATTR, _PIDFD_OPEN = 442, 434  # the same numbers on every architecture
 _HERE, _ALL_BELOW, _READ_ONLY = -100, 0x8000, 1  # AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY
+_PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,16 +42,26 @@ def seal_files(scratch: str, size: int) -> None:
         OSError: this process may make no mount namespace; then nothing has changed.
     """
     user, group = os.geteuid(), os.getegid()
-    _checked(_libc.unshare(_NEW_MOUNTS if user == 0 else _NEW_MOUNTS | _NEW_USER))
+    _checked(_libc.unshare(_NEW_MOUNTS if user == 0 else _NEW_MOUNTS | _NEW_USER | _NEW_PROCESSES))
     if user != 0:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        _move_into_namespace()
     _mount("/", None, _RECURSIVE | _PRIVATE, "")
     for path, options in ((scratch, f"size={size},mode=0755"), ("/proc", "size=4096,mode=0555")):
         _mount(path, b"tmpfs", _NO_SETUID | _NO_DEVICES | _NO_PROGRAMS, options)
     _set_attributes("/", _ALL_BELOW, on=_READ_ONLY)
     _set_attributes(scratch, 0, off=_READ_ONLY)
+
+
+def _move_into_namespace() -> None:
+    """Go on in a child, process 1 of a namespace that belongs to this user, from where others can be made."""
+    if child := os.fork():
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+        os.waitpid(child, 0)
+        os._exit(0)
+    _checked(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
 
 
 def _mount(path: str, kind: bytes | None, flags: int, options: str) -> None:

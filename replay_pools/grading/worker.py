@@ -66,11 +66,11 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")
-    sandbox.adopt_orphans()
-    numbers = namespaces.ProcessNumbers()
     if tier == "B":
         with contextlib.suppress(OSError):
             namespaces.seal_files(scratch, sandbox.SCRATCH_BYTES)
+    sandbox.adopt_orphans()
+    numbers = namespaces.ProcessNumbers()
     place = _Place(scratch, marker, mode=0o755 if tier == "unsafe-local" else 0o555)
     confined = sandbox.Confinement.prepare(tier=tier, uid=uid, scratch=scratch)
     control = socket.socket(fileno=control_fd)
@@ -309,6 +309,7 @@ def _close_all_but(*kept: int | None) -> None:
 def _execute(job: dict[str, Any], emit: Emit) -> None:
     """Run the setup code and the submission in a new module, then the action of the job."""
     module = types.ModuleType(job["module"])
+    module.__file__ = "solution.py"  # where programs look for their folder
     sys.modules[job["module"]] = module
     namespace = module.__dict__
     try:

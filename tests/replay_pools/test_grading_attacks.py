@@ -273,7 +273,7 @@ def test_the_kernel_refuses(graders):
 
 
 def test_a_submission_keeps_one_descriptor_and_a_clean_environment(grader):
-    """Only 0, 1, 2 and the answer pipe are open, stdin is empty, and the environment is the worker's own."""
+    """Open are 0, 1, 2, the answer pipe and the ends of 12 pipes and pairs; stdin is empty, the environment clean."""
     source = """
 import os
 class Solution:
@@ -288,7 +288,7 @@ class Solution:
         if what == "stdin": return os.read(0, 10)
         return dict(os.environ)
 """
-    asking = problem("descriptors", [(("open",), 4), (("stdin",), b""), (("environment",), ENVIRONMENT)])
+    asking = problem("descriptors", [(("open",), 4 + 2 * 12), (("stdin",), b""), (("environment",), ENVIRONMENT)])
     (grade,) = grade_then_honest(grader, [Submission(problem=asking, completion=fence(source), mode="none")])
     assert grade.num_tests_passed == 3, grade
 
