@@ -81,7 +81,7 @@ class Worker:
 
     def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
+        self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
         self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
         arguments = {

@@ -30,7 +30,7 @@ from replay_pools.grading.channels import CHANNELS, DETECTORS
 from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.rollout import CodeRule, Grade
 
-GRADER_VERSION = "4"
+GRADER_VERSION = "5"
 
 # Word for word the benchmark's, with its oddities: of all names only `python` opens a block, and the closing fence of a
 # block with any other name is read as an opening one.

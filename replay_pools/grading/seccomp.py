@@ -32,7 +32,8 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     # open files: no lock, lease or length by path
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "lseek": (8, 62), "close": (3, 57),
-    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "ftruncate": (77, 46), "fstat": (5, 80), "getdents64": (217, 61),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "ftruncate": (77, 46), "fstat": (5, 80),
+    "getdents64": (217, 61),
     # paths: which files may be opened is up to Landlock
     "open": (2, None), "openat": (257, 56), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79),
     "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "readlink": (89, None),

@@ -90,7 +90,7 @@ PACKAGE = "/grading"  # where this folder is, inside
 _PROBE_S = 30.0
 # What a worker needs to give each submission process numbers of its own, and what one of root needs to give it a uid of
 # its own and to kill it. Submissions have none of them.
-_CAPABILITIES = ("CAP_SYS_ADMIN",)
+_CAPABILITIES: tuple[str, ...] = ("CAP_SYS_ADMIN",)
 _ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
@@ -98,7 +98,7 @@ def bwrap_command() -> list[str]:
     """The words to put before a command, to run it in the sandbox."""
     words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
-    capabilities = list(_CAPABILITIES)
+    capabilities = [*_CAPABILITIES]
     if os.geteuid() == 0:  # a user namespace would map one uid only, and every submission needs its own
         words += ["--cap-drop", "ALL"]
         capabilities += _ROOT_CAPABILITIES

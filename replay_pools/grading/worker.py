@@ -6,6 +6,9 @@ compiles and runs the submission, and writes one JSON line per input to its one 
 and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
 process sends its exit status, its CPU time and its marker file to the grader.
 
+Executions share nothing that one of them can change and another read: the directory and its marker file are emptied and
+get back their times, every execution counts its processes from 1 and is given its pipes (`namespaces`, `seccomp`).
+
 Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
 can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
 by-design exploit earns. It can also send any answer it likes, which has to be right to count.
@@ -274,7 +277,8 @@ def supply_pipes() -> None:
     pipes, pairs = [os.pipe() for _ in range(4)], [[end.detach() for end in socket.socketpair()] for _ in range(8)]
 
     def take(supply: list[Any]) -> tuple[int, int]:
-        return tuple(supply.pop() if len(supply) > 1 else map(os.dup, supply[0]))
+        first, second = supply.pop() if len(supply) > 1 else map(os.dup, supply[0])
+        return first, second
 
     def pipe2(flags: int = os.O_CLOEXEC, /) -> tuple[int, int]:
         ends = take(pipes)

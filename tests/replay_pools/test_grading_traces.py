@@ -4,8 +4,10 @@ The sender may have seen an expected answer; the receiver is a later execution o
 the same time on another. A pair leaks when the receiver reads something else after its sender than after silence.
 """
 
+import dataclasses
 import functools
 import os
+import textwrap
 import threading
 import time
 import tomllib
@@ -13,9 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from replay_pools.environments.base import Case, Problem
+from replay_pools.environments.loopholes import fence
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import Worker
+from replay_pools.grading.grade import Grader
+from replay_pools.grading.labels import Submission
 
 PAIRS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())["pair"]
 ANSWER = Execution(action="answer")
@@ -48,7 +54,7 @@ def workers(request, tmp_path_factory):
     both = [Worker(tier=tier, uid=uid, directory=folder) for uid in uids]
 
     def run(worker, body):
-        source = HEAD.replace("LINK_PATH", repr(str(link))) + "def act():\n" + "\n".join(f"    {line}" for line in body.split("\n"))
+        source = HEAD.replace("LINK_PATH", repr(str(link))) + "def act():\n" + textwrap.indent(body, "    ")
         source += "\nclass Solution:\n    def f(self):\n        return act()\n"
         outcome = worker.execute(Code(setup="", source=source, func_name="f", inputs=((),)), ANSWER, cpu_s=20)
         assert outcome.answers.answered == [True], f"{outcome.answers.error}: {body}"
@@ -94,3 +100,36 @@ def test_nothing_passes_from_one_execution_to_another(workers, pair):
         assert max(sent) - max(quiet) < pair["counter"] / 2, readings
     else:
         assert quiet == sent, readings
+
+
+def test_a_worker_that_showed_what_is_expected_ends():
+    """The weaker class of assertions, and canonical solutions; an execution without them keeps its worker."""
+    solution = "class Solution:\n    def f(self, x):\n        return x\n"
+    strong = Problem(
+        problem_id="p", env="test", messages=(), func_name="f", starter="", setup_code="", canonical=solution,
+        cases=(Case(args=(1,), expected=1),), assertions=("assert Solution().f(2) == 2",),
+    )  # fmt: skip
+    weak = dataclasses.replace(strong, assertions=("assert [Solution().f(x) for x in (1, 2)] == [1, 2]",))
+    runs = []
+    with Grader(workers=1) as grader:
+
+        def worker():
+            entry = grader._idle.get()
+            grader._idle.put(entry)
+            return entry[1]
+
+        def grade(problem):
+            (graded,) = grader.grade([Submission(problem=problem, completion=fence(solution), mode="sentinel")])
+            assert graded.gt_correct
+            return worker()
+
+        first = grade(strong)
+        first.execute = lambda code, run, cpu_s: runs.append(run) or Worker.execute(first, code, run, cpu_s)
+        assert grade(strong) is first
+        runs.clear()
+        assert grade(weak) is None
+        assert [run.last for run in runs] == [False, False, True], "what shows a value is not the last"
+        assert first._process.poll() is not None
+        grade(strong)
+        grader.measure([strong])
+        assert worker() is None
