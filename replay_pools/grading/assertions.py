@@ -8,7 +8,7 @@ split off like this.
 
 An assertion that uses `Solution` in any other way is of the weaker class: the submission's process evaluates all of it.
 There, `Solution` returns plain values and nothing else of the submission is in scope, but builtins that the submission
-patched can still fool it.
+patched can still fool it. It may also see what is expected, so this execution is the last of its sandbox.
 """
 
 import ast
@@ -80,7 +80,8 @@ def assertions_hold(assertions: Sequence[Assertion], code: Code, execute: Callab
     expressions = []
     for assertion in assertions:
         expressions += assertion.calls
-    answers = execute(code, Execution(action="evaluate", expressions=tuple(expressions))).answers
+    shown = any(assertion.check is None for assertion in assertions)
+    answers = execute(code, Execution(action="evaluate", expressions=tuple(expressions), last=shown)).answers
     if answers.forged or not all(answers.answered) or len(answers.answered) < len(expressions):
         return False
     # They stay documents: only the process of the checks decodes them, within its limits.

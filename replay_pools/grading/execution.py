@@ -26,6 +26,7 @@ class Execution:
     ]  # fmt: skip
     module: str = "submission"  # __name__ of the submission's module; "__main__" runs it as a script
     read_stdout: bool = False
+    last: bool = False  # it shows the process an expected value: the worker, with all that it shares, ends after it
     read_file: bool = False  # the marker file, which every execution may write in its own directory
     expressions: tuple[str, ...] = ()  # of `evaluate`
     values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: documents of each expression's `_0`, `_1`, ...

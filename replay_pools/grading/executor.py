@@ -27,7 +27,6 @@ import secrets
 import select
 import shutil
 import socket
-import stat
 import subprocess
 import tempfile
 import time
@@ -50,6 +49,8 @@ from replay_pools.rollout import MIN_CPU_S
 
 PROC = Path("/proc")
 START_S = 30.0  # a worker or an execution that is not ready within this is an infrastructure failure
+FREE_READS = 256  # of an execution
+PAUSE_S = 2e-6  # times the number of reads so far: the grader's pause before the next, which bounds what reading costs
 # Times the limit of CPU seconds. Well above 1, because waits for memory and disk count as a process's own time.
 OWN_TIMES = 2
 WALL_TIMES = 20
@@ -80,7 +81,7 @@ class Worker:
 
     def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self._scratch = None if tier == "A" else tempfile.mkdtemp(dir=directory)
+        self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
         self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
         arguments = {
@@ -235,10 +236,12 @@ class Worker:
         for descriptor in (answers, stdout):
             if descriptor is not None:
                 poller.register(descriptor, select.POLLIN)
+        num_reads = 0
         while not stream.complete or (to_end and not stream.forged):
             was_ready = stream.ready
             for descriptor, _ in poller.poll(max(deadline - time.monotonic(), 0) * 1000):
                 data = os.read(descriptor, MAX_CAPTURE)
+                num_reads += 1
                 if descriptor == answers:
                     stream.feed(data)
                     if not data and not stream.ready:
@@ -250,6 +253,9 @@ class Worker:
                     text += data[: MAX_CAPTURE - len(text)]
                 else:
                     poller.unregister(descriptor)
+            if num_reads > FREE_READS:
+                # Meanwhile single bytes gather, and what is printed without end has to wait.
+                time.sleep(PAUSE_S * num_reads)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
                 started = time.monotonic()
@@ -284,7 +290,7 @@ class Worker:
         """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
         self._send(worker.KILL, [])
         reply, descriptors = self._receive(worker.DEATH.size)
-        text = "".join(map(_read_regular, descriptors))
+        text = "".join(map(_read_marker, descriptors))
         if len(reply) != worker.DEATH.size:
             raise InfrastructureError("worker: ended")
         _dead, status, cpu_ms = worker.DEATH.unpack(reply)
@@ -315,14 +321,10 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
         raise InfrastructureError("worker: the pipe of a dead tree is still open") from error
 
 
-def _read_regular(descriptor: int) -> str:
-    """The first MAX_CAPTURE bytes of a regular file that has no name; "" for anything else. Closes the descriptor."""
+def _read_marker(descriptor: int) -> str:
+    """The first MAX_CAPTURE bytes of a marker file. Closes the descriptor."""
     try:
-        state = os.fstat(descriptor)
-        # The worker has removed the marker file, so a link count above 0 means a name elsewhere.
-        if not stat.S_ISREG(state.st_mode) or state.st_nlink:
-            return ""
-        return os.read(descriptor, MAX_CAPTURE).decode(errors="replace")
+        return os.pread(descriptor, MAX_CAPTURE, 0).decode(errors="replace")
     finally:
         os.close(descriptor)
 

@@ -27,6 +27,9 @@ from replay_pools.grading.sandbox import FOREIGN
 WORK, LIBRARY = "probe-grading-", "probe-python-"  # how the names of the two kinds of folder begin
 # Installed packages, and what takes half of the space of a library: its tests, and what a C compiler needs.
 _LEFT_OUT = (*FOREIGN, "test", "tests", "config-*", "*.a", "*.opt-?.pyc")
+_PASSABLE = 0o711  # a submission with another uid can resolve the path of its directory, and list nothing on the way
+# Access times of the copy. Linux renews (relatime) one that is older than the last change or than a day.
+_NEVER_RENEWED = 1 << 33  # in the year 2242
 _copying = threading.Lock()  # workers start in several threads, and share one copy
 
 
@@ -34,6 +37,7 @@ _copying = threading.Lock()  # workers start in several threads, and share one c
 def grading_folder() -> Iterator[Path]:
     """A new folder that goes at the end."""
     path, descriptor = _make(WORK)
+    path.chmod(_PASSABLE)
     try:
         yield path
     finally:
@@ -54,6 +58,13 @@ def closed_folder() -> Path | None:
     if os.geteuid() != 0 or _closed(_library()) is None:
         return None
     return _closed(Path(tempfile.gettempdir()).resolve())
+
+
+def scratch_folder(directory: Path) -> Path:
+    """A new folder of a worker in the grader's."""
+    path = Path(tempfile.mkdtemp(dir=directory))
+    path.chmod(_PASSABLE)
+    return path
 
 
 def _make(prefix: str) -> tuple[Path, int]:
@@ -123,7 +134,7 @@ def _copy() -> Path:
     )
     # Neither the umask of this process nor the modes of the library matter.
     for folder, _, names in os.walk(prefix):
-        Path(folder).chmod(0o755)
-        for name in names:
-            Path(folder, name).chmod(0o644)
+        for path, mode in ((Path(folder), 0o755), *((Path(folder, name), 0o644) for name in names)):
+            path.chmod(mode)
+            os.utime(path, (_NEVER_RENEWED, path.stat().st_mtime))
     return prefix

@@ -43,6 +43,7 @@ _SELF_TEST = Problem(
     canonical="class Solution:\n    def add(self, a, b):\n        return a + b\n",
     cases=(Case(args=(1, 1), expected=2),),
 )
+_KNOWN = (_SELF_TEST, honest.QUICK)  # problems whose solutions are no secret
 
 
 class Grader:
@@ -119,11 +120,16 @@ class Grader:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(cancel_futures=True)
-        while not self._idle.empty():
-            _uid, worker = self._idle.get()
+        self._end_workers()
+        self._resources.close()
+
+    def _end_workers(self) -> None:
+        """End the workers, all of them idle; new ones start when they are needed."""
+        entries = [self._idle.get() for _ in range(self._num_workers)]
+        for uid, worker in entries:
             if worker is not None:
                 worker.close()
-        self._resources.close()
+            self._idle.put((uid, None))
 
     def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
         """The grades of the submissions, in their order.
@@ -141,6 +147,8 @@ class Grader:
     def measure(self, problems: Sequence[Problem]) -> list[Grade]:
         """The grades of the problems' canonical solutions; from now on the problems' limits follow from these.
 
+        The workers that have seen these solutions end.
+
         Raises:
             InputError, InfrastructureError: as `grade`.
         """
@@ -152,6 +160,8 @@ class Grader:
         for problem, (_, used_s) in zip(problems, graded, strict=True):
             measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
         self.limits = {**self.limits, **measured}
+        if any(problem not in _KNOWN for problem in problems):
+            self._end_workers()
         return [grade for grade, _ in graded]
 
     def _grade_all(self, submissions: Sequence[Submission], limits: Sequence[int]) -> list[tuple[Grade, float]]:
@@ -171,9 +181,14 @@ class Grader:
         used_s: list[float] = []
 
         def execute(code: Code, run: Execution) -> Outcome:
-            assert worker is not None
+            nonlocal worker
+            # Workers start on their first use, after a failure, and after one that has seen an expected value.
+            worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory)
             outcome = worker.execute(code, run, cpu_s)
             used_s.append(outcome.cpu_s)
+            if run.last:
+                worker.close()
+                worker = None
             return outcome
 
         attempt = 0
@@ -181,8 +196,6 @@ class Grader:
             while True:
                 attempt += 1
                 try:
-                    # Workers start on their first use, and again after a failure.
-                    worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory)
                     grade = grade_submission(
                         submission, execute, self.isolation, code_rule=self._code_rule, twice=self._twice
                     )

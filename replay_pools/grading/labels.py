@@ -30,7 +30,7 @@ from replay_pools.grading.channels import CHANNELS, DETECTORS
 from replay_pools.grading.execution import Code, Execution, Outcome
 from replay_pools.rollout import CodeRule, Grade
 
-GRADER_VERSION = "4"
+GRADER_VERSION = "5"
 
 # Word for word the benchmark's, with its oddities: of all names only `python` opens a block, and the closing fence of a
 # block with any other name is read as an opening one.
@@ -114,8 +114,9 @@ def _grade_once(
     if not outcome.answers.compiled:
         return _failed(problem, isolation, fmt_ok=True, error=_error(outcome))
     verdicts = outcome.answers.right([case.expected for case in problem.cases])
-    assertions = _assertions_hold(problem, code, execute)
     reading = channel(lambda run: execute(code, run), problem, verdicts)
+    # After all others: it may show the submission an expected value.
+    assertions = _assertions_hold(problem, code, execute)
     gt_correct = all(verdicts) and assertions is not False
     return Grade(
         fmt_ok=True,

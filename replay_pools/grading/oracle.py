@@ -22,7 +22,10 @@ from typing import Any, TypeVar
 from replay_pools.grading import wire
 
 TOLERANCE = 1e-9
-MAX_STREAM = 16 << 20  # bytes of one execution's answers
+# Of one execution's answers: bytes, and lists and objects, which cost the grader most. Both together keep what any
+# stream costs it below half a CPU second and 200 MB. A problem whose own answers need more fails the canary.
+MAX_STREAM = 4 << 20
+MAX_CONTAINERS = 1 << 18
 MAX_NESTING = 4 * wire.MAX_DEPTH  # of brackets in a line; `wire.encode` writes at most three for a level
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
@@ -144,9 +147,10 @@ def one_line(text: object) -> str:
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The object of a JSON document; ValueError for a duplicate key, of which `json` would keep the last."""
-    if len({key for key, _ in pairs}) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         raise ValueError("duplicate key")
-    return dict(pairs)
+    return document
 
 
 def _no_constant(name: str) -> float:
@@ -222,6 +226,7 @@ class AnswerStream:
     answered: list[bool] = field(default_factory=list)
     _rest: bytearray = field(default_factory=bytearray)  # of a line that has no end yet
     _num_bytes: int = 0
+    _num_containers: int = 0
 
     @property
     def complete(self) -> bool:
@@ -242,11 +247,14 @@ class AnswerStream:
             self._rest[:] = rest
         for line in lines:
             self._num_bytes += len(line) + 1
+            self._num_containers += line.count(b"[") + line.count(b"{")
             try:
+                # Before the line is parsed, because that is the cost.
+                if self._num_bytes > MAX_STREAM or self._num_containers > MAX_CONTAINERS:
+                    raise ValueError("more than any answer needs")
                 self._take_row(parse_line(line))
             except (ValueError, KeyError, TypeError):
                 self.forged = True
-            self.forged |= self._num_bytes > MAX_STREAM
             if self.complete:
                 self._rest.clear()
                 return

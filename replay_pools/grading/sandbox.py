@@ -23,7 +23,8 @@ from . import landlock, seccomp  # relative: the worker loads this package under
 
 MEMORY_BYTES = 1 << 30
 FILE_BYTES = 1 << 20
-MAX_DESCRIPTORS = 64
+SCRATCH_BYTES = 4 * FILE_BYTES  # of the file system that a worker writes to
+MAX_DESCRIPTORS = 96
 MAX_THREADS = 64
 # Not that of a virtual environment, whose folder would show the packages installed there.
 INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -33,6 +34,7 @@ FOREIGN = ("site-packages", "dist-packages")
 LIBRARY = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")  # those of them that exist are readable
 
 _TRANSIENT_UIDS = range(61184, 65520)  # of no real user: the range that systemd hands out to dynamic users
+_CAPABILITY_VERSION = 0x20080522
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS, _PR_SET_CHILD_SUBREAPER = 1, 4, 38, 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -105,6 +107,13 @@ def drop_user(uid: int | None) -> None:
         os.setresuid(uid, uid, uid)
 
 
+def drop_capabilities() -> None:
+    """Give up every capability for good: those of root, and those that a worker has in a namespace of its own."""
+    header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    if _libc.capset(header, data):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
     """The confinement that all submissions of one warm process enter, prepared as far as possible before the forks."""
@@ -147,6 +156,7 @@ class Confinement:
         if not self.filtered:
             return
         drop_user(self.uid)
+        drop_capabilities()
         # After the change of user, which would clear the first and reset the second.
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _prctl(_PR_SET_DUMPABLE, 0)

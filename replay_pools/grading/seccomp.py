@@ -32,16 +32,16 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     # open files: no lock, lease or length by path
     "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
     "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "lseek": (8, 62), "close": (3, 57),
-    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "pipe": (22, None), "pipe2": (293, 59),
-    "ftruncate": (77, 46), "fstat": (5, 80), "getdents64": (217, 61),
+    "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "ftruncate": (77, 46), "fstat": (5, 80),
+    "getdents64": (217, 61),
     # paths: which files may be opened is up to Landlock
     "open": (2, None), "openat": (257, 56), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79),
     "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "readlink": (89, None),
     "readlinkat": (267, 78), "getcwd": (79, 17),
     # memory
-    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "brk": (12, 214),
+    "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "brk": (12, 214),
     # threads
-    "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
+    "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
     "gettid": (186, 178), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "exit": (60, 93),
     "exit_group": (231, 94),
     # signals to itself
@@ -51,7 +51,8 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     # clocks
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153),
-    # waiting for descriptors, and the ends of a socketpair
+    # waiting for descriptors, and the ends of a socketpair. No new pipe or socketpair: the kernel numbers all of them
+    # in one row, which everybody can read (`worker.supply_pipes`).
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
     "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
@@ -60,7 +61,7 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     "getpid": (39, 172), "getppid": (110, 173), "getpgid": (121, 155), "getpgrp": (111, None), "getsid": (124, 156),
     "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
     "getresgid": (120, 150), "getgroups": (115, 158), "getrlimit": (97, 163), "getrusage": (98, 165),
-    "uname": (63, 160), "sysinfo": (99, 179), "getrandom": (318, 278), "umask": (95, 166),
+    "uname": (63, 160), "getrandom": (318, 278), "umask": (95, 166),
 }  # fmt: skip
 _CALLER = -1  # stands for the process id of the caller, in the values of a condition
 
@@ -73,7 +74,10 @@ class _Condition:
     values: tuple[int, ...]
     mask: int = _ALL_BITS  # the bits that count
     high_half: bool = False  # of the 64 bits of the argument, test the upper 32 instead of the lower
+    deadly: bool = False  # the other way round: with one of these values, the call ends the process
 
+
+_ITSELF = _Condition(argument=0, values=(_CALLER,))
 
 # name: ((x86_64, aarch64), conditions that must all hold)
 _CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
@@ -89,21 +93,23 @@ _CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
     "prctl": ((157, 167), (_Condition(argument=0, values=(15, 16)),)),  # PR_SET_NAME, PR_GET_NAME: of threads
     # MADV_NORMAL to DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP: PAGEOUT would slow the library for all.
     "madvise": ((28, 233), (_Condition(argument=2, values=(4, 8, 0, 1, 2, 3, 14, 15, 16, 17)),)),
-    "kill": ((62, 129), (_Condition(argument=0, values=(_CALLER,)),)),
-    "tkill": ((200, 130), (_Condition(argument=0, values=(_CALLER,)),)),
-    "tgkill": ((234, 131), (_Condition(argument=0, values=(_CALLER,)),)),
+    # SIGKILL and SIGSTOP have no effect on process 1 of a namespace, which a submission may be.
+    "kill": ((62, 129), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
+    "tkill": ((200, 130), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
+    "tgkill": ((234, 131), (_ITSELF, _Condition(argument=2, values=(9, 19), deadly=True))),
     "prlimit64": ((302, 261), (_Condition(argument=0, values=(0, _CALLER)),)),
-    # asyncio wakes its loop by AF_UNIX with SOCK_STREAM (and SOCK_CLOEXEC or SOCK_NONBLOCK). A stream stays with its
-    # partner, while a datagram can be sent to any socket of the host that has a name.
-    "socketpair": (
-        (53, 199),
-        (_Condition(argument=0, values=(1,)), _Condition(argument=1, values=(1,), mask=_ALL_BITS & ~0o2004000)),
-    ),
+    # Private files, private memory, shared memory without a file: no page is shared with another execution.
+    "mmap": ((9, 222), (_Condition(argument=3, values=(0x02, 0x22, 0x21), mask=0x23),)),
+    # FUTEX_PRIVATE_FLAG: a shared futex on a page of the library, mapped in any way, is one for all executions.
+    "futex": ((202, 98), (_Condition(argument=1, values=(128,), mask=128),)),
     "sendto": (  # without an address
         (44, 206),
         (_Condition(argument=4, values=(0,)), _Condition(argument=4, values=(0,), high_half=True)),
     ),
 }
+# How a conditional call is refused, where not as "not permitted". libc waits for the end of a thread by a shared futex:
+# told to look again, it does so until the thread, which is at its end when Python joins it, is gone.
+_REFUSALS = {"futex": errno.EAGAIN}
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -123,7 +129,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _conditional(number: int, conditions: tuple[_Condition, ...], pid: int) -> list[bytes]:
+def _conditional(number: int, conditions: tuple[_Condition, ...], refusal: int, pid: int) -> list[bytes]:
     """The instructions that decide on call `number`, permitted if all conditions hold; other calls skip them."""
     tests: list[bytes] = []
     for condition in conditions:
@@ -133,8 +139,13 @@ def _conditional(number: int, conditions: tuple[_Condition, ...], pid: int) -> l
         for i, value in enumerate(condition.values):
             # If it is this value, skip the values that are left, and the refusal after them.
             skip = len(condition.values) - i
-            tests.append(_instruction(_JUMP_EQUAL, pid if value == _CALLER else value, skip))
-        tests.append(_instruction(_RETURN, _REFUSE))
+            value = pid if value == _CALLER else value
+            if condition.deadly:
+                tests += [_instruction(_JUMP_EQUAL, value, 0, 1), _instruction(_RETURN, _KILL)]
+            else:
+                tests.append(_instruction(_JUMP_EQUAL, value, skip))
+        if not condition.deadly:
+            tests.append(_instruction(_RETURN, _ERRNO | refusal))
     tests.append(_instruction(_RETURN, _ALLOW))
     return [_instruction(_JUMP_EQUAL, number, 0, len(tests)), *tests]
 
@@ -171,8 +182,8 @@ def build_filter(pid: int, machine: str) -> bytes:
     column, _ = _MACHINES[machine]
     head, tail = _constant_parts(machine)
     rules = []
-    for numbers, conditions in _CONDITIONAL.values():
-        rules += _conditional(numbers[column], conditions, pid)
+    for name, (numbers, conditions) in _CONDITIONAL.items():
+        rules += _conditional(numbers[column], conditions, _REFUSALS.get(name, errno.EPERM), pid)
     return b"".join([head, *rules, tail])
 
 

@@ -87,22 +87,25 @@ def choose_tier(*, tier: str | None = None, unsafe_local: bool = False) -> str:
 SCRATCH = "/scratch"  # the only place that can be written, inside
 PACKAGE = "/grading"  # where this folder is, inside
 
-_SCRATCH_BYTES = 4 * sandbox.FILE_BYTES
 _PROBE_S = 30.0
-# What a root worker needs to give each submission a uid of its own and to kill it; an ordinary user has none.
-_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
+# What a worker needs to give each submission process numbers of its own, and what one of root needs to give it a uid of
+# its own and to kill it. Submissions have none of them.
+_CAPABILITIES: tuple[str, ...] = ("CAP_SYS_ADMIN",)
+_ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
 def bwrap_command() -> list[str]:
     """The words to put before a command, to run it in the sandbox."""
     words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
+    capabilities = [*_CAPABILITIES]
     if os.geteuid() == 0:  # a user namespace would map one uid only, and every submission needs its own
         words += ["--cap-drop", "ALL"]
-        for name in _CAPABILITIES:
-            words += ["--cap-add", name]
+        capabilities += _ROOT_CAPABILITIES
     else:
         words += ["--unshare-user"]
+    for name in capabilities:
+        words += ["--cap-add", name]
     python = (sandbox.INTERPRETER, f"{sys.base_prefix}/lib", f"{sys.base_exec_prefix}/{sys.platlibdir}")
     readable = (*python, *sandbox.LIBRARY)
     folders = set()
@@ -119,7 +122,7 @@ def bwrap_command() -> list[str]:
     for path in sandbox.DEVICES:
         words += ["--dev-bind", path, path]
     words += ["--ro-bind", str(Path(__file__).parent), PACKAGE]
-    words += ["--size", str(_SCRATCH_BYTES), "--tmpfs", SCRATCH]
+    words += ["--size", str(sandbox.SCRATCH_BYTES), "--tmpfs", SCRATCH]
     return [*words, "--chdir", "/", "--remount-ro", "/", "--"]
 
 

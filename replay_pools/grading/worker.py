@@ -6,17 +6,23 @@ compiles and runs the submission, and writes one JSON line per input to its one 
 and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
 process sends its exit status, its CPU time and its marker file to the grader.
 
+Executions share nothing that one of them can change and another read: the directory and its marker file are emptied and
+get back their times, every execution counts its processes from 1 and is given its pipes (`namespaces`, `seccomp`).
+
 Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
 can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
 by-design exploit earns. It can also send any answer it likes, which has to be right to count.
 Standard library only: `executor.py` starts this file as `isolated.worker`, outside of its package.
 """
 
+import _socket
 import contextlib
+import errno
 import gc
 import importlib
 import json
 import os
+import posix
 import random
 import signal
 import socket
@@ -28,7 +34,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import sandbox, wire
+from . import namespaces, sandbox, wire
 from .actions import ACTIONS, UNEXECUTED, Emit, describe
 
 # Imported before the fork, once for all submissions.
@@ -46,14 +52,14 @@ DEATH = struct.Struct("!cii")  # the last reply of an execution: DEAD, exit stat
 KILL_S = 10.0  # processes that outlive this are an infrastructure failure
 
 
-def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> None:
+def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | None) -> None:
     """Serve executions until the control socket closes.
 
     Args:
         control_fd: stream socket to the grader.
         marker: name of the one file that an execution finds in its directory, empty, and may write.
-        scratch: existing folder that only this worker uses; each execution gets its directory there.
-        confinement: the other arguments of `Confinement.prepare`.
+        scratch: existing folder that only this worker uses; the executions get their directory there.
+        tier, uid: see `Confinement.prepare`.
     """
     for name in PRELOADED:
         importlib.import_module(name)
@@ -63,8 +69,13 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
     sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")
+    if tier == "B":
+        with contextlib.suppress(OSError):
+            namespaces.seal_files(scratch, sandbox.SCRATCH_BYTES)
     sandbox.adopt_orphans()
-    confined = sandbox.Confinement.prepare(scratch=scratch, **confinement)
+    numbers = namespaces.ProcessNumbers()
+    place = _Place(scratch, marker, mode=0o755 if tier == "unsafe-local" else 0o555)
+    confined = sandbox.Confinement.prepare(tier=tier, uid=uid, scratch=scratch)
     control = socket.socket(fileno=control_fd)
     # The collector of a child then leaves the inherited objects alone, whose pages stay shared with this process.
     gc.collect()
@@ -74,49 +85,77 @@ def serve(*, control_fd: int, marker: str, scratch: str, **confinement: Any) -> 
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if command != EXECUTE:
             return
-        _serve_one(control, descriptors, scratch, marker, confined)
+        if confined.filtered:
+            numbers.restart()
+        _serve_one(control, descriptors, place, confined)
+
+
+class _Place:
+    """The directory of the executions and its one file, which stay, so that their numbers count no executions.
+
+    The marker file exists from the start, so that no submission needs the right to create files. Anybody may write it,
+    because the submission may have another uid; nobody else gets into `scratch`.
+    """
+
+    def __init__(self, scratch: str, marker: str, *, mode: int) -> None:
+        self.directory, self._scratch, self._mode = f"{scratch}/run", scratch, mode  # of the directory
+        self._path = f"{self.directory}/{marker}"
+        self._make()
+
+    def _make(self) -> None:
+        os.mkdir(self.directory, 0o755)  # noqa: PTH102 (pathlib is slower here)
+        self._marker = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.fchmod(self._marker, 0o666)
+        os.chmod(self.directory, self._mode)  # noqa: PTH101
+        os.chmod(self._scratch, self._mode & os.stat(self._scratch).st_mode)  # noqa: PTH101, PTH116
+
+    def renew(self) -> None:
+        """An empty marker file of no age; a new directory when anything else was left, which needs a lack of isolation.
+
+        What cannot be removed raises, which ends this worker.
+        """
+        if not self._as_made():
+            os.close(self._marker)
+            _wipe(self._scratch)
+            self._make()
+        os.ftruncate(self._marker, 0)
+        os.utime(self._marker, (0, 0))
+
+    def _as_made(self) -> bool:
+        with os.scandir(self._scratch) as entries, os.scandir(self.directory) as files:
+            return sum(1 for _ in entries) == sum(1 for _ in files) == 1 and self._in_place()
+
+    def _in_place(self) -> bool:
+        """Whether the file at the path of the marker is the marker."""
+        try:
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._marker))
+        except OSError:
+            return False
+
+    def marker(self) -> list[int]:
+        """The descriptor of the marker file; [] when a submission put something else in its place."""
+        return [self._marker] if self._in_place() else []
 
 
 def _serve_one(
-    control: socket.socket, descriptors: Sequence[int], scratch: str, marker: str, confined: sandbox.Confinement
+    control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement
 ) -> None:
-    """Serve one execution in a new folder: fork, wait for the grader, kill all processes, send what they left."""
-    directory = f"{scratch}/run"
-    os.mkdir(directory, 0o755)  # noqa: PTH102 (pathlib is slower here)
-    # The marker file exists from the start, so that no submission needs the right to create files. Anybody may write
-    # it, because the submission may have another uid; nobody else gets into `scratch`.
-    marker = f"{directory}/{marker}"
-    file = os.open(marker, os.O_CREAT | os.O_EXCL)
-    os.fchmod(file, 0o666)
-    os.close(file)
+    """Serve one execution: fork, wait for the grader, kill all processes, send what they left."""
+    place.renew()
     child = os.fork()
     if child == 0:
         control.close()
-        _run_child(descriptors, directory, confined)
+        _run_child(descriptors, place.directory, confined)
     for descriptor in descriptors:
         os.close(descriptor)
     control.recv(1)  # KILL, or nothing when the grader has ended
     exit_status, cpu_ms = kill_tree(child)
-    marker_files = _open_marker(marker)
-    # Before the reply: a link count above 0 then tells the grader that the file has a name elsewhere.
-    _wipe(scratch)
     with contextlib.suppress(OSError):  # the grader has ended
-        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], marker_files)
-    for descriptor in marker_files:
-        os.close(descriptor)
-
-
-def _open_marker(path: str) -> list[int]:
-    """The descriptor of what is at `path`; [] when nothing is there, or a link, or something unreadable."""
-    # The submission chose what is there: O_NOFOLLOW refuses a link, and with O_NONBLOCK a fifo does not block.
-    try:
-        return [os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)]
-    except OSError:
-        return []
+        socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], place.marker())
 
 
 def _wipe(folder: str) -> None:
-    """Remove everything below `folder`. What cannot be removed raises, which ends this worker."""
+    """Remove everything below `folder`. What cannot be removed raises."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -213,6 +252,8 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     random.seed(job["seed"])
+    if confined.filtered:
+        supply_pipes()
     confined.enter(job["cpu_s"])
     nonce = job.pop("nonce")  # the actions get the job, and need no nonce
 
@@ -228,6 +269,38 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     return emit
 
 
+def supply_pipes() -> None:
+    """Let Python hand out pipes and socketpairs that exist already: a submission can make none (`seccomp`).
+
+    When but one is left, copies of it are handed out. Enough for asyncio, however often it starts a loop.
+    """
+    pipes, pairs = [os.pipe() for _ in range(4)], [[end.detach() for end in socket.socketpair()] for _ in range(8)]
+
+    def take(supply: list[Any]) -> tuple[int, int]:
+        first, second = supply.pop() if len(supply) > 1 else map(os.dup, supply[0])
+        return first, second
+
+    def pipe2(flags: int = os.O_CLOEXEC, /) -> tuple[int, int]:
+        ends = take(pipes)
+        for end in ends:
+            os.set_blocking(end, not flags & os.O_NONBLOCK)
+            os.set_inheritable(end, not flags & os.O_CLOEXEC)
+        return ends
+
+    def socketpair(family: int = socket.AF_UNIX, type: int = socket.SOCK_STREAM, proto: int = 0, /) -> tuple[Any, Any]:
+        kind = type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        first, second = (_socket.socket(family, kind, proto, end) for end in take(pairs))
+        for end in (first, second):
+            end.setblocking(not type & socket.SOCK_NONBLOCK)
+        return first, second
+
+    os.pipe = posix.pipe = lambda: pipe2()
+    os.pipe2 = posix.pipe2 = pipe2
+    _socket.socketpair = socketpair
+
+
 def _close_all_but(*kept: int | None) -> None:
     """Close every descriptor above 2 that is not in `kept`."""
     first = 3
@@ -240,6 +313,7 @@ def _close_all_but(*kept: int | None) -> None:
 def _execute(job: dict[str, Any], emit: Emit) -> None:
     """Run the setup code and the submission in a new module, then the action of the job."""
     module = types.ModuleType(job["module"])
+    module.__file__ = "solution.py"  # where programs look for their folder
     sys.modules[job["module"]] = module
     namespace = module.__dict__
     try:

@@ -15,7 +15,7 @@ import pytest
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading import executor, tiers
-from replay_pools.grading.execution import InfrastructureError, StarvedError
+from replay_pools.grading.execution import Code, Execution, InfrastructureError, StarvedError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.grade import Grader, Submission, canary
 
@@ -93,6 +93,33 @@ def family(pid):
     return [pid, *(each for child in children for each in family(int(child)))]
 
 
+# What reading costs
+
+DRIP = """
+import gc, os, threading
+emit = next(o for o in gc.get_objects() if type(o).__name__ == "function" and o.__name__ == "emit")
+fd = next(c.cell_contents for c in emit.__closure__ if type(c.cell_contents) is int)
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [DRIP + "for _ in range(850_000): os.write(fd, b'x')", "import os\nwhile True: os.write(1, bytes(1 << 16))"],
+    ids=["single bytes", "a flood of output"],
+)
+def test_the_grader_reads_seldom_whatever_is_written(monkeypatch, tmp_path, source):
+    """Not once for each write: the pauses between its reads grow."""
+    worker = Worker(tier=AVAILABLE[-1], uid=None, directory=tmp_path)
+    reads, read = [], os.read
+    monkeypatch.setattr(os, "read", lambda *arguments: reads.append(1) or read(*arguments))
+    try:
+        code = Code(setup="", source=source, func_name="f", inputs=((),))
+        worker.execute(code, Execution(action="drive", read_stdout=True), cpu_s=2)
+    finally:
+        worker.close()
+    assert 10 < len(reads) < 10_000
+
+
 # CPU time
 
 
@@ -123,7 +150,6 @@ SLEEPERS = {
     "naps": "import time\nwhile True: time.sleep(0.01)",
     "short threads": "import threading, time\n"
     "while True:\n    t = threading.Thread(target=time.sleep, args=(0.001,)); t.start(); t.join()",
-    "stops itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
     # They wake together and wait for one another far longer than they run; no single one waits so long.
     "threads that keep one another waiting": """
 import threading, time

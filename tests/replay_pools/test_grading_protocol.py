@@ -248,6 +248,20 @@ def test_a_stream_without_end_is_cut_off_at_its_cap(monkeypatch, piece):
         assert (stream.forged, all(stream.right(EXPECTED))) == (not right, right)
 
 
+@pytest.mark.parametrize("unit", ["[]", '{"":0}', '{"set":[]}', "[" * 99 + "]" * 99, "7", "1.5e7", '"a"'])
+def test_what_is_parsed_of_any_stream_is_bounded(monkeypatch, unit):
+    """Bytes, and lists and objects, that reach the JSON parser: all that the grader's time and memory grow with."""
+    parsed = []
+    parse = oracle.parse_line
+    monkeypatch.setattr(oracle, "parse_line", lambda line: parsed.append(line) or parse(line))
+    body = ",".join([unit] * ((wire.MAX_LINE - 200) // (len(unit) + 1)))
+    lines = [f'{{"nonce": "{NONCE}", "i": {i}, "value": [{body}]}}' for i in range(9)]
+    stream = feed([*map(line_of, START), *(line.encode() + b"\n" for line in lines)], num_answers=9)
+    assert stream.forged
+    assert sum(map(len, parsed)) <= oracle.MAX_STREAM
+    assert sum(line.count(b"[") + line.count(b"{") for line in parsed) <= oracle.MAX_CONTAINERS
+
+
 @pytest.mark.parametrize(
     "forgery",
     [
