@@ -33,8 +33,11 @@ from replay_pools.storage.files import (
     decode_checked_jsonl,
     decode_jsonl,
     encode_jsonl,
+    file_sha256,
     read_gz,
     read_json,
+    read_plain,
+    read_sealed,
     sha256,
     write_atomic,
     write_jsonl_gz,
@@ -170,7 +173,7 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
         InputError: a line is no evaluation with rates.
     """
     path = directory / EVALS_FILE
-    rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
     for i, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not {"step", "weights", "rates"} <= row.keys():
             raise InputError(f"{path}:{i}", expected="an evaluation with rates", found=repr(row)[:60])
@@ -217,7 +220,7 @@ def other_hashes(directory: Path) -> dict[str, str]:
     hashes = {}
     for pattern in OTHER_FILES:
         for path in sorted(directory.glob(pattern)):
-            hashes[str(path.relative_to(directory))] = sha256(path.read_bytes())
+            hashes[str(path.relative_to(directory))] = file_sha256(path)
     return hashes
 
 
@@ -284,8 +287,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             found="none: the run was interrupted or is still going",
             fix="run the same command again to resume it",
         )
-    manifest = read_json(directory / MANIFEST_FILE)
-    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    manifest = read_sealed(directory / MANIFEST_FILE)
+    listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
     schema = manifest.get("schema")
@@ -328,12 +331,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 
 def _plain_bytes(path: Path) -> bytes:
-    if path.suffix == ".gz":
-        return read_gz(path)
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a file of a run", found="no such file") from error
+    return read_gz(path) if path.suffix == ".gz" else read_plain(path)
 
 
 def _parse_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:

@@ -209,17 +209,17 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     if not trained:
         expected = f"a step of the training that pool {pool.name} is the log of"
         raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
-    kept = [group for step, group in zip(trained, pool.steps, strict=True) if any(step in span for span in wanted)]
+    kept = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
     if not kept:
         expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
         raise InputError("--only-step", expected=expected, found=str(source.only_step))
-    return replace(pool, read_steps=lambda: kept)
+    return replace(pool, steps=pool.steps.only(kept))
 
 
 def _without(pool: Pool, problems: Sequence[str]) -> Pool:
     """The pool without the groups of some problems."""
-    kept = [group for group in pool.steps if group[0].problem_id not in problems]
-    return replace(pool, read_steps=lambda: kept)
+    kept = [place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems]
+    return replace(pool, steps=pool.steps.only(kept))
 
 
 def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:

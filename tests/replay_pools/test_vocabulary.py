@@ -28,7 +28,7 @@ def changed() -> Callable[..., Pool]:
         steps = [list(group) for group in base.steps[:2]]
         for group in steps:
             group[1] = change(group[1])
-        return Pool(name="base", path=base.path, manifest=base.manifest, read_steps=lambda: steps)
+        return Pool(name="base", path=base.path, manifest=base.manifest, steps=steps)
 
     return make
 
