@@ -145,7 +145,7 @@ def _trl(log: Log) -> None:
         log.rows = Rows(log.rows[place] for place in kept)
     if rewards := _trl_rewards(log.rows.kinds):
         log.mapping["reward"] = "+".join(rewards)
-    if str in log.rows.kinds["prompt"]:
+    if str in log.rows.kinds.get("prompt", ()):
         log.mapping["rendered"] = "prompt"
         log.notes.append(
             "prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)"

@@ -196,7 +196,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 expected = f"at most {MOST_ROWS:,} lines, each of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
             if line.strip():
-                yield number, line
+                yield number, line.rstrip(b"\n")
 
 
 def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:

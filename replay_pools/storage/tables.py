@@ -28,7 +28,7 @@ MOST_SHOWN = 200  # characters of a value in an error
 MAX_TOML = 256 << 10  # bytes
 # A dotted key of more parts than MAX_DEPTH, for which tomllib takes quadratic time and memory.
 LONG_KEY = re.compile(
-    r"""(?<![\w"'-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % MAX_DEPTH  # noqa: UP031 (braces)
+    r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % MAX_DEPTH  # noqa: UP031 (braces)
 )
 NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into

@@ -20,6 +20,7 @@ from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log, import_log
 from replay_pools.logs.padding import cut_padding, infer_endings
+from replay_pools.logs.rows import row_of
 from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
@@ -338,7 +339,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "line 1 reward: expected a finite number, found '1.0' (and 1 more places)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
-        "line 4 completion_ids: expected a list of token ids, found -1 at 1",
+        "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
         "line 5 finish_reason (finish): expected stop or length, found 'tired'",
     ]
     for part in expected:
@@ -459,8 +460,11 @@ def test_files_of_every_kind_hold_the_same(tmp_path: Path) -> None:
     polars.DataFrame(rows).write_parquet(tmp_path / "table.parquet")
     paths = [lines(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl.gz", "c.json")]
     for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), tmp_path / "table.parquet"]:
-        (group,) = check_log(path).groups
-        assert [(item.completion, item.reward) for item in group] == [(str(i), float(i)) for i in range(4)], path
+        log = check_log(path)
+        (group,) = log.groups
+        assert [(row_of(log, item).completion, item.reward) for item in group] == [
+            (str(i), float(i)) for i in range(4)
+        ], path
 
 
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -575,7 +579,9 @@ def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> Non
         ]
         lines(tmp_path / "log" / f"completions_{step:05d}.jsonl", rows)
     log = check_log(tmp_path / "log", mapping={"group": "every:4"})
-    assert [[item.completion for item in group] for group in log.groups] == [[*answers] for answers in steps[:2]]
+    assert [[row_of(log, item).completion for item in group] for group in log.groups] == [
+        [*answers] for answers in steps[:2]
+    ]
     assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
 
 
@@ -724,8 +730,8 @@ def test_prompts_and_completions_are_told_apart(tmp_path: Path, case: str) -> No
     rows, mapping, completions, messages = CONVERSATIONS[case]
     source = lines(tmp_path / "log.jsonl", rows)
     log = check_log(source, mapping=mapping)
-    assert [[item.completion for item in group] for group in log.groups] == completions
-    assert all(item.messages == messages for group in log.groups for item in group)
+    assert [[row_of(log, item).completion for item in group] for group in log.groups] == completions
+    assert all(row_of(log, item).messages == messages for group in log.groups for item in group)
     if "completion" in mapping:
         assert "--map completion=none" in refused(source)[0], "the answer would stay in the prompt"
 
