@@ -54,6 +54,7 @@ class Vocabulary:
     window: Window | None = None  # of its positions; None: not known
     # Hashes of prompts whose text is that of their ids: a group shares its prompt, and to encode one takes long.
     _sound: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    _last: list[tuple[list[int], str]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def faults(self, pool: Pool) -> list[InputError]:
         """The first place of every kind of fault, with the number of rollouts that have it."""
@@ -108,7 +109,7 @@ class Vocabulary:
 
         Logs keep special tokens in the text, or cut the whitespace around it; both shift the places of its tokens.
         """
-        decoded = self.chat.decode(rollout.completion_ids)
+        decoded = self._decoded(rollout)
         return decoded if self._bare(decoded) == self._bare(rollout.completion) else rollout.completion
 
     def _rollout_faults(self, rollout: Rollout) -> Iterator[tuple[str, str, str, str, str]]:
@@ -139,9 +140,16 @@ class Vocabulary:
             difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
             yield "prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix
 
+    def _decoded(self, rollout: Rollout) -> str:
+        """The text of the completion's ids, which is asked for twice in a row."""
+        ids = rollout.completion_ids
+        if not self._last or self._last[0][0] is not ids:
+            self._last[:] = [(ids, self.chat.decode(ids))]
+        return self._last[0][1]
+
     def _says_completion(self, rollout: Rollout) -> bool:
         """Whether the ids decode to the text, up to special tokens and the whitespace around it."""
-        decoded = self.chat.decode(rollout.completion_ids)
+        decoded = self._decoded(rollout)
         if decoded == rollout.completion:
             return True
         # Some loggers decode with the clean-up of spaces before punctuation.

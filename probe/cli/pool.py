@@ -10,6 +10,7 @@ import click
 
 from extraction.census import count_modes
 from probe.cli._frame import echo, echo_json, echo_table, json_option, limit_option, name_option, one_pool, out_option
+from probe.cli._running import shown_progress
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
@@ -134,7 +135,10 @@ def import_(
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    pool = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit)
+    with shown_progress():
+        pool = import_log(
+            source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit
+        )
     log = pool.manifest["log"]
     if as_json:
         log = {key: log[key] for key in ("format", "mapping", "cannot_know")}

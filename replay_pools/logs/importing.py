@@ -21,7 +21,7 @@ from replay_pools.logs.columns import choose_columns
 from replay_pools.logs.formats import COUNTS_GROUPS, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows, row_of
-from replay_pools.logs.sources import Log, read_source
+from replay_pools.logs.sources import Fields, Log, read_source
 from replay_pools.pool import CAUTION, Pool, PoolWriter
 from replay_pools.rollout import (
     LOGGED_GRADER,
@@ -104,7 +104,7 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
-    grouped = Each([facts for group in log.groups for facts in group], partial(row_of, log))
+    grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
     vocabulary = _vocabulary(log, grouped, model)
     tokens = Tokens(vocabulary and vocabulary.chat, grouped, log.faults, limit)
     least = least_reward({facts.reward for group in log.groups for facts in group} - {None})
@@ -115,7 +115,7 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
     steps, summary = Spool[tuple[int, bytes]](), _Summary()
     for step, group, problem_id in zip(numbers, log.groups, log.problem_ids, strict=True):
         rollouts: list[Rollout] = []
-        for sample_id, row in enumerate(map(grouped.make, group)):
+        for sample_id, row in enumerate(map(partial(row_of, log), group)):
             facts = {"step": step, "sample_id": sample_id, "problem_id": problem_id}
             if rollout := _rollout(row, tokens, least, facts):
                 rollouts.append(rollout if vocabulary is None else _decoded(rollout, vocabulary, tokens))
@@ -238,7 +238,7 @@ def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Ro
     return replace(rollout, completion=text) if is_new else rollout
 
 
-def _vocabulary(log: Log, rows: Iterable[LogRow], model: str) -> "Vocabulary | None":
+def _vocabulary(log: Log, rows: Iterable[Fields], model: str) -> "Vocabulary | None":
     """The tokenizer of the model; None where it is not at hand and the log needs none."""
     from replay_pools.logs.tokens import say_all
     from replay_pools.vocabulary import load_vocabulary

@@ -8,11 +8,11 @@ of `_retokenised`.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
+from replay_pools.logs.sources import Fields
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
@@ -31,10 +31,10 @@ NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so
 PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
 
-def say_all(rows: Iterable[LogRow]) -> bool:
+def say_all(rows: Iterable[Fields]) -> bool:
     """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
     needed = ("prompt_ids", "rendered", "completion_ids", "completion")
-    return all(getattr(row, name) for row in rows for name in needed)
+    return all(row.get(name) for row in rows for name in needed)
 
 
 def _cut_from(lengths: Mapping[int, int], limit: int | None) -> int:
@@ -62,12 +62,12 @@ class Tokens:
     Args:
         chat: the tokenizer and template of the model that sampled; None where they are not at hand, for rows that
             `say_all`.
-        rows: of the log; gone through several times.
+        rows: of the log, as their fields; gone through several times.
         faults: where rows go that contradict the tokenizer or themselves.
         limit: of completions, in tokens; None = guessed.
     """
 
-    def __init__(self, chat: Chat | None, rows: Each[Any, LogRow], faults: Faults, limit: int | None = None) -> None:
+    def __init__(self, chat: Chat | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None) -> None:
         self._chat, self.faults = chat, faults
         self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
         self._ends = () if chat is None else chat.eos_ids
@@ -79,16 +79,21 @@ class Tokens:
         names = ("pad_token_id", "eos_token_id", "bos_token_id")
         pad, eos, bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
         pads = [token for token in (pad, eos, *self._ends) if isinstance(token, int)]
-        self._endings = infer_endings(Each(rows, lambda row: row.completion_ids or []), pads, self._ends)
-        self._left_pads = left_pads(Each(rows, lambda row: row.prompt_ids or []), pads, pad, bos)
+        has = {name for row in rows for name in ("completion_ids", "prompt_ids") if row.get(name)}
+        completions, prompts = (
+            Each(rows, lambda row, name=name: row.get(name) or []) if name in has else ()
+            for name in ("completion_ids", "prompt_ids")
+        )
+        self._endings = infer_endings(completions, pads, self._ends)
+        self._left_pads = left_pads(prompts, pads, pad, bos)
         self._cut_from = _cut_from(self._lengths(rows), limit)
 
-    def _lengths(self, rows: Iterable[LogRow]) -> Counter[int]:
+    def _lengths(self, rows: Iterable[Fields]) -> Counter[int]:
         """{tokens: how many different texts have them}, of texts without ids of which it is not logged how they end."""
         lengths, seen = Counter[int](), set[int]()
         for row in rows:
-            text = row.completion
-            if text and not (row.completion_ids or row.finish) and hash(text) not in seen:
+            text = row.get("completion")
+            if text and not (row.get("completion_ids") or row.get("finish")) and hash(text) not in seen:
                 seen.add(hash(text))
                 lengths[len(self._encode(text))] += 1
         return lengths
