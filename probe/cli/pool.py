@@ -43,11 +43,9 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
     policy = summary["policy"]
     echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
     echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    if summary["without_label"]:
-        echo(
-            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
-            "busy to grade them: see probe pool regrade)"
-        )
+    if reasons := summary["why_without_label"]:
+        listed = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+        echo(f"without label: {summary['without_label']} rollouts, which the rates below leave out ({listed})")
     echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():
@@ -192,6 +190,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "steps": len(stored.steps),
         "rollouts": len(rollouts),
         "without_label": len(rollouts) - len(labelled),
+        "why_without_label": dict(Counter(rollout.grade.no_label for rollout in rollouts if not rollout.labelled)),
         "modes": modes,
         "hacks_quote": dict(count_modes(rollout.completion for rollout in labelled if rollout.hacked)),
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),

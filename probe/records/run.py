@@ -23,10 +23,13 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
+
+from typing_extensions import TypedDict
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
+from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
@@ -42,6 +45,7 @@ from replay_pools.storage.files import (
     write_atomic,
     write_jsonl_gz,
 )
+from replay_pools.storage.tables import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,6 +71,30 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
+
+
+class _Rate(TypedDict):
+    count: int
+    rate: float | None
+    interval: dict[Literal["low", "high"], float] | None
+
+
+class _Rates(TypedDict):
+    num_rollouts: int
+    num_problems: int
+    hack: _Rate
+    exploit: _Rate
+    solve: _Rate
+
+
+class Evaluation(TypedDict):
+    """A line of `evals.jsonl`."""
+
+    step: int
+    weights: Literal["training", "deployed"]
+    rates: dict[str, _Rates]  # by setting
+    frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
+    elo: NotRequired[dict[str, dict[str, Any]] | None]  # by ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -174,9 +202,10 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
     """
     path = directory / EVALS_FILE
     rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
-    for i, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not {"step", "weights", "rates"} <= row.keys():
-            raise InputError(f"{path}:{i}", expected="an evaluation with rates", found=repr(row)[:60])
+    for number, row in enumerate(rows, 1):
+        decode(Evaluation, row, f"{path} line {number}", extra="allow")
+        if ALL not in row["rates"]:
+            raise InputError(f"{path} line {number} rates.{ALL}", expected="a value", found="no such key")
     return rows
 
 
