@@ -11,7 +11,7 @@
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,6 @@ class Steps(Sequence[list[Rollout]]):
             return [self._read(each) for each in self._places[place]]
         return self._read(self._places[place])
 
-    def only(self, places: Sequence[int]) -> "Steps":
-        """Those of some places."""
-        return Steps(self._read, [self._places[place] for place in places])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
@@ -88,6 +84,10 @@ class Pool:
     def cautions(self) -> list[str]:
         """Those of `normalised` that say what the pool is not good for."""
         return [sentence for sentence in self.normalised if sentence.startswith(CAUTION)]
+
+    def only(self, places: Sequence[int]) -> "Pool":
+        """The pool with the groups of some places alone."""
+        return replace(self, steps=Steps(lambda place: self.steps[place], places))
 
     def header(self) -> dict[str, Any]:
         """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""

@@ -84,7 +84,7 @@ class Log:
 
     source: Path
     rows: Rows = field(default_factory=Rows)
-    checked: Spool[Fields] = field(default_factory=Spool)  # the fields of a `rows.LogRow` for each object
+    checked: Spool[Fields] = field(default_factory=Spool[Fields])  # the fields of a `rows.LogRow` for each object
     sha256: str = ""  # of all that is checked
     format: str = ""
     cannot_know: str = ""  # of the format

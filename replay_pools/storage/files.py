@@ -28,8 +28,9 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import orjson
 from filelock import FileLock, Timeout
@@ -76,7 +77,7 @@ def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
         sync(path.parent)
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file for reading.
 
     Raises:

@@ -1,7 +1,6 @@
 """probe.records.records: the wire format, read back exactly or refused with the place named."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import orjson
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
-from probe.records.run import EVALS_FILE, file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
+from probe.records.run import file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_json
 

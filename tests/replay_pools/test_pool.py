@@ -294,9 +294,10 @@ def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: 
     """Whoever asks for one group reads one file; slices and parts of a pool read no more than they hold."""
     reads: list[str] = []
     monkeypatch.setattr("replay_pools.pool.read_gz", lambda path: reads.append(path.name) or read_gz(path))
-    steps = open_pool(fake_pool.path).steps
+    pool = open_pool(fake_pool.path)
+    steps = pool.steps
     assert len(steps) == 3
-    assert steps[2][0].step == steps.only([0, 2])[1][0].step == steps[1:][1][0].step == 2
+    assert steps[2][0].step == pool.only([0, 2]).steps[1][0].step == steps[1:][1][0].step == 2
     assert reads == ["step_002.jsonl.gz", "step_001.jsonl.gz"], "a group was read twice, or without need"
     with pytest.raises(IndexError):
         steps[3]
