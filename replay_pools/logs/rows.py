@@ -155,7 +155,9 @@ def checked_rows(log: Log) -> list[RowFacts]:
 
 def _facts(log: Log) -> list[RowFacts]:
     """The facts of the rows in `log.checked`, which this gives their padding."""
-    leads = leading_padding(Each(log.checked, lambda row: (row.get("prompt_ids") or [], row.get("plen"))))
+    leads = [0] * len(log.checked)
+    if "prompt_ids" in log.mapping:
+        leads = leading_padding(Each(log.checked, lambda row: (row.get("prompt_ids") or [], row.get("plen"))))
     padded, facts, shared = Spool[Fields](), list[RowFacts](), dict[Any, Any]()
     for place, (fields, lead) in enumerate(zip(log.checked, leads, strict=True)):
         row = LogRow(**fields, lead=lead)

@@ -28,6 +28,7 @@ MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
 REPORT_EVERY = 1000  # rows
+MOST_COLUMNS = 10_000
 GZIP = b"\x1f\x8b"
 MIB = 1 << 20
 LINES = "write one object a line (.jsonl): lines are read one at a time"
@@ -56,7 +57,9 @@ class Rows(Sequence[StoredRow]):
             self.append(row)
 
     def append(self, row: StoredRow) -> None:
-        """Add an object at the end."""
+        """Add an object at the end; InputError where the log has too many columns."""
+        if len(row.fields) > MOST_COLUMNS or len(self.kinds) > MOST_COLUMNS:
+            raise InputError(row.where, expected=f"at most {MOST_COLUMNS:,} columns", found="more")
         self._spool.append((self._paths.setdefault(row.path, len(self._paths)), row.where, row.fields))
         for name, value in row.fields.items():
             kinds = self.kinds.setdefault(name, set())

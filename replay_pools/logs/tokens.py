@@ -79,24 +79,25 @@ class Tokens:
         names = ("pad_token_id", "eos_token_id", "bos_token_id")
         pad, eos, bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
         pads = [token for token in (pad, eos, *self._ends) if isinstance(token, int)]
-        has = {name for row in rows for name in ("completion_ids", "prompt_ids") if row.get(name)}
+        has, lengths = self._scanned(rows)
         completions, prompts = (
             Each(rows, lambda row, name=name: row.get(name) or []) if name in has else ()
             for name in ("completion_ids", "prompt_ids")
         )
         self._endings = infer_endings(completions, pads, self._ends)
         self._left_pads = left_pads(prompts, pads, pad, bos)
-        self._cut_from = _cut_from(self._lengths(rows), limit)
+        self._cut_from = _cut_from(lengths, limit)
 
-    def _lengths(self, rows: Iterable[Fields]) -> Counter[int]:
-        """{tokens: how many different texts have them}, of texts without ids of which it is not logged how they end."""
-        lengths, seen = Counter[int](), set[int]()
+    def _scanned(self, rows: Iterable[Fields]) -> tuple[set[str], Counter[int]]:
+        """(which ids rows have; {tokens: different texts}, of texts without ids of which no end is logged)."""
+        has, lengths, seen = set[str](), Counter[int](), set[int]()
         for row in rows:
+            has |= {name for name in ("completion_ids", "prompt_ids") if row.get(name)}
             text = row.get("completion")
             if text and not (row.get("completion_ids") or row.get("finish")) and hash(text) not in seen:
                 seen.add(hash(text))
                 lengths[len(self._encode(text))] += 1
-        return lengths
+        return has, lengths
 
     @property
     def chat(self) -> Chat:

@@ -390,6 +390,51 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     assert all(any(part in line for line in found) for part in named), found
 
 
+LIMITS = {
+    "characters": (
+        [row(completion="x" * (1 << 20) + "x"), row()],
+        "line 1 completion: expected a text of at most 1,048,576",
+    ),
+    "messages": ([row(prompt=[{"role": "user", "content": "x" * (1 << 20) + "x"}]), row()], "each a text of at most"),
+    "ids": ([row(completion_ids=[3] * (1 << 20) + [3]), row()], "expected a list of at most 1,048,576 token ids"),
+    "columns": ([{f"k{number}": 1 for number in range(10_001)}], "line 1: expected at most 10,000 columns"),
+    "levels": (
+        [row(info=json.loads("[" * 70 + "]" * 70))],
+        "line 1: expected JSON, found more than 64 objects and lists",
+    ),
+    "digits": ([row(step="9" * 5000), row()], "line 1 step: expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_log_beyond_a_limit_is_refused_with_it(limit: str, tmp_path: Path) -> None:
+    rows, message = LIMITS[limit]
+    with pytest.raises(InputError) as error:
+        check_log(lines(tmp_path / "log.jsonl", rows))
+    assert message in str(error.value)
+    assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
+def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of any size is read, a line of any size is not: no more than the limit and a byte of it reach the memory."""
+    monkeypatch.setattr("replay_pools.logs.sources.MAX_DOCUMENT", 2000)
+    source = lines(tmp_path / name, [row(completion=str(number)) for number in range(40)])
+    assert sum(map(len, check_log(source).groups)) == 40
+    with pytest.raises(InputError, match=r"at most (10,000,000 lines, each of at most )?0 MiB, found more"):
+        check_log(lines(tmp_path / name, [row(completion="x" * 3000)]))
+
+
+def test_a_log_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported) -> None:
+    """What is in memory of a log of many rows is what its groups need: no prompt, no completion."""
+    monkeypatch.setattr("replay_pools.storage.spool.IN_MEMORY", 100)
+    source = lines(tmp_path / "log.jsonl", [row(completion=f"answer {number}") for number in range(40)])
+    log = check_log(source)
+    assert "answer" not in repr(log.groups)
+    assert row_of(log, log.groups[0][3]).completion == "answer 3"
+    assert [rollout.completion for group in imported(source).steps for rollout in group][3] == "answer 3"
+
+
 def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
     """No file, an empty one, an empty folder, a folder of other files, a pool of ours, a lost manifest."""
     (tmp_path / "empty.jsonl").write_text("")
