@@ -417,7 +417,7 @@ def test_a_log_beyond_a_limit_is_refused_with_it(limit: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
 def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log of any size is read, a line of any size is not: no more than the limit and a byte of it reach the memory."""
+    """A log of any size is read, a line of any size is not: a byte more than the limit is the most in memory."""
     monkeypatch.setattr("replay_pools.logs.sources.MAX_DOCUMENT", 2000)
     source = lines(tmp_path / name, [row(completion=str(number)) for number in range(40)])
     assert sum(map(len, check_log(source).groups)) == 40
@@ -428,11 +428,11 @@ def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: 
 def test_a_log_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported) -> None:
     """What is in memory of a log of many rows is what its groups need: no prompt, no completion."""
     monkeypatch.setattr("replay_pools.storage.spool.IN_MEMORY", 100)
-    source = lines(tmp_path / "log.jsonl", [row(completion=f"answer {number}") for number in range(40)])
+    source = lines(tmp_path / "log.jsonl", [row(completion=f"reply {number}") for number in range(40)])
     log = check_log(source)
-    assert "answer" not in repr(log.groups)
-    assert row_of(log, log.groups[0][3]).completion == "answer 3"
-    assert [rollout.completion for group in imported(source).steps for rollout in group][3] == "answer 3"
+    assert "reply" not in repr(log.groups)
+    assert row_of(log, log.groups[0][3]).completion == "reply 3"
+    assert [rollout.completion for group in imported(source).steps for rollout in group][3] == "reply 3"
 
 
 def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
