@@ -28,10 +28,10 @@ class InputError(Exception):
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
-        # What was written by others may be of any size; what we expect and advise is ours.
-        self.where, self.expected, self.found, self.fix = _cut(str(where)), expected, _cut(found), fix
-        text = f"{self.where}: expected {expected}, found {found}"
-        super().__init__(f"{text}; {fix}" if fix else text)
+        # What was written by others may be of any size.
+        self.where, self.expected, self.found, self.fix = _cut(str(where)), expected, _cut(found), _cut(fix)
+        text = f"{self.where}: expected {expected}, found {self.found}"
+        super().__init__(f"{text}; {self.fix}" if fix else text)
 
 
 def _cut(text: str) -> str:
