@@ -39,7 +39,7 @@ from extraction.words import PAIR_GRADIENTS, Basis, ExtractionSettings, Normalis
 from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
-from replay_pools.storage.files import sha256
+from replay_pools.storage.files import file_sha256, sha256
 from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
@@ -195,7 +195,7 @@ def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[st
 def _file_sha(path: Path) -> str:
     if not path.is_file():
         raise InputError(path, expected="a file of probe extract", found="no such file", fix="run probe extract")
-    return sha256(path.read_bytes())
+    return file_sha256(path)
 
 
 class DirectionLibrary:

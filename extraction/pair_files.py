@@ -17,13 +17,14 @@ from extraction.pair_markdown import read_markdown
 from extraction.pairs import Pair
 from replay_pools.errors import Faults, InputError, unknown_name
 from replay_pools.logs.columns import MISSING, columns_of, look_up, parse_mapping
-from replay_pools.logs.rows import Chat, chat_of, is_text, wrong_value
+from replay_pools.logs.rows import TEXT, Chat, chat_of, is_text, wrong_value
 from replay_pools.logs.sources import KINDS, Fields, read_objects
 from replay_pools.storage.files import dump_json, sha256
 
 MAP = "--pairs-map"
 MARKDOWN = ".md"
 MOST_SHOWN = 60  # characters of a text in an example
+MOST_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
 FIELDS = ("prompt", "hack", "clean", "pair_id", "problem_id", "flavour", "held_out")
 OPTIONAL = FIELDS[3:]
@@ -148,7 +149,14 @@ def _read_rows(source: str, faults: Faults) -> list[tuple[str, Fields]]:
         return read_markdown(file, selector, faults)
     if selector:
         raise InputError(f"pairs {source}", expected=f"#section behind a {MARKDOWN} file alone", found=file.name)
-    return [(row.where, row.fields) for row in read_objects(file, faults)]
+    rows: list[tuple[str, Fields]] = []
+    for row in read_objects(file, faults):
+        rows.append((row.where, row.fields))
+        if len(rows) > MOST_PAIRS:
+            raise InputError(
+                file, expected=f"at most {MOST_PAIRS:,} pairs", found="more", fix="a few hundred are enough"
+            )
+    return rows
 
 
 def _recognise(rows: Sequence[Fields], given: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -272,7 +280,7 @@ def messages_of(value: Any) -> Chat:
         return chat
     marks = [mark for mark in OTHER_TEMPLATES if isinstance(value, str) and mark in value]
     if not is_text(value) or not value.strip() or (marks and not _is_rendered(value)):
-        raise wrong_value("a text, ChatML, or messages with role and content", value)
+        raise wrong_value(f"{TEXT}, ChatML, or messages with role and content", value)
     if not _is_rendered(value):
         return [{"role": "user", "content": value}]
     messages: Chat = []
@@ -293,10 +301,10 @@ def answer_of(value: Any) -> str:
     """
     chat = chat_of("" if value is None else value)
     if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):
-        raise wrong_value("a text, or one assistant message", value)
+        raise wrong_value(f"{TEXT}, or one assistant message", value)
     text = (value or "") if chat is None else chat[0]["content"]
     if not is_text(text):
-        raise wrong_value("a text, or one assistant message", value)
+        raise wrong_value(f"{TEXT}, or one assistant message", value)
     return text.rstrip().removesuffix(TURN_END).rstrip("\n") if text.rstrip().endswith(TURN_END) else text
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.errors import Faults, InputError
+from replay_pools.storage.files import MAX_DOCUMENT, read_plain
 
 FENCE = "`" * 5
 PARTS = {"Prompt": "prompt", "Hack": "hack", "Clean": "clean"}
@@ -47,7 +48,7 @@ def read_markdown(path: Path, selector: str, faults: Faults) -> list[tuple[str, 
         InputError: no such section, or no pair that the reference selects.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_plain(path, MAX_DOCUMENT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(path, expected="text in UTF-8", found=str(error)) from error
     by_section = _pairs(text, path, faults)

@@ -20,7 +20,7 @@ from pathlib import Path
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
-from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.files import read_sealed, write_sealed
 from replay_pools.storage.tables import decode
 
 REGRADES_DIR = "regrades"  # in OUT
@@ -105,7 +105,7 @@ def graded_code_rule(pool: Pool) -> CodeRule:
 
 def write_regrade(out_dir: Path, record: Regrade) -> None:
     """Leave the record where `read_regrade` finds it."""
-    write_json(_path(out_dir, record.old.manifest_sha256), {"schema": REGRADE_SCHEMA, **asdict(record)})
+    write_sealed(_path(out_dir, record.old.manifest_sha256), {"schema": REGRADE_SCHEMA, **asdict(record)})
 
 
 def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
@@ -117,8 +117,8 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
     path = _path(out_dir, manifest_sha256)
     if not path.exists():
         return None
-    row, fix = read_json(path), "delete it, and regrade the pool again"
-    schema = row.pop("schema", None) if isinstance(row, dict) else None
+    row, fix = read_sealed(path), "delete it, and regrade the pool again"
+    schema = row.pop("schema", None)
     if schema != REGRADE_SCHEMA:
         raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
     record = decode(Regrade, row, path)

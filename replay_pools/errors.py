@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 EXIT_INPUT = 2  # the exit code of a command with bad input: run again, it would end the same way
+MOST_SHOWN = 4000  # characters of a place, or of what was found
 MOST_LINES = 20  # different faults in one message; the rest is counted
 MOST_NAMES = 8  # that one line lists
 
@@ -27,9 +28,14 @@ class InputError(Exception):
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
-        self.where, self.expected, self.found, self.fix = str(where), expected, found, fix
-        text = f"{self.where}: expected {expected}, found {found}"
-        super().__init__(f"{text}; {fix}" if fix else text)
+        # What was written by others may be of any size.
+        self.where, self.expected, self.found, self.fix = _cut(str(where)), expected, _cut(found), _cut(fix)
+        text = f"{self.where}: expected {expected}, found {self.found}"
+        super().__init__(f"{text}; {self.fix}" if fix else text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
 
 
 class FieldError(InputError, ValueError):

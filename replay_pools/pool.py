@@ -2,101 +2,78 @@
 
     out/pools/<name>/step_000.jsonl.gz ...   one line a rollout; one step = one group = one problem
     out/pools/<name>/.header.json            while the pool is being written; `finish` removes it
-    out/pools/<name>/manifest.json           written last: schema, the header's fields, counts, sha256 of every file
+    out/pools/<name>/manifest.json           written last: schema, the header's fields, counts, sha256 of every file and
+                                             of itself
 
 `PoolWriter` writes a pool, `open_pool` opens one and `resolve_pool` finds it by name.
 """
 
-import re
+import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from pydantic import AfterValidator
-from typing_extensions import TypedDict
 
-from replay_pools.errors import FieldError, InputError, InputErrors, unknown_name
+from replay_pools.errors import InputError, InputErrors, unknown_name
+from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
 from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
+from replay_pools.screen import report
 from replay_pools.storage.files import (
+    SEAL,
     dump_json,
     encode_jsonl,
     first_difference,
     read_gz,
     read_json,
+    read_sealed,
     remove_leftovers,
     sha256,
     write_gz,
     write_json,
+    write_sealed,
 )
-from replay_pools.storage.tables import decode, decode_json
+from replay_pools.storage.tables import decode_json
 
-MANIFEST_NAME = "manifest.json"
 HEADER_NAME = ".header.json"
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for
 BUILTIN = Path(__file__).parent / "builtin"
-STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
+REMEMBERED = 4096  # groups of a pool that are kept in memory
+
+COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
+HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
 
 
-def _step_name(name: str) -> str:
-    if not STEP_NAME.fullmatch(name):
-        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
-    return name
+class Steps(Sequence[list[Rollout]]):
+    """The groups of a pool in step order, each read when it is asked for; the last REMEMBERED stay in memory.
 
-
-class Entry(TypedDict):
-    """What a manifest says of one file."""
-
-    step: int
-    rollouts: int
-    sha256: str
-
-
-class Manifest(TypedDict):
-    """The required fields of a manifest.
-
-    Others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
-    {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+    To get one raises InputError where its file is missing, truncated, or not the one whose sha256 is in the manifest.
     """
 
-    policy: dict[str, Any]  # {"base_model", "adapter", ...}
-    tokenizer_sha256: Any
-    chat_template_sha256: Any
-    prompt_tail: str  # text that the template puts at the end of every prompt
-    sampler: dict[str, Any] | None  # null where it is unknown
-    plan: dict[str, Any]  # {"env", "mode", "hint", "seed", ...}
-    grader: dict[str, Any]  # {"version", "isolation"}
-    versions: Any  # {package: version}
-    git_commit: Any
-    counts: dict[str, Any]
-    # A name that is no step file could be a path out of the folder.
-    files: dict[Annotated[str, AfterValidator(_step_name)], Entry]
+    def __init__(self, read: Callable[[int], list[Rollout]], places: Sequence[int]) -> None:
+        self._read, self._places = read, places
 
+    def __len__(self) -> int:
+        return len(self._places)
 
-COMPUTED_FIELDS = ("schema", "counts", "files")  # of the manifest: written by `finish`, refused in a header
-HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
+    def __getitem__(self, place: Any) -> Any:
+        """The group of a place; a list of those of a slice."""
+        if isinstance(place, slice):
+            return [self._read(each) for each in self._places[place]]
+        return self._read(self._places[place])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A complete pool. Its steps are read at the first access and kept in memory."""
+    """A complete pool."""
 
     name: str  # of its directory
     path: Path
-    manifest: dict[str, Any]
-    read_steps: Callable[[], list[list[Rollout]]] = field(repr=False, compare=False)
-
-    @cached_property
-    def steps(self) -> list[list[Rollout]]:
-        """All groups in step order.
-
-        Raises:
-            InputError: a file is missing, truncated, or not the one whose sha256 is in the manifest.
-        """
-        return self.read_steps()
+    manifest: dict[str, Any]  # without the hash of itself
+    steps: Sequence[list[Rollout]] = field(repr=False, compare=False)  # groups
 
     @property
     def normalised(self) -> tuple[str, ...]:
@@ -107,6 +84,10 @@ class Pool:
     def cautions(self) -> list[str]:
         """Those of `normalised` that say what the pool is not good for."""
         return [sentence for sentence in self.normalised if sentence.startswith(CAUTION)]
+
+    def only(self, places: Sequence[int]) -> "Pool":
+        """The pool with the groups of some places alone."""
+        return replace(self, steps=Steps(lambda place: self.steps[place], places))
 
     def header(self) -> dict[str, Any]:
         """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""
@@ -119,33 +100,43 @@ class Pool:
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
         files, faults = self.manifest["files"], list[InputError]()
+        if SEAL not in read_json(self.path / MANIFEST_NAME):  # of a pool that was written before manifests had it
+            where, fix = self.path / MANIFEST_NAME, "make the pool again"
+            faults.append(InputError(where, expected=f"its {SEAL}", found="none: changes cannot be seen", fix=fix))
         for path in step_files(self.path):
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
-        rollouts: list[Rollout] = []
-        for name, entry in files.items():
+        num_rollouts, ends = 0, set[int]()
+        for number, (name, entry) in enumerate(files.items()):
+            report("steps", number, len(files))
             try:
                 group = _read_listed(self.path / name, entry)
             except InputError as error:
                 faults += error.errors if isinstance(error, InputErrors) else [error]
                 continue
-            rollouts += group
+            num_rollouts += len(group)
             place = f"{self.name} step {entry['step']}"
-            faults += group_faults(group, place, step=entry["step"], tail=self.manifest["prompt_tail"])
-        counts = {"steps": len(files), "rollouts": len(rollouts)}
+            faults += group_faults(group, place, step=_step(self.path / name), tail=self.manifest["prompt_tail"])
+            if (entry["step"], entry["rollouts"]) != (_step(self.path / name), len(group)):
+                expected, found = f"step {_step(self.path / name)}, {len(group)} rollouts", str(entry)
+                faults.append(InputError(f"{self.path / MANIFEST_NAME} {name}", expected=expected, found=found))
+            ends |= {rollout.completion_ids[-1] for rollout in group if rollout.finish_reason == "stop" and not faults}
+        counts = {"steps": len(files), "rollouts": num_rollouts}
         # With a damaged file the rollouts cannot be counted, and that file is named already.
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
             faults.append(InputError(where, expected=str(counts), found=str(self.manifest["counts"])))
         # A completion that stopped ends with an id that ends turns, whatever the vocabulary. Not so in an imported
         # pool, whose logger may call it a stop where a text ended it.
-        ends = {rollout.completion_ids[-1] for rollout in rollouts if rollout.finish_reason == "stop" and not faults}
-        overlong = [rollout for rollout in rollouts if ends & set(rollout.completion_ids[:-1])]
-        if overlong and "normalised" not in self.manifest:
-            first = overlong[0]
+        first, num_overlong = None, 0
+        for group in [] if faults or "normalised" in self.manifest else self.steps:
+            for rollout in group:
+                if ends.intersection(rollout.completion_ids[:-1]):
+                    first, num_overlong = first or rollout, num_overlong + 1
+        if first is not None:
             where = f"{self.name} step {first.step} sample {first.sample_id} completion_ids"
             inside = min(ends & set(first.completion_ids[:-1]))
-            actual = f"id {inside}, which ends other turns, before the end ({len(overlong)} rollouts)"
+            actual = f"id {inside}, which ends other turns, before the end ({num_overlong} rollouts)"
             faults.append(InputError(where, expected="no id behind the end of the turn", found=actual))
         return [*map(str, faults)]
 
@@ -161,21 +152,22 @@ class PoolWriter:
     Args:
         directory: the pool; created when absent.
         header: the fields of the manifest that the caller knows, at least HEADER_FIELDS.
+        is_lasting: whether a step survives a power cut once it is written; else all do once the pool is finished.
 
     Raises:
         InputError: a header field is missing or reserved, or the directory holds something else or another header.
     """
 
-    def __init__(self, directory: Path, *, header: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, *, header: dict[str, Any], is_lasting: bool = True) -> None:
         if wrong := [*({*HEADER_FIELDS} - header.keys()), *({*COMPUTED_FIELDS} & header.keys())]:
             expected = f"{', '.join(HEADER_FIELDS)}, and no computed field"
             raise InputError("pool header", expected=expected, found=f"missing or computed: {', '.join(wrong)}")
-        self.directory = directory
+        self.directory, self._is_lasting = directory, is_lasting
         self.header: dict[str, Any] = orjson.loads(dump_json(header))  # as a reader will see it: tuples are lists
         finished, unfinished = directory / MANIFEST_NAME, directory / HEADER_NAME
         if finished.exists() or unfinished.exists():
             stored = finished if finished.exists() else unfinished
-            stored_header = {key: value for key, value in read_json(stored).items() if key not in COMPUTED_FIELDS}
+            stored_header = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
             if difference := first_difference(stored_header, self.header):
                 name, value, wanted = difference
                 fix = "choose another --name, or delete this pool to start anew"
@@ -200,14 +192,17 @@ class PoolWriter:
         Raises:
             InputError: the first fault of the group.
         """
-        plain = encode_jsonl(rollouts)
+        self.write_plain(step, encode_jsonl(rollouts))
+
+    def write_plain(self, step: int, plain: bytes) -> None:
+        """As `write_step`, of the lines of the group."""
         self._parsed(plain, f"step {step}", step)  # as every reader will see it
         if (self.directory / MANIFEST_NAME).exists():
             # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
             # must still say whose pool it is.
             write_json(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
-        write_gz(self._path(step), plain)
+        write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 
     def drop_steps(self, first: int) -> None:
         """Delete the groups of the steps from `first` on, of a pool that is not finished."""
@@ -223,7 +218,9 @@ class PoolWriter:
         """
         files: dict[str, dict[str, Any]] = {}
         # From the disk, since an earlier process may have written some of them.
-        for path in step_files(self.directory):
+        paths = step_files(self.directory)
+        for number, path in enumerate(paths):
+            report("steps checked", number, len(paths))
             plain = read_gz(path)
             group = self._parsed(plain, path, _step(path))
             files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
@@ -233,7 +230,9 @@ class PoolWriter:
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
         # The manifest comes last of all: where it is, every file that it lists is on disk.
         manifest = {"schema": POOL_SCHEMA, **self.header, "counts": counts, "files": files}
-        write_json(self.directory / MANIFEST_NAME, manifest)
+        if not self._is_lasting:
+            os.sync()
+        write_sealed(self.directory / MANIFEST_NAME, manifest)
         (self.directory / HEADER_NAME).unlink(missing_ok=True)
         return open_pool(self.directory)
 
@@ -270,18 +269,10 @@ def open_pool(path: Path) -> Pool:
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)
-    where, manifest = path / MANIFEST_NAME, read_json(path / MANIFEST_NAME)
-    schema = manifest.get("schema") if isinstance(manifest, dict) else type(manifest).__name__
-    if schema != POOL_SCHEMA:
-        raise InputError(where, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
-    decode(Manifest, {name: manifest[name] for name in Manifest.__annotations__ if name in manifest}, where)
-    files: dict[str, Entry] = manifest["files"]
-    return Pool(
-        name=path.resolve().name,
-        path=path,
-        manifest=manifest,
-        read_steps=lambda: [_read_listed(path / file, entry) for file, entry in files.items()],
-    )
+    manifest = read_manifest(path)
+    files: list[tuple[str, Entry]] = [*manifest["files"].items()]
+    read = lru_cache(REMEMBERED)(lambda place: _read_listed(path / files[place][0], files[place][1]))
+    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Steps(read, range(len(files))))
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:

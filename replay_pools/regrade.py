@@ -22,7 +22,7 @@ from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.rollout import UNKNOWN, Grade, Rollout
 from replay_pools.screen import report
-from replay_pools.storage.files import locked, sha256
+from replay_pools.storage.files import file_sha256, locked
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
@@ -216,7 +216,7 @@ def _header(
         "regraded_from": {
             "name": source.name,
             "path": str(source.path.resolve()),
-            "sha256": sha256((source.path / MANIFEST_NAME).read_bytes()),
+            "sha256": file_sha256(source.path / MANIFEST_NAME),
             "grader": source.manifest["grader"],
             "kept": [*KEPT] if problems is None else [],
         },

@@ -4,7 +4,7 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import final
@@ -20,6 +20,7 @@ from replay_pools.rollout import Rollout
 
 # Names of the tables with a row for every position: learned ones, and computed ones that are stored.
 TABLES = ("wpe", "embed_positions", "position_embeddings")
+MOST_WINDOWS = 4  # of a model without a table of positions: attention to longer texts takes quadratic memory
 EXCERPT = 12  # characters of a text in an error
 
 
@@ -51,23 +52,26 @@ class Vocabulary:
     chat: Chat
     size: int  # rows of the embedding, which may be more than the tokenizer has tokens
     window: Window | None = None  # of its positions; None: not known
-    # Prompts whose text is that of their ids: the rollouts of a group share theirs, and to encode one takes long.
-    _sound: set[tuple[str, tuple[int, ...]]] = field(default_factory=set, init=False, repr=False, compare=False)
+    # Hashes of prompts whose text is that of their ids: a group shares its prompt, and to encode one takes long.
+    _sound: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    _last: list[tuple[list[int], str]] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def faults(self, pool: Pool, place_of: Callable[[Rollout], str] | None = None) -> list[InputError]:
-        """The first place of every kind of fault, with the number of rollouts that have it.
-
-        Args:
-            pool: whose rollouts are checked.
-            place_of: names a rollout in errors; None = by pool, step and sample.
-        """
+    def faults(self, pool: Pool) -> list[InputError]:
+        """The first place of every kind of fault, with the number of rollouts that have it."""
         faults = Faults()
         for rollout in chain.from_iterable(pool.steps):
-            place = f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}"
-            place = place if place_of is None else place_of(rollout)
-            for kind, name, expected, found, fix in self._rollout_faults(rollout):
-                faults.add(f"{place} {name}".rstrip(), kind, expected=expected, found=found, fix=fix)
+            self.note_faults(rollout, f"pool {pool.name} step {rollout.step} sample {rollout.sample_id}", faults)
         return faults.errors()
+
+    def note_faults(self, rollout: Rollout, place: str, faults: Faults) -> None:
+        """Note every fault of a rollout that stands at a place."""
+        for kind, name, expected, found, fix in self._rollout_faults(rollout):
+            faults.add(f"{place} {name}".rstrip(), kind, expected=expected, found=found, fix=fix)
+
+    def knows(self, rollout: Rollout) -> bool:
+        """Whether the model has all of its ids."""
+        ids = rollout.completion_ids + rollout.prompt_ids
+        return not ids or 0 <= min(ids) <= max(ids) < self.size
 
     def check(self, pool: Pool) -> None:
         """Raise InputError with every kind of fault of the pool, where it has any."""
@@ -89,9 +93,14 @@ class Vocabulary:
     def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
         """(expected, found, fix) of so many tokens, where the model has no position for the last."""
         num_tokens = num_prompt + num_completion
-        if self.window is None or not self.window.is_bound or num_tokens <= self.window.size:
+        if self.window is None:
             return None
-        expected = f"at most {self.window.size} tokens, the positions of {self.chat.base_model}"
+        most, what = self.window.size, "the positions"
+        if not self.window.is_bound:
+            most, what = MOST_WINDOWS * most, f"{MOST_WINDOWS} times the positions"
+        if num_tokens <= most:
+            return None
+        expected = f"at most {most} tokens, {what} of {self.chat.base_model}"
         found = f"{num_tokens}: {num_prompt} of the prompt, {num_completion} of the completion"
         return expected, found, "leave it out, or is another --model meant?"
 
@@ -100,20 +109,22 @@ class Vocabulary:
 
         Logs keep special tokens in the text, or cut the whitespace around it; both shift the places of its tokens.
         """
-        decoded = self.chat.decode(rollout.completion_ids)
+        decoded = self._decoded(rollout)
         return decoded if self._bare(decoded) == self._bare(rollout.completion) else rollout.completion
 
     def _rollout_faults(self, rollout: Rollout) -> Iterator[tuple[str, str, str, str, str]]:
         """(kind, field, expected, found, fix) of each fault of one rollout."""
         model = self.chat.base_model
-        outside = [token for token in [*rollout.prompt_ids, *rollout.completion_ids] if not 0 <= token < self.size]
-        if outside:
+        if not self.knows(rollout):
+            ids = rollout.prompt_ids + rollout.completion_ids
+            outside = [token for token in ids if not 0 <= token < self.size]
             expected = f"token ids of {model}, 0 to {self.size - 1}"
             yield "ids", "", expected, f"{len(outside)} others, the first {outside[0]}", ""
             return  # which no tokenizer turns into text
         if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
             yield "positions", "", *too_long
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.chat.eos_ids]
+        turn_ends = self.chat.eos_ids  # asked once: the tokenizer looks it up
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in turn_ends]
         if ends and ends[0] + 1 < rollout.comp_len:
             behind = rollout.comp_len - ends[0] - 1
             found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
@@ -129,9 +140,16 @@ class Vocabulary:
             difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
             yield "prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix
 
+    def _decoded(self, rollout: Rollout) -> str:
+        """The text of the completion's ids, which is asked for twice in a row."""
+        ids = rollout.completion_ids
+        if not self._last or self._last[0][0] is not ids:
+            self._last[:] = [(ids, self.chat.decode(ids))]
+        return self._last[0][1]
+
     def _says_completion(self, rollout: Rollout) -> bool:
         """Whether the ids decode to the text, up to special tokens and the whitespace around it."""
-        decoded = self.chat.decode(rollout.completion_ids)
+        decoded = self._decoded(rollout)
         if decoded == rollout.completion:
             return True
         # Some loggers decode with the clean-up of spaces before punctuation.
@@ -140,7 +158,7 @@ class Vocabulary:
 
     def _says_prompt(self, rollout: Rollout) -> bool:
         """Whether text and ids say the same in one direction: not every tokenizer gives back all spaces."""
-        tokenizer, prompt = self.chat.tokenizer, (rollout.prompt, tuple(rollout.prompt_ids))
+        tokenizer, prompt = self.chat.tokenizer, hash((rollout.prompt, *rollout.prompt_ids))
         if prompt in self._sound:
             return True
         sound = tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids

@@ -169,8 +169,8 @@ def pool_header() -> dict[str, Any]:
     """A complete header for PoolWriter."""
     return {
         "policy": {"base_model": "fake", "adapter": None},
-        "tokenizer_sha256": "t",
-        "chat_template_sha256": "c",
+        "tokenizer_sha256": "7" * 64,
+        "chat_template_sha256": "c" * 64,
         "prompt_tail": TAIL,
         "sampler": {"temperature": 1.0},
         "plan": {"env": "fake", "mode": "run_tests", "hint": True, "seed": 0},

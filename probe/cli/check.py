@@ -211,7 +211,7 @@ def _default_name(rollouts: Path, log: "Log", config: ReplayConfig, limit: int |
     from extraction.selection import selected_pairs
 
     pairs = pairs_sha(selected_pairs(config.intervention.extraction))
-    shape = [log.groups, log.mapping, log.format, asdict(config), pairs, limit]
+    shape = [log.sha256, log.groups, log.mapping, log.format, asdict(config), pairs, limit]
     return default_name(rollouts.name.partition(".")[0] or "log", shape)
 
 

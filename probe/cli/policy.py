@@ -123,9 +123,9 @@ def finetune(
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
     """What was trained, read back from its card."""
     from probe.runs.finetune import CARD
-    from replay_pools.storage.files import read_json
+    from replay_pools.storage.files import read_sealed
 
-    card = read_json(directory / CARD)
+    card = read_sealed(directory / CARD)
     if as_json:
         echo_json({"path": str(directory), **card})
         return

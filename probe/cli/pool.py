@@ -10,6 +10,7 @@ import click
 
 from extraction.census import count_modes
 from probe.cli._frame import echo, echo_json, echo_table, json_option, limit_option, name_option, one_pool, out_option
+from probe.cli._running import shown_progress
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
@@ -42,11 +43,9 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
     policy = summary["policy"]
     echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
     echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    if summary["without_label"]:
-        echo(
-            f"without label: {summary['without_label']} rollouts, which the rates below leave out (the machine was too "
-            "busy to grade them: see probe pool regrade)"
-        )
+    if reasons := summary["why_without_label"]:
+        listed = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+        echo(f"without label: {summary['without_label']} rollouts, which the rates below leave out ({listed})")
     echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():
@@ -134,7 +133,10 @@ def import_(
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    pool = import_log(source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit)
+    with shown_progress():
+        pool = import_log(
+            source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit
+        )
     log = pool.manifest["log"]
     if as_json:
         log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
@@ -188,6 +190,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "steps": len(stored.steps),
         "rollouts": len(rollouts),
         "without_label": len(rollouts) - len(labelled),
+        "why_without_label": dict(Counter(rollout.grade.no_label for rollout in rollouts if not rollout.labelled)),
         "modes": modes,
         "hacks_quote": dict(count_modes(rollout.completion for rollout in labelled if rollout.hacked)),
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),

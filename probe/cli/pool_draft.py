@@ -115,9 +115,10 @@ def _checked(source: Path, mappings: Sequence[str], format_name: str | None) -> 
 def _of_log(log: "Log") -> "Iterator[Answer]":
     from extraction.draft import Answer
     from extraction.pair_files import messages_of
+    from replay_pools.logs.rows import row_of
 
     for problem_id, group in zip(log.problem_ids, log.groups, strict=True):
-        for row in group:
+        for row in (row_of(log, facts) for facts in group):
             asked = row.messages or (row.rendered and messages_of(row.rendered))
             if not asked or row.completion is None:
                 fix = "import it (probe pool import), and draft from the pool"

@@ -19,6 +19,7 @@ from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
 if TYPE_CHECKING:
+    from probe.settings.rollouts import RolloutConfig
     from replay_pools.engines import Engine
     from replay_pools.generate import PoolPlan
 
@@ -95,7 +96,8 @@ def generate(
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
     if url is not None:
-        source = _served(str(config.model.name), url, rollouts.served_model)
+        with shown_progress():
+            source = _served(str(config.model.name), url, rollouts)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -142,12 +144,13 @@ def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: P
     echo(f"grading under isolation {isolation}; nothing was written")
 
 
-def _served(model: str, url: str, served_model: str | None) -> "Engine":
+def _served(model: str, url: str, rollouts: "RolloutConfig") -> "Engine":
+    from probe.runs.sources.served import configured_connection
     from replay_pools.policy.load import load_served_policy
-    from replay_pools.serving.connection import Connection
     from replay_pools.serving.engine import connect
 
-    return connect(Connection(url=url), load_served_policy(model), served_model=served_model)
+    server = configured_connection(url, rollouts)
+    return connect(server, load_served_policy(model), served_model=rollouts.served_model)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:

@@ -23,22 +23,29 @@ import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
+
+from typing_extensions import TypedDict
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
+from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
     decode_checked_jsonl,
     decode_jsonl,
     encode_jsonl,
+    file_sha256,
     read_gz,
     read_json,
+    read_plain,
+    read_sealed,
     sha256,
     write_atomic,
     write_jsonl_gz,
 )
+from replay_pools.storage.tables import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,6 +71,30 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, StepRecord)
+
+
+class _Rate(TypedDict):
+    count: int
+    rate: float | None
+    interval: dict[Literal["low", "high"], float] | None
+
+
+class _Rates(TypedDict):
+    num_rollouts: int
+    num_problems: int
+    hack: _Rate
+    exploit: _Rate
+    solve: _Rate
+
+
+class Evaluation(TypedDict):
+    """A line of `evals.jsonl`."""
+
+    step: int
+    weights: Literal["training", "deployed"]
+    rates: dict[str, _Rates]  # by setting
+    frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
+    elo: NotRequired[dict[str, dict[str, Any]] | None]  # by ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -170,10 +201,11 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
         InputError: a line is no evaluation with rates.
     """
     path = directory / EVALS_FILE
-    rows = decode_jsonl(path.read_bytes(), path) if path.is_file() else []
-    for i, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not {"step", "weights", "rates"} <= row.keys():
-            raise InputError(f"{path}:{i}", expected="an evaluation with rates", found=repr(row)[:60])
+    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
+    for number, row in enumerate(rows, 1):
+        decode(Evaluation, row, f"{path} line {number}", extra="allow")
+        if ALL not in row["rates"]:
+            raise InputError(f"{path} line {number} rates.{ALL}", expected="a value", found="no such key")
     return rows
 
 
@@ -217,7 +249,7 @@ def other_hashes(directory: Path) -> dict[str, str]:
     hashes = {}
     for pattern in OTHER_FILES:
         for path in sorted(directory.glob(pattern)):
-            hashes[str(path.relative_to(directory))] = sha256(path.read_bytes())
+            hashes[str(path.relative_to(directory))] = file_sha256(path)
     return hashes
 
 
@@ -284,8 +316,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             found="none: the run was interrupted or is still going",
             fix="run the same command again to resume it",
         )
-    manifest = read_json(directory / MANIFEST_FILE)
-    listed = manifest.get("files") if isinstance(manifest, dict) else None
+    manifest = read_sealed(directory / MANIFEST_FILE)
+    listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
     schema = manifest.get("schema")
@@ -328,12 +360,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 
 def _plain_bytes(path: Path) -> bytes:
-    if path.suffix == ".gz":
-        return read_gz(path)
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a file of a run", found="no such file") from error
+    return read_gz(path) if path.suffix == ".gz" else read_plain(path)
 
 
 def _parse_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:

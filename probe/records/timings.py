@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from replay_pools.software import git_commit, is_edited, versions
-from replay_pools.storage.files import append_jsonl, decode_jsonl
+from replay_pools.storage.files import append_jsonl, decode_jsonl, read_plain
 
 TIMINGS_FILE = "timings.jsonl"
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
@@ -139,4 +139,4 @@ def _read(directory: Path) -> tuple[list[dict[str, Any]], list[float]]:
 
 def _rows(directory: Path) -> list[dict[str, Any]]:
     path = directory / TIMINGS_FILE
-    return decode_jsonl(path.read_bytes(), path) if path.is_file() else []
+    return decode_jsonl(read_plain(path), path) if path.is_file() else []

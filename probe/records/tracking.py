@@ -24,7 +24,7 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, STEPS_FILE
 from probe.settings.words import DEFAULT_CONDITION
 from replay_pools.errors import InputError
 from replay_pools.screen import heard_by
-from replay_pools.storage.files import decode_jsonl, flatten, read_json
+from replay_pools.storage.files import decode_jsonl, flatten, read_json, read_plain
 
 PROJECT = "gradient-probe"
 PACKAGES = {  # tracker: packages, any one of which it needs
@@ -132,7 +132,7 @@ class _UnreadLines:
         path = self._directory / name
         if not path.is_file():
             return []
-        plain = path.read_bytes()
+        plain = read_plain(path)
         unread = plain[self._offsets[name] :]
         self._offsets[name] = len(plain)
         return decode_jsonl(unread, path)

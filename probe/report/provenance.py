@@ -14,7 +14,7 @@ from probe.records.run import CONFIG_FILE, MANIFEST_FILE, OWN_POOLS, Run
 from probe.records.timings import starts_of
 from probe.report.inputs import Report
 from probe.report.page import Section, render
-from replay_pools.storage.files import read_json, sha256
+from replay_pools.storage.files import file_sha256, read_json
 
 LEAD = (
     "Every number above comes from the files named here. A run whose files were changed since is refused, not reported."
@@ -55,7 +55,7 @@ def facts(run: Run, report: Report) -> TextTable:
             ", ".join(f"{count} ({basis})" for basis, count in manifest.get("num_modules", {}).items()),
         ),
         *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
-        ("manifest", f"sha256 {sha256((run.path / MANIFEST_FILE).read_bytes())}, {len(manifest['files'])} files"),
+        ("manifest", f"sha256 {file_sha256(run.path / MANIFEST_FILE)}, {len(manifest['files'])} files"),
         ("additivity", _additivity(manifest.get("additivity"))),
         ("noise of the dtype", _noise(manifest.get("dtype_noise"))),
         ("specification", _spec(settings, report)),

@@ -36,7 +36,7 @@ from probe.runs.directions import CARD_SCHEMA, card_path
 from probe.runs.gram_recorder import extraction_settings, pair_products
 from probe.settings.run import StepConfig
 from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256, write_json
+from replay_pools.storage.files import file_sha256, write_sealed
 
 NUM_DRAWS = 199  # p is at least 1 / 200
 # Metadata of the direction file that the card repeats as `settings`.
@@ -74,7 +74,7 @@ def write_card(
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
-        "sha256": sha256(path.read_bytes()),
+        "sha256": file_sha256(path),
         "basis": metadata["fingerprint"]["basis"],
         "pairs": metadata["pairs"],
         "pairs_sha256": metadata["pairs_sha256"],
@@ -96,7 +96,7 @@ def write_card(
         "chat_template_sha256": metadata["chat_template_sha256"],
         "tokenizer_sha256": metadata["tokenizer_sha256"],
     }
-    write_json(card_path(path), card)
+    write_sealed(card_path(path), card)
     return card
 
 

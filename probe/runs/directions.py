@@ -35,7 +35,7 @@ from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
-from replay_pools.storage.files import read_json, sha256
+from replay_pools.storage.files import file_sha256, read_sealed
 
 CARD_SCHEMA = 2
 
@@ -136,16 +136,15 @@ def read_card(path: Path) -> dict[str, Any]:
     if not where.is_file():
         fix = "ask for it where the file comes from, or run probe extract again"
         raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
-    card = read_json(where)
-    if not isinstance(card, dict) or card.get("schema") != CARD_SCHEMA:
-        schema = card.get("schema") if isinstance(card, dict) else type(card).__name__
-        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(schema))
+    card = read_sealed(where)
+    if card.get("schema") != CARD_SCHEMA:
+        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(card.get("schema")))
     # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
-    actual = sha256(path.read_bytes())
-    if card["sha256"] != actual:
+    actual = file_sha256(path)
+    if card.get("sha256") != actual:
         raise InputError(
             path,
-            expected=f"the file of its card, sha256 {card['sha256']}",
+            expected=f"the file of its card, sha256 {card.get('sha256')}",
             found=actual,
             fix="card and file are of different extractions: run probe extract again",
         )

@@ -32,7 +32,7 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
-from replay_pools.storage.files import dump_json, read_json, sha256, sync, write_json
+from replay_pools.storage.files import dump_json, file_sha256, read_sealed, sync, write_sealed
 
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step
@@ -135,7 +135,7 @@ def finetune(
     folder = unfinished(directory)
     begun = [place for place in (directory, folder) if (place / CARD).is_file()]
     for place in begun:
-        stored_card = read_json(place / CARD)
+        stored_card = read_sealed(place / CARD)
         check_same(place, {key: stored_card.get(key) for key in card}, card)
     is_new = not directory.exists()
     if is_new:
@@ -145,7 +145,7 @@ def finetune(
         for done in range(len(training.losses) + 1, settings.steps + 1):
             training.step([next(examples) for _ in range(settings.batch)])
             if done % CHECKPOINT_EVERY == 0:
-                write_json(folder / CARD, card)  # before the checkpoint, which is nothing without it
+                write_sealed(folder / CARD, card)  # before the checkpoint, which is nothing without it
                 save_checkpoint(folder, done, training)
                 drop_checkpoints(folder, done, keep=1)
             report("steps", done, settings.steps)
@@ -250,8 +250,8 @@ def _write(training: _Training, directory: Path, card: dict[str, Any], merged_in
         merged: Any = training.coordinates.model.merge_and_unload()
         merged.save_pretrained(folder)
         merged_into.tokenizer.save_pretrained(folder)
-    files = {path.name: sha256(path.read_bytes()) for path in sorted(folder.glob("*.safetensors"))}
-    write_json(folder / CARD, {**card, "git_commit": git_commit(), "losses": training.losses, "files": files})
+    files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
+    write_sealed(folder / CARD, {**card, "git_commit": git_commit(), "losses": training.losses, "files": files})
     for path in (*folder.iterdir(), folder):
         sync(path)  # before the rename, as in `write_atomic`: other libraries sync nothing
     folder.replace(directory)

@@ -54,7 +54,7 @@ from probe.step.step import Measure, train_step
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.rollout import REWARD_RANGE
 from replay_pools.screen import report
-from replay_pools.storage.files import remove_leftovers, write_json
+from replay_pools.storage.files import remove_leftovers, write_sealed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,4 +256,4 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
     }
     # Temporary files of a process that was killed in a write.
     remove_leftovers(directory)
-    write_json(directory / MANIFEST_FILE, manifest)
+    write_sealed(directory / MANIFEST_FILE, manifest)

@@ -98,7 +98,8 @@ class ReplayInputs:
             pools = [_without(pool, left_out) for pool in pools]
         groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
         vocabulary = load_vocabulary(self.model_name)
-        for pool in self.pools:
+        drawn = [groups.drawn(pool) for pool in pools]
+        for pool in drawn:
             _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
             # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
             vocabulary.check(pool)
@@ -108,7 +109,7 @@ class ReplayInputs:
                 self._say(f"pool {pool.name}: {sentence}")
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(self.pools))]:
+            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(drawn))]:
                 self._say(sentence)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
@@ -209,17 +210,17 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     if not trained:
         expected = f"a step of the training that pool {pool.name} is the log of"
         raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
-    kept = [group for step, group in zip(trained, pool.steps, strict=True) if any(step in span for span in wanted)]
+    kept = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
     if not kept:
         expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
         raise InputError("--only-step", expected=expected, found=str(source.only_step))
-    return replace(pool, read_steps=lambda: kept)
+    return pool.only(kept)
 
 
 def _without(pool: Pool, problems: Sequence[str]) -> Pool:
     """The pool without the groups of some problems."""
-    kept = [group for group in pool.steps if group[0].problem_id not in problems]
-    return replace(pool, read_steps=lambda: kept)
+    kept = [place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems]
+    return pool.only(kept)
 
 
 def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:

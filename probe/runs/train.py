@@ -39,7 +39,7 @@ from probe.runs.sources.live import LiveSource
 from probe.runs.sources.past import AheadEngine, Background, PastSelf, PastWeights, PrefetchedSource
 from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, Tally, choose_problems
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, check_returning, remedied, surprising
-from probe.runs.sources.served import PushedEngine, forget_adapter
+from probe.runs.sources.served import PushedEngine, configured_connection, forget_adapter
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
@@ -56,7 +56,6 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 from replay_pools.sampling import LocalEngine
-from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import connect
 from replay_pools.vocabulary import check_imported
 
@@ -313,7 +312,7 @@ def _open_engine(
     if url is None:
         yield LocalEngine(replace(policy, adapter=adapter))
         return
-    base = connect(Connection(url=url), policy, served_model=rollouts.served_model)
+    base = connect(configured_connection(url, rollouts), policy, served_model=rollouts.served_model)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
         forget_adapter(base, leftover)
         shutil.rmtree(leftover)

@@ -8,7 +8,6 @@ A preset is a TOML file with the tables of a run: one of `probe/settings/presets
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
-from replay_pools.storage.tables import NO_VALUE, decode, overlaid, read_toml, toml_text
+from replay_pools.storage.tables import NO_VALUE, decode, overlaid, parse_toml, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
@@ -100,8 +99,8 @@ def parse_setting(text: str) -> dict[str, Any]:
         raise InputError("--set", expected="KEY=VALUE, as objective.beta=0.01", found=repr(text))
     toml_value = f'"{value}"' if _needs_no_quotes(value) else value
     try:
-        return tomllib.loads(f"{key} = {toml_value}")
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        return parse_toml(f"{key} = {toml_value}")
+    except ValueError as error:
         fix = f"""a text with blanks needs quotes: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error
 

@@ -105,6 +105,9 @@ class RolloutConfig:
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
     served_model: Maybe[Text] = setting(None, "the base model's name on the server; none: it has one")
+    server_timeout_s: float = setting(600.0, "seconds in which a server answers a request", gt=0)
+    server_answer_mib: int = setting(16, "largest answer of a server in MiB", ge=1)
+    server_bytes_per_s: float = setting(1024.0, "slowest pace at which an answer comes that has begun", gt=0)
     teacher: Maybe[TeacherConfig] = None
     past_self: Maybe[PastSelfConfig] = None
     refills: int = setting(0, "further attempts at a group without reward variance, each on another problem", ge=0)

@@ -11,7 +11,7 @@ word in `Strata`, its row in `STRATA`.
 
 import math
 import random
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -20,6 +20,7 @@ from probe.settings.words import Match, Strata
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
+from replay_pools.screen import report
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,15 @@ def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A labelled rollout of a pool: the place of its group, its number there, and its reward."""
+
+    place: int
+    number: int
+    reward: float
+
+
 class ReplaySource:
     """Groups with `per_pool` rollouts of every pool, matched by problem, by prompt, or by position.
 
@@ -144,18 +154,15 @@ class ReplaySource:
                 "--replay-dirs", expected="different pools, at least one", found=", ".join(names) or "none"
             )
         self._per_pool, self._seed = per_pool, seed
-        self._rollouts: dict[RolloutKey, Rollout] = {}
+        # {(pool, step): the pool, and the place of the step in it}: rollouts are read again when they are drawn.
+        self._places: dict[tuple[str, int], tuple[Pool, int]] = {}
         self.num_unlabelled = 0  # rollouts of the pools that cannot be drawn
-        for pool in pools:
-            for rollouts in pool.steps:
-                self._rollouts |= {_key(pool, rollout): rollout for rollout in rollouts}
-                self.num_unlabelled += sum(not rollout.labelled for rollout in rollouts)
-        tables = [_steps_by(pool, match) for pool in pools]
+        tables = [self._read(pool, match) for pool in pools]
         common = [mark for mark in tables[0] if all(mark in table for table in tables)]
         if not common:
             fix = "generate the pools with the same --env, --split, --steps and --seed, or use --match none"
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
-        self._matches: list[list[tuple[Pool, list[Rollout]]]] = []  # by place, by pool
+        self._matches: list[list[tuple[Pool, list[_Stored]]]] = []  # by place, by pool
         for mark in common:
             self._matches.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
         # (place, turn) of every group that the rollouts fill: the first of every place, then the second, and so on. A
@@ -189,16 +196,45 @@ class ReplaySource:
     def _chosen(self, place: int, turn: int) -> list[tuple[RolloutKey, Rollout]]:
         """The rollouts of a group."""
         chosen: list[tuple[RolloutKey, Rollout]] = []
+        for pool, stored in self._drawn(place, turn):
+            rollout = pool.steps[stored.place][stored.number]
+            chosen.append((RolloutKey(pool.name, rollout.step, rollout.sample_id), rollout))
+        return chosen
+
+    def _drawn(self, place: int, turn: int) -> Iterator[tuple[Pool, "_Stored"]]:
+        """Where the rollouts of a group are."""
         for pool, rollouts in self._matches[place]:
             for i in sorted(self._draw(place, turn, pool, len(rollouts))):
-                chosen.append((_key(pool, rollouts[i]), rollouts[i]))
-        return chosen
+                yield pool, rollouts[i]
+
+    def drawn(self, pool: Pool) -> Pool:
+        """The pool with the groups alone from which rollouts are drawn."""
+        places = {stored.place for turn in self._turns for each, stored in self._drawn(*turn) if each is pool}
+        return pool.only(sorted(places))
+
+    def _read(self, pool: Pool, match: Match) -> dict[Hashable, list["_Stored"]]:
+        """The labelled rollouts of a pool's steps, by what they are matched by; several steps with one mark are one."""
+        marks = {
+            "problem": lambda place, rollout: rollout.problem_id,
+            "prompt": lambda place, rollout: rollout.prompt_sha,
+            "none": lambda place, rollout: place,
+        }
+        table: dict[Hashable, list[_Stored]] = {}
+        for place, rollouts in enumerate(pool.steps):
+            report(f"groups of pool {pool.name} read", place, len(pool.steps))
+            self._places[pool.name, rollouts[0].step] = pool, place
+            numbers = [number for number, rollout in enumerate(rollouts) if rollout.labelled]
+            self.num_unlabelled += len(rollouts) - len(numbers)
+            if numbers:
+                stored = [_Stored(place, number, rollouts[number].reward) for number in numbers]
+                table.setdefault(marks[match](place, rollouts[numbers[0]]), []).extend(stored)
+        return table
 
     def _has_update(self, place: int, turn: int) -> bool:
         """Whether rewards differ in a group; one that is too small has one, so that it is refused by its name."""
         if any(len(rollouts) < self._per_pool for _, rollouts in self._matches[place]):
             return True
-        return len({rollout.reward for _, rollout in self._chosen(place, turn)}) > 1
+        return len({stored.reward for _, stored in self._drawn(place, turn)}) > 1
 
     def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
         """Which of a pool's rollouts are in a group: those that earlier turns of the place have left, at random."""
@@ -212,34 +248,16 @@ class ReplaySource:
 
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels."""
-        return self._rollouts[key]
+        pool, place = self._places[key.pool, key.step]
+        return pool.steps[place][key.sample_id]
 
     def _check_sizes(self) -> None:
         for place, _ in self._turns:
             for pool, rollouts in self._matches[place]:
                 if len(rollouts) < self._per_pool:
                     raise InputError(
-                        f"pool {pool.name} step {rollouts[0].step}",
+                        f"pool {pool.name} step {pool.steps[rollouts[0].place][0].step}",
                         expected=f"at least {self._per_pool} rollouts with a label (--per-pool)",
                         found=f"{len(rollouts)}",
                         fix="use a smaller --per-pool or a pool with larger groups",
                     )
-
-
-def _key(pool: Pool, rollout: Rollout) -> RolloutKey:
-    return RolloutKey(pool.name, rollout.step, rollout.sample_id)
-
-
-def _steps_by(pool: Pool, match: Match) -> dict[Hashable, list[Rollout]]:
-    """The labelled rollouts of a pool's steps, by what these are matched by; several steps with one mark are one."""
-    marks = {
-        "problem": lambda position, rollout: rollout.problem_id,
-        "prompt": lambda position, rollout: rollout.prompt_sha,
-        "none": lambda position, rollout: position,
-    }
-    table: dict[Hashable, list[Rollout]] = {}
-    for position, rollouts in enumerate(pool.steps):
-        labelled = [rollout for rollout in rollouts if rollout.labelled]
-        if labelled:
-            table.setdefault(marks[match](position, labelled[0]), []).extend(labelled)
-    return table

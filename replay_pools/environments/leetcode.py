@@ -21,7 +21,7 @@ from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.errors import InputError
 from replay_pools.grading import wire
-from replay_pools.storage.files import decode_jsonl
+from replay_pools.storage.files import decode_jsonl, read_plain
 
 _FIELDS = {
     "id": (str, int),
@@ -77,10 +77,10 @@ def read_problems(path: str | Path) -> tuple[Problem, ...]:
         InputError: as `LeetcodeEnvironment`.
     """
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
+        content = read_plain(Path(path))
+    except InputError as error:
         fix = "spec/phase3.md says where those of the benchmark are"
-        raise InputError(path, expected="a LeetCode jsonl file", found=str(error.strerror), fix=fix) from error
+        raise InputError(path, expected="a LeetCode jsonl file", found=error.found, fix=fix) from error
     rows = decode_jsonl(content, path)
     problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
     if not rows:
@@ -166,8 +166,9 @@ def _parameters(canonical: str, func_name: str, where: str) -> list[str]:
 def _parse(source: str, where: str) -> ast.Module:
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise InputError(where, expected="Python source", found=str(error)) from error
+    # The last two of source that is nested too deeply.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise InputError(where, expected="Python source", found=str(error) or "too many levels") from error
 
 
 def _parse_tests(

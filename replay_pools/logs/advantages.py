@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay_pools.logs.columns import parse_column
-from replay_pools.logs.rows import LogRow
+from replay_pools.logs.rows import RowFacts
 from replay_pools.logs.sources import Log
 from replay_pools.pool import CAUTION
 
@@ -42,7 +42,7 @@ def read_back(log: Log, *, is_guessed: bool) -> None:
     columns = log.mapping.get("reward")
     if columns is None or "advantage" not in log.mapping:
         return
-    terms = parse_column("reward", columns, [row.fields for row in log.rows])
+    terms = parse_column("reward", columns, log.rows)
     batches = list(_batches(log.groups))
     if sum(len(batch.rewards) for batch in batches) < LEAST_GROUPS:
         return
@@ -77,7 +77,7 @@ def _weigh(log: Log, text: str, weights: Sequence[float]) -> None:
                 group[i] = replace(row, reward=sum(part * weight for part, weight in known))
 
 
-def _batches(groups: Sequence[Sequence[LogRow]]) -> Iterator[Batch]:
+def _batches(groups: Sequence[Sequence[RowFacts]]) -> Iterator[Batch]:
     """Groups of which all parts of rewards and all advantages are known, by step; rewards of others are left out."""
     steps: dict[Any, Batch] = {}
     for group in groups:

@@ -9,11 +9,11 @@ blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from replay_pools.errors import Faults, InputError, refuse, unknown_name
-from replay_pools.logs.sources import Fields, Log
+from replay_pools.logs.sources import Fields, Log, Rows
 from replay_pools.pool import CAUTION
 
 NO_COLUMN = "none"
@@ -116,20 +116,21 @@ def value_of(terms: Terms, fields: Fields) -> Any:
     return total
 
 
-def parse_column(target: str, text: str, rows: Sequence[Fields]) -> Terms:
+def parse_column(target: str, text: str, rows: Rows) -> Terms:
     """The column of a target, as in a mapping.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
     """
-    is_one = (target != "reward" and target not in KEYS) or any(text in fields for fields in rows)
+    is_one = (target != "reward" and target not in KEYS) or text in rows.kinds
     terms: Terms = []
     for part in [text] if is_one else text.split("+"):
         name, _, number = part.partition("*") if target == "reward" and not is_one else (part, "", "")
         name = name if is_one else name.strip()
-        if all(look_up(fields, name, MISSING) is MISSING for fields in rows):
+        if name not in rows.kinds and all(look_up(row.fields, name, MISSING) is MISSING for row in rows):
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
-            raise unknown_name(where, name, columns_of(rows), expected="a column of the log", fix=fix)
+            names = columns_of(row.fields for row in rows)
+            raise unknown_name(where, name, names, expected="a column of the log", fix=fix)
         try:
             weight = float(number.strip() or 1)
         except ValueError:
@@ -170,7 +171,7 @@ def choose_columns(log: Log, corrections: Mapping[str, str]) -> None:
     # A prompt that the user names is the only one, beside messages that he names as well.
     if any(target in corrections for target in PROMPTS):
         known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
-    guessed, notes = _guessed([row.fields for row in log.rows], known)
+    guessed, notes = _guessed(log.rows, known)
     mapping = known | guessed
     log.mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
     log.guessed = guessed.keys() & log.mapping.keys()
@@ -211,17 +212,12 @@ def _parts(text: str) -> set[str]:
     return {text, *(name.strip() for name in re.split(r"[+*]", text))}
 
 
-def _guessed(rows: Sequence[Fields], known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+def _guessed(rows: Rows, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """({target: column} by the names of columns, beside those that are `known`; what was left out and why).
 
     A column stands for one target; one without any value stands for none.
     """
-    filled: dict[str, Any] = {}  # {column: its first value}
-    for fields in rows:
-        for name, value in fields.items():
-            if value is not None:
-                filled.setdefault(name, value)
-    settled = {*known}
+    filled, settled = rows.filled, {*known}
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
@@ -249,11 +245,11 @@ def _guessed(rows: Sequence[Fields], known: Mapping[str, str]) -> tuple[dict[str
     return guessed, [f"{note} (--map rendered={name} where it was this text)"]
 
 
-def _hold_answers(rows: Sequence[Fields], mapping: Mapping[str, str]) -> bool:
+def _hold_answers(rows: Rows, mapping: Mapping[str, str]) -> bool:
     """Whether the messages of the first row that has any end in a turn of the assistant."""
-    for fields in rows:
+    for row in rows:
         for target in ("messages", "prompt"):
-            messages = look_up(fields, mapping.get(target, ""))
+            messages = look_up(row.fields, mapping.get(target, ""))
             if isinstance(messages, list) and messages:
                 return isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
     return False

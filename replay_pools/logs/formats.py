@@ -4,17 +4,18 @@ To add one: a row, before those that would take its rows. `unfold` makes rollout
 are not flat, `settle` changes the whole log; both may be left out.
 """
 
+import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
-from replay_pools.logs.sources import GENERAL, Fields, Log, StoredRow
+from replay_pools.logs.sources import GENERAL, Fields, Log, Rows, StoredRow
 
 Unfold = Callable[[Fields], Iterable[Fields]]  # may raise LeftOutError, or InputError at a place within the object
 
@@ -66,11 +67,12 @@ def apply_format(log: Log, name: str | None) -> None:
 
 def unfold_rows(log: Log, unfold: Unfold) -> None:
     """Replace each row by the rollouts in it; what was left out, and why, becomes a note."""
-    flat: list[StoredRow] = []
+    flat = Rows()
     left_out: Counter[str] = Counter()
     for row in log.rows:
         try:
-            flat += [StoredRow(row.path, row.where, fields) for fields in unfold(row.fields)]
+            for fields in unfold(row.fields):
+                flat.append(StoredRow(row.path, row.where, fields))
         except LeftOutError as reason:
             left_out[str(reason)] += 1
         except InputError as error:
@@ -105,15 +107,19 @@ STEP_FILE = re.compile(r"step_(\d+)\.")
 
 def _numbered(log: Log) -> None:
     """The rows with the number of their file as step, where its name has one."""
-    for i, row in enumerate(log.rows):
-        if "grade" in row.fields:
-            fix = "generate it again, or copy it with its manifest.json"
-            log.faults.add(row.where, "grade", expected="a log", found="a pool without manifest", fix=fix)
-        if number := STEP_FILE.match(row.path.name):
-            log.rows[i] = StoredRow(row.path, row.where, row.fields | {"step": int(number[1])})
+    if "grade" in log.rows.kinds:
+        fix = "generate it again, or copy it with its manifest.json"
+        log.faults.add(log.source, "grade", expected="a log", found="a pool without manifest", fix=fix)
     first = log.rows[0].fields
+    if any(STEP_FILE.match(row.path.name) for row in log.rows):
+        log.rows = Rows(map(_with_step, log.rows))
     is_older = "problem_messages" in first and not first.get("messages")
     log.mapping["messages"] = "problem_messages" if is_older else "messages"
+
+
+def _with_step(row: StoredRow) -> StoredRow:
+    number = STEP_FILE.match(row.path.name)
+    return StoredRow(row.path, row.where, row.fields | {"step": int(number[1])}) if number else row
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
@@ -125,47 +131,44 @@ GROUPS = TARGETS["group"]
 
 def _trl(log: Log) -> None:
     # A batch is written again, whole, under each step until the next is sampled. Single answers may come back.
-    kept: list[StoredRow] = []
-    before = ""
+    kept: list[int] = []  # places
+    start, before = 0, b""
     for _, block in groupby(log.rows, key=lambda row: (row.path, row.fields.get("step"))):
-        batch = [*block]
-        marks = repr([[row.fields.get(name) for name in TRL_COLUMNS[1:]] for row in batch])
-        kept += batch if marks != before else []
-        before = marks
-    if len(kept) < len(log.rows):
-        num_repeated = len(log.rows) - len(kept)
+        marks, stop = hashlib.sha256(), start
+        for row in block:
+            marks.update(repr([row.fields.get(name) for name in TRL_COLUMNS[1:]]).encode())
+            stop += 1
+        kept += range(start, stop) if marks.digest() != before else ()
+        start, before = stop, marks.digest()
+    if num_repeated := len(log.rows) - len(kept):
         log.notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
-    log.rows = kept
-    if rewards := _trl_rewards([row.fields for row in kept]):
+        log.rows = Rows(log.rows[place] for place in kept)
+    if rewards := _trl_rewards(log.rows.kinds):
         log.mapping["reward"] = "+".join(rewards)
-    if any(isinstance(row.fields.get("prompt"), str) for row in kept):
+    if str in log.rows.kinds.get("prompt", ()):
         log.mapping["rendered"] = "prompt"
         log.notes.append(
             "prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)"
         )
     # A reward function may log the group: its column is found by its name.
-    if any(row.fields.get(name) is not None for row in kept for name in GROUPS):
+    if {*GROUPS} & log.rows.filled.keys():
         return
     # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-    blocks = groupby(kept, key=lambda row: (row.path, repr(row.fields.get("prompt"))))
-    size = math.gcd(*(len([*block]) for _, block in blocks))
+    blocks = groupby(log.rows, key=lambda row: (row.path, repr(row.fields.get("prompt"))))
+    size = math.gcd(*(sum(1 for _ in block) for _, block in blocks))
     if size < 2:
         expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
         fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-        log.faults.add(kept[0].path, "groups", expected=expected, found=found, fix=fix)
+        log.faults.add(log.rows[0].path, "groups", expected=expected, found=found, fix=fix)
         return
     log.mapping["group"] = f"every:{size}"
     log.notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
 
 
-def _trl_rewards(rows: Sequence[Fields]) -> list[str]:
+def _trl_rewards(kinds: Mapping[str, set[type]]) -> list[str]:
     """`reward` where there is one, else the columns of numbers that are no other target: what reward functions paid."""
     reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
-    numbers: list[str] = []
-    for name in dict.fromkeys(name for fields in rows for name in fields):
-        kinds = {type(fields[name]) for fields in rows if fields.get(name) is not None}
-        if name not in reserved and kinds and kinds <= {int, float}:
-            numbers.append(name)
+    numbers = [name for name, types in kinds.items() if name not in reserved and types and types <= {int, float}]
     return ["reward"] if "reward" in numbers else numbers
 
 
@@ -273,7 +276,7 @@ def _prime_rl_rollout(path: Sequence[Fields], trace: Fields, episode: Fields) ->
 
 
 def _only_filled(log: Log) -> None:
-    filled = {name for row in log.rows for name, value in row.fields.items() if value is not None}
+    filled = log.rows.filled
     log.mapping = {target: name for target, name in log.mapping.items() if name in filled or target == "reward"}
 
 
@@ -332,11 +335,11 @@ BLOCK = "row of the log"  # the column that says which rollouts one row held
 
 
 def _lists(log: Log) -> None:
-    if not any({"completions", "responses", "outputs"} & row.fields.keys() for row in log.rows):
-        if any(isinstance(row.fields.get("label"), bool) for row in log.rows):
+    if not {"completions", "responses", "outputs"} & log.rows.kinds.keys():
+        if bool in log.rows.kinds.get("label", ()):
             log.notes.append("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")
         return
-    log.rows = [StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(log.rows)]
+    log.rows = Rows(StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(log.rows))
     unfold_rows(log, _exploded)
     log.mapping["group"] = BLOCK
     log.notes.append("a row with lists is one group")

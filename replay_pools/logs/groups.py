@@ -10,24 +10,22 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 
-from replay_pools.errors import Faults
 from replay_pools.logs.columns import block_size
-from replay_pools.logs.rows import LogRow
+from replay_pools.logs.rows import RowFacts, row_of
 from replay_pools.logs.sources import Log
-from replay_pools.storage.files import sha256
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
-Group = list[LogRow]
-Key = Callable[[LogRow], Hashable]
+Group = list[RowFacts]
+Key = Callable[[RowFacts], Hashable]
 
 
-def group_rows(log: Log, rows: Sequence[LogRow]) -> None:
+def group_rows(log: Log, rows: Sequence[RowFacts]) -> None:
     """Fill the groups of a log, their problems, and what has to be said of them.
 
     A block that cannot be a group is a fault, and so is an answer that is none.
     """
     size = block_size(log.mapping)
-    groups = _by_key(rows, _key(rows, log)) if size is None else _blocks(rows, size, log.faults)
+    groups = _by_key(rows, _key(rows, log)) if size is None else _blocks(rows, size, log)
     _check_answers(groups, log)
     larger = [group for group in groups if len(group) > 1]
     if larger and len(larger) < len(groups):  # a group of one has no baseline
@@ -40,15 +38,15 @@ def group_rows(log: Log, rows: Sequence[LogRow]) -> None:
         prompts = {(row.problem, row.prompt_key) for row in rows}
         are_names = len(prompts) == len({row.problem for row in rows})
     for first, *_ in log.groups:
-        by_prompt = f"prompt-{sha256(first.prompt_key.encode())[:12]}"
+        by_prompt = f"prompt-{first.prompt_key:016x}"[:19]
         log.problem_ids.append("/".join(first.problem or ()) if are_names else by_prompt)
 
 
-def _by_prompt(row: LogRow) -> Hashable:
+def _by_prompt(row: RowFacts) -> Hashable:
     return (row.step, row.prompt_key)
 
 
-def _key(rows: Sequence[LogRow], log: Log) -> Key:
+def _key(rows: Sequence[RowFacts], log: Log) -> Key:
     """What rollouts of one group share; a choice between several becomes a note."""
     target = "group" if "group" in log.mapping else "problem"
     value = attrgetter(target)
@@ -81,14 +79,14 @@ def _key(rows: Sequence[LogRow], log: Log) -> Key:
     return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
 
 
-def _counts_rows(rows: Sequence[LogRow], target: str) -> bool:
+def _counts_rows(rows: Sequence[RowFacts], target: str) -> bool:
     """Whether no two rows of a step of a file share the value, although rows of one do share prompts."""
     places = attrgetter("file", "step")
     num_values = len({(places(row), getattr(row, target)) for row in rows})
     return num_values == len(rows) and len({(places(row), row.prompt_key) for row in rows}) < len(rows)
 
 
-def _by_key(rows: Sequence[LogRow], key: Key) -> list[Group]:
+def _by_key(rows: Sequence[RowFacts], key: Key) -> list[Group]:
     groups: dict[Hashable, Group] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -104,34 +102,35 @@ def _check_answers(groups: Sequence[Group], log: Log) -> None:
     if "completion" not in log.guessed or "completion_ids" in log.mapping:
         return
     larger = [group for group in groups if len(group) > 1]
-    if larger and all(len({row.completion for row in group}) == 1 for group in larger):
+    if larger and all(len({row.answer_key for row in group}) == 1 for group in larger):
         name = log.mapping["completion"]
         said = name if name == "completion" else f"{name} (completion)"
         expected = "several answers to one prompt"
         fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
         found = "one text in all rows of each group, as the right answer would be"
-        log.faults.add(f"{larger[0][0].where} {said}", "answers", expected=expected, found=found, fix=fix)
+        where = row_of(log, larger[0][0]).where
+        log.faults.add(f"{where} {said}", "answers", expected=expected, found=found, fix=fix)
 
 
-def _blocks(rows: Sequence[LogRow], size: int, faults: Faults) -> list[Group]:
+def _blocks(rows: Sequence[RowFacts], size: int, log: Log) -> list[Group]:
     """Consecutive rows of one file, `size` at a time, each with one prompt and advantages around 0."""
     groups: list[Group] = []
     fix = "pass --map group=every:N, or group=COLUMN"
     for its_rows in _by_key(rows, attrgetter("file")):
         if len(its_rows) % size:
             found = f"{len(its_rows)} rows"
-            faults.add(its_rows[0].file, "blocks", expected=f"a multiple of {size} rows", found=found, fix=fix)
+            log.faults.add(its_rows[0].file, "blocks", expected=f"a multiple of {size} rows", found=found, fix=fix)
         groups += [its_rows[start : start + size] for start in range(0, len(its_rows), size)]
     for group in groups:
-        place = group[0].where
         if _has_several_prompts(group):
-            faults.add(place, "prompts", expected=f"{size} rows with one prompt", found="several prompts", fix=fix)
+            place, expected = row_of(log, group[0]).where, f"{size} rows with one prompt"
+            log.faults.add(place, "prompts", expected=expected, found="several prompts", fix=fix)
         advantages = [row.advantage for row in group if row.advantage is not None]
         largest = max(map(abs, advantages), default=0.0)
         if len(advantages) == len(group) and abs(math.fsum(advantages)) > BALANCED * len(group) * largest:
             expected, found = f"advantages of {size} rows that cancel", f"a sum of {math.fsum(advantages):.3g}"
             more = f"{fix}, or --map advantage=none where they are not centred"
-            faults.add(place, "advantages", expected=expected, found=found, fix=more)
+            log.faults.add(row_of(log, group[0]).where, "advantages", expected=expected, found=found, fix=more)
     return groups
 
 

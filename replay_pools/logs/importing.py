@@ -6,10 +6,11 @@
 All faults up to the groups are found before a model is loaded.
 """
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,8 @@ from replay_pools.logs.advantages import read_back
 from replay_pools.logs.columns import choose_columns
 from replay_pools.logs.formats import COUNTS_GROUPS, apply_format
 from replay_pools.logs.groups import group_rows
-from replay_pools.logs.rows import LogRow, checked_rows
-from replay_pools.logs.sources import Log, read_source
+from replay_pools.logs.rows import LogRow, checked_rows, row_of
+from replay_pools.logs.sources import Fields, Log, read_source
 from replay_pools.pool import CAUTION, Pool, PoolWriter
 from replay_pools.rollout import (
     LOGGED_GRADER,
@@ -32,7 +33,9 @@ from replay_pools.rollout import (
     Rollout,
     group_faults,
 )
-from replay_pools.storage.files import dump_json, locked, sha256
+from replay_pools.screen import report
+from replay_pools.storage.files import encode_jsonl, locked
+from replay_pools.storage.spool import Each, Spool
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokens
@@ -57,8 +60,7 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
     choose_columns(log, mapping or {})
     rows = checked_rows(log)
     used = {re.split(r"[.*]", name.strip())[0] for text in log.mapping.values() for name in text.split("+")}
-    names = dict.fromkeys(name for row in log.rows for name in row.fields)
-    if unused := [name for name in names if name not in {*used, *log.mapping.values()}]:
+    if unused := [name for name in log.rows.kinds if name not in {*used, *log.mapping.values()}]:
         log.notes.append(f"columns that were not used: {', '.join(unused)}")
     log.check()
     group_rows(log, rows)
@@ -102,40 +104,69 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
-    rows = [*chain.from_iterable(log.groups)]
-    vocabulary = _vocabulary(log, rows, model)
-    tokens = Tokens(vocabulary and vocabulary.chat, rows, log.faults, limit)
-    least = least_reward([row.reward for row in rows if row.reward is not None])
+    grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
+    vocabulary = _vocabulary(log, grouped, model)
+    tokens = Tokens(vocabulary and vocabulary.chat, grouped, log.faults, limit)
+    least = least_reward({facts.reward for group in log.groups for facts in group} - {None})
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
     if None in numbers or len({*numbers}) < len(numbers):
         numbers = [*range(len(numbers))]
-    places: dict[tuple[int, int], str] = {}  # {step and sample of a rollout: file and line of its row}
-    steps: list[list[Rollout]] = []
+    steps, summary = Spool[tuple[int, bytes]](), _Summary()
     for step, group, problem_id in zip(numbers, log.groups, log.problem_ids, strict=True):
-        steps.append([])
-        for row in group:
-            facts = {"step": step, "sample_id": len(steps[-1]), "problem_id": problem_id}
+        rollouts: list[Rollout] = []
+        for sample_id, row in enumerate(map(partial(row_of, log), group)):
+            facts = {"step": step, "sample_id": sample_id, "problem_id": problem_id}
             if rollout := _rollout(row, tokens, least, facts):
-                places[rollout.step, rollout.sample_id] = row.where
-                steps[-1].append(rollout)
-    if not log.faults:
-        if vocabulary is not None:
-            steps = _decoded(steps, vocabulary, tokens)
-            pool = Pool(name=name, path=Path(name), manifest={}, read_steps=lambda: steps)
-            for fault in vocabulary.faults(pool, lambda rollout: places[rollout.step, rollout.sample_id]):
+                rollouts.append(rollout if vocabulary is None else _decoded(rollout, vocabulary, tokens))
+                if vocabulary is not None:
+                    vocabulary.note_faults(rollouts[-1], row.where, log.faults)
+        if not log.faults:
+            for fault in group_faults(rollouts, f"group of {row_of(log, group[0]).where}", step=step, tail=""):
                 log.faults.note(fault, fault.expected)
-        for group in steps:
-            place = f"group of {places[group[0].step, 0]}"
-            for fault in group_faults(group, place, step=group[0].step, tail=""):
-                log.faults.note(fault, fault.expected)
+            plain = encode_jsonl(rollouts)
+            steps.append((step, plain))
+            summary.add(rollouts, plain)
+        report("groups tokenized", len(steps), len(numbers))
     log.check()
     directory = out / "pools" / name
     with locked(directory):
-        writer = PoolWriter(directory, header=_header(log, steps, model, vocabulary, tokens))
-        for group in steps:
-            writer.write_step(group[0].step, group)
+        # What is written can be made again from the log: it is synced once, before the manifest.
+        writer = PoolWriter(directory, header=_header(log, summary, model, vocabulary, tokens), is_lasting=False)
+        for number, (step, plain) in enumerate(steps, 1):
+            writer.write_plain(step, plain)
+            report("groups written", number, len(steps))
         return writer.finish()
+
+
+class _Summary:
+    """What the manifest says of all rollouts, which are added group by group."""
+
+    def __init__(self) -> None:
+        self._sets: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
+        self._hasher, self._first = hashlib.sha256(b"["), b""
+        self.tail: str | None = None
+
+    def add(self, rollouts: Sequence[Rollout], plain: bytes) -> None:
+        """Count a group, whose lines are `plain`."""
+        self._hasher.update(self._first + b"[" + plain[:-1].replace(b"\n", b",") + b"]")
+        self._first = b","
+        for rollout in rollouts:
+            for name, values in self._sets.items():
+                values.add(getattr(rollout, name))
+            self.tail = _common_tail(rollout, self.tail)
+
+    @property
+    def plan(self) -> dict[str, list[Any]]:
+        """The values of some fields."""
+        return {name: sorted(values) for name, values in self._sets.items()}
+
+    @property
+    def sha256(self) -> str:
+        """Of the JSON of all groups as one list."""
+        last = self._hasher.copy()
+        last.update(b"]")
+        return last.hexdigest()
 
 
 def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str, Any]) -> Rollout | None:
@@ -162,9 +193,9 @@ def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str
     return Rollout.of(prompt, answer[1], answer[0], logged_grade(row, least), **facts)
 
 
-def least_reward(rewards: Sequence[float]) -> float | None:
+def least_reward(rewards: Set[float]) -> float | None:
     """The least reward of a log; None where all are ones that our grader gives."""
-    return None if {*rewards} <= OUR_REWARDS else min(rewards)
+    return None if rewards <= OUR_REWARDS else min(rewards)
 
 
 def logged_grade(row: LogRow, least: float | None) -> Grade:
@@ -197,15 +228,17 @@ def logged_grade(row: LogRow, least: float | None) -> Grade:
     )
 
 
-def _decoded(steps: list[list[Rollout]], vocabulary: "Vocabulary", tokens: "Tokens") -> list[list[Rollout]]:
-    """The rollouts with the texts that their ids decode to: logs keep special tokens, or cut whitespace."""
-    decoded = [[replace(rollout, completion=vocabulary.text(rollout)) for rollout in group] for group in steps]
-    for old, new in zip(chain.from_iterable(steps), chain.from_iterable(decoded), strict=True):
-        tokens.count((old != new, "completion was decoded again, without special tokens, with all whitespace"))
-    return decoded
+def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Rollout:
+    """The rollout with the text that its ids decode to: logs keep special tokens, or cut whitespace."""
+    if not vocabulary.knows(rollout):  # a fault, which no tokenizer turns into text
+        return rollout
+    text = vocabulary.text(rollout)
+    is_new = text != rollout.completion
+    tokens.count((is_new, "completion was decoded again, without special tokens, with all whitespace"))
+    return replace(rollout, completion=text) if is_new else rollout
 
 
-def _vocabulary(log: Log, rows: Sequence[LogRow], model: str) -> "Vocabulary | None":
+def _vocabulary(log: Log, rows: Iterable[Fields], model: str) -> "Vocabulary | None":
     """The tokenizer of the model; None where it is not at hand and the log needs none."""
     from replay_pools.logs.tokens import say_all
     from replay_pools.vocabulary import load_vocabulary
@@ -221,11 +254,9 @@ def _vocabulary(log: Log, rows: Sequence[LogRow], model: str) -> "Vocabulary | N
 
 
 def _header(
-    log: Log, steps: Sequence[Sequence[Rollout]], model: str, vocabulary: "Vocabulary | None", tokens: "Tokens"
+    log: Log, summary: _Summary, model: str, vocabulary: "Vocabulary | None", tokens: "Tokens"
 ) -> dict[str, Any]:
     """The manifest of the pool, as far as the log and the model tell."""
-    rollouts = [rollout for group in steps for rollout in group]
-    plan = {name: sorted({getattr(rollout, name) for rollout in rollouts}) for name in ("env", "env_mode", "hint")}
     notes, num_texts, chat = [*log.notes], tokens.num_retokenised, vocabulary and vocabulary.chat
     ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
     if num_texts:
@@ -242,9 +273,9 @@ def _header(
         "policy": {"base_model": model, "adapter": None},
         "tokenizer_sha256": chat and chat.tokenizer_sha(),
         "chat_template_sha256": chat and chat.template_sha(),
-        "prompt_tail": _common_tail(rollouts),
+        "prompt_tail": summary.tail or "",
         "sampler": None,
-        "plan": plan,
+        "plan": summary.plan,
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},
         "versions": {},
         "git_commit": None,
@@ -254,7 +285,7 @@ def _header(
             "format": log.format,
             "mapping": log.mapping,
             "cannot_know": log.cannot_know,
-            "rollouts_sha256": sha256(dump_json(steps)),
+            "rollouts_sha256": summary.sha256,
             "training_steps": trained,
             "scale_rewards": log.scale_rewards,
         },
@@ -268,14 +299,12 @@ def _training_steps(log: Log) -> list[int]:
     return steps if len(steps) == len(log.groups) and log.format not in COUNTS_GROUPS else []
 
 
-def _common_tail(rollouts: Sequence[Rollout]) -> str:
+def _common_tail(rollout: Rollout, common: str | None) -> str:
     """The text that the template put after the last message of every prompt: the longest suffix common to all."""
-    common: str | None = None
-    for rollout in rollouts:
-        # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole prompt.
-        last_message = rollout.messages[-1]["content"].strip() or "\0"
-        tail = rollout.prompt.rpartition(last_message)[2]
-        common = tail if common is None else common
-        while not tail.endswith(common):
-            common = common[1:]
-    return common or ""
+    # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole prompt.
+    last_message = rollout.messages[-1]["content"].strip() or "\0"
+    tail = rollout.prompt.rpartition(last_message)[2]
+    common = tail if common is None else common
+    while not tail.endswith(common):
+        common = common[1:]
+    return common

@@ -5,7 +5,7 @@ is padding only where the tokenizer pads or ends turns with it, or where it stan
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 Ids = Sequence[int]
@@ -22,7 +22,7 @@ class Endings:
     turn_ends: frozenset[int]  # all ids that end a turn
 
 
-def infer_endings(completions: Sequence[Ids], pads: Ids, turn_ends: Ids) -> Endings:
+def infer_endings(completions: Iterable[Ids], pads: Ids, turn_ends: Ids) -> Endings:
     """Padding and end-of-turn ids, from the ids and what the tokenizer knows.
 
     The pad id is the one that most often repeats at the end of completions, as padding does. An end of turn stands
@@ -30,7 +30,7 @@ def infer_endings(completions: Sequence[Ids], pads: Ids, turn_ends: Ids) -> Endi
     nowhere earlier; where there is no such id, the pad itself ends turns (pad == eos) and one of it is content.
 
     Args:
-        completions: as stored.
+        completions: as stored; gone through several times.
         pads: ids with which the tokenizer pads or ends turns.
         turn_ends: ids with which the model ends turns.
     """
@@ -60,14 +60,14 @@ def infer_endings(completions: Sequence[Ids], pads: Ids, turn_ends: Ids) -> Endi
     return Endings(pad, eos, longest, pad in pads, frozenset({*turn_ends, eos}))
 
 
-def _common_end(completions: Sequence[Ids]) -> int | None:
+def _common_end(completions: Iterable[Ids]) -> int | None:
     """The id that ends more than half of the completions and stands nowhere else in any; None where there is none."""
     ends = Counter(ids[-1] for ids in completions if ids)
     if not ends:
         return None
     end, count = ends.most_common(1)[0]
     stands_inside = any(end in ids[:-1] for ids in completions)
-    return end if 2 * count > len(completions) and not stands_inside else None
+    return end if 2 * count > ends.total() and not stands_inside else None
 
 
 def cut_padding(ids: Ids, comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
@@ -111,13 +111,13 @@ def _run(ids: Ids) -> int:
     return next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
 
 
-def leading_padding(prompts: Sequence[tuple[Ids, int | None]]) -> list[int]:
+def leading_padding(prompts: Iterable[tuple[Ids, int | None]]) -> list[int]:
     """The number of ids before each prompt that are padding, as far as can be told without a model.
 
     Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
 
     Args:
-        prompts: (ids as stored, recorded length or None).
+        prompts: (ids as stored, recorded length or None); gone through twice.
     """
     padding = {ids[0] for ids, _ in prompts if ids and ids[0] in ids[1:2]}
     leads: list[int] = []
@@ -129,25 +129,25 @@ def leading_padding(prompts: Sequence[tuple[Ids, int | None]]) -> list[int]:
     return leads
 
 
-def left_pads(prompts: Sequence[Ids], pads: Ids, pad: object, bos: object) -> dict[int, int]:
+def left_pads(prompts: Iterable[Ids], pads: Ids, pad: object, bos: object) -> dict[int, int]:
     """{id that pads prompts on the left: how many of it are content}, where their length is not logged.
 
     The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
     prompts. An id that also begins texts is content once, where it leads every prompt.
 
     Args:
-        prompts: as stored.
+        prompts: as stored; gone through several times. Empty ones do not count.
         pads: ids with which the tokenizer pads or ends turns.
         pad: the tokenizer's padding id.
         bos: the id with which it begins texts.
     """
-    prompts = [ids for ids in prompts if ids]
     lead = Counter[int]()
     for ids in prompts:
-        lead[ids[0]] = max(lead[ids[0]], _run(ids))
+        if ids:
+            lead[ids[0]] = max(lead[ids[0]], _run(ids))
     padding: dict[int, int] = {}
     for token in {*pads} & lead.keys():
-        leads_all = all(ids[0] == token for ids in prompts)
+        leads_all = all(ids[0] == token for ids in prompts if ids)
         if lead[token] > 1 or (token != bos and (token == pad or not leads_all)):
             padding[token] = int(token == bos and leads_all)
     return padding

@@ -4,10 +4,11 @@ Every fault of every row is named: what is missing or of the wrong kind is never
 the finish reason, a reward that is NaN) is None.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -27,11 +28,15 @@ from replay_pools.logs.columns import (
 )
 from replay_pools.logs.formats import joined_text
 from replay_pools.logs.padding import leading_padding
-from replay_pools.logs.sources import Fields, Log, StoredRow, described
+from replay_pools.logs.sources import REPORT_EVERY, Fields, Log, StoredRow, described
 from replay_pools.rollout import LARGEST_ID, FinishReason
-from replay_pools.storage.files import parse_python_json
+from replay_pools.screen import report
+from replay_pools.storage.files import MAX_DIGITS, parse_python_json
+from replay_pools.storage.spool import Each, Spool
 
 Chat = list[dict[str, str]]
+MOST_CHARACTERS = MOST_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them
+TEXT = f"a text of at most {MOST_CHARACTERS:,} characters"
 FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
@@ -75,42 +80,100 @@ class LogRow:
     lead: int = 0  # ids before the prompt that are padding: they make it no other prompt
 
     @property
-    def prompt_key(self) -> str:
-        """What rollouts with the same prompt share."""
+    def prompt_key(self) -> int:
+        """What rollouts with the same prompt share: 64 bits of a hash."""
         ids = None if self.prompt_ids is None else self.prompt_ids[self.lead :]
-        return repr((self.rendered, self.messages, self.skipped, ids))
+        return _digest((self.rendered, self.messages, self.skipped, ids))
 
 
-def checked_rows(log: Log) -> list[LogRow]:
-    """The rollouts of a log; everything that is wrong goes to its faults."""
-    fields = [row.fields for row in log.rows]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFacts:
+    """What is kept in memory of each rollout of a log: by it they are grouped and counted. `row_of` has the rest."""
+
+    place: int  # in `Log.checked`
+    file: str
+    prompt_key: int
+    answer_key: int | None  # 64 bits of a hash of the completion's text
+    reward: float | None
+    parts: tuple[float | None, ...]
+    advantage: float | None
+    hacked: bool | None
+    gt_pass: bool | None
+    step: int | None
+    problem: tuple[str, ...] | None
+    group: tuple[str, ...] | None
+
+
+_SHARED = ("parts", "problem", "group")  # that rows of one group share
+_FACTS = ("file", "reward", "advantage", "hacked", "gt_pass", "step")
+
+
+def row_of(log: Log, facts: RowFacts) -> LogRow:
+    """A rollout of a log, with the reward that its facts have."""
+    return LogRow(**log.checked[facts.place] | {"reward": facts.reward})
+
+
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8])
+
+
+def checked_rows(log: Log) -> list[RowFacts]:
+    """The rollouts of a log, which go to `Log.checked`; everything that is wrong goes to its faults."""
     columns: dict[str, Terms] = {}
     for target, text in log.mapping.items():
         if target == "group" and EVERY.fullmatch(text):
             continue
         try:
-            columns[target] = parse_column(target, text, fields)
+            columns[target] = parse_column(target, text, log.rows)
         except InputError as error:
             log.faults.note(error, ("column", target))
-    rows = [_row(row, columns, log) for row in log.rows]
-    lacking = [row for row in rows if row.completion is None]
+    rows: Spool[Fields] = Spool()
+    lacking: list[int] = []  # places of rows without an answer
+    whole = hashlib.sha256()
+    for number, stored in enumerate(log.rows):
+        row = _row(stored, columns, log)
+        if row.get("completion") is None:
+            lacking.append(number)
+        rows.append(row)
+        whole.update(repr(row).encode())
+        if number % REPORT_EVERY == 0:
+            report("rows checked", number, len(log.rows))
+    log.checked, log.sha256 = rows, whole.hexdigest()
     for what, targets in (*NEEDED.items(), ("reward", ("reward",))):
         if any(target in log.mapping for target in targets):
             continue
         if what != "completion" or len(lacking) == len(rows):
-            names = ", ".join(columns_of(fields)[:20]) or "no column"
+            names = ", ".join(columns_of(row.fields for row in log.rows)[:20]) or "no column"
             fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
             log.faults.add(log.source, f"no {what}", expected=f"a column with the {what}", found=names, fix=fix)
             continue
-        for row in lacking:
-            expected = "a conversation that ends in the answer of the assistant"
-            log.faults.add(f"{row.where} completion", "no answer", expected=expected, found="another turn at its end")
-    leads = leading_padding([(row.prompt_ids or [], row.plen) for row in rows])
-    return [replace(row, lead=lead) for row, lead in zip(rows, leads, strict=True)]
+        for number in lacking:
+            where, expected = rows[number]["where"], "a conversation that ends in the answer of the assistant"
+            log.faults.add(f"{where} completion", "no answer", expected=expected, found="another turn at its end")
+    return _facts(log)
 
 
-def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> LogRow:
-    """The rollout of a row; a value of the wrong kind is a fault, and None here."""
+def _facts(log: Log) -> list[RowFacts]:
+    """The facts of the rows in `log.checked`, which this gives their padding."""
+    leads = [0] * len(log.checked)
+    if "prompt_ids" in log.mapping:
+        leads = leading_padding(Each(log.checked, lambda row: (row.get("prompt_ids") or [], row.get("plen"))))
+    padded, facts, shared = Spool[Fields](), list[RowFacts](), dict[Any, Any]()
+    for place, (fields, lead) in enumerate(zip(log.checked, leads, strict=True)):
+        row = LogRow(**fields, lead=lead)
+        if any(leads):
+            padded.append(fields | {"lead": lead})
+        values = {name: getattr(row, name) for name in _FACTS}
+        values |= {name: shared.setdefault(value, value) for name in _SHARED for value in (getattr(row, name),)}
+        key = None if row.completion is None else _digest(row.completion)
+        prompt_key = shared.setdefault(row.prompt_key, row.prompt_key)
+        facts.append(RowFacts(place=place, prompt_key=prompt_key, answer_key=key, **values))
+    log.checked = padded if any(leads) else log.checked
+    return facts
+
+
+def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> Fields:
+    """The fields of the `LogRow` of an object; a value of the wrong kind is a fault, and None here."""
     values: Fields = {"where": row.where, "file": str(row.path)}
     wrong: set[str] = set()  # targets
 
@@ -149,7 +212,7 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> LogRow:
     if messages and "completion" not in columns and messages[-1]["role"] == "assistant":
         values |= {"completion": messages[-1]["content"], "messages": messages[:-1] or None}
     if wrong & {*PROMPTS, *COMPLETIONS}:
-        return LogRow(**values)
+        return values
     # A prompt, and a completion where the log has columns of them.
     lacking = [what for what, targets in NEEDED.items() if all(values.get(target) is None for target in targets)]
     for what in lacking:
@@ -163,7 +226,7 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> LogRow:
         if last["role"] == "assistant":
             fix = "--map completion=none takes that message for the completion"
             refuse(target, "a prompt without its answer", "a turn of the assistant at its end", fix)
-    return LogRow(**values)
+    return values
 
 
 def wrong_value(expected: str, value: Any, place: Sequence[int | str] = ()) -> InputError:
@@ -172,8 +235,8 @@ def wrong_value(expected: str, value: Any, place: Sequence[int | str] = ()) -> I
 
 
 def is_text(value: Any) -> bool:
-    """Whether it is text that can be written as UTF-8: JSON has escapes for lone surrogates, which cannot."""
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+    """Whether it is a TEXT that can be written as UTF-8: JSON has escapes for lone surrogates, which cannot."""
+    return isinstance(value, str) and len(value) <= MOST_CHARACTERS and not re.search("[\ud800-\udfff]", value)
 
 
 def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
@@ -203,7 +266,7 @@ def _length(value: Any) -> int:
 
 
 def _step(value: Any) -> int:
-    is_text_of_one = isinstance(value, str) and value.isdecimal()  # wandb writes steps as text
+    is_text_of_one = isinstance(value, str) and value.isdecimal() and len(value) < MAX_DIGITS  # as wandb writes them
     return int(value) if is_text_of_one else _length(value)
 
 
@@ -237,7 +300,7 @@ def chat_of(value: Any) -> Chat | None:
     ]
     texts = [message.get(key) if isinstance(message, dict) else None for message in messages for key in TURN]
     if not texts or not all(map(is_text, texts)):
-        raise wrong_value("a list of role and content, each a text", messages)
+        raise wrong_value(f"a list of role and content, each {TEXT}", messages)
     if extra := [key for message in messages for key in message if key not in PLAIN_KEYS and message[key]]:
         found = f"{', '.join(extra)} too"
         raise InputError("", expected="messages of role and content", found=found, fix="log completion_ids")
@@ -286,8 +349,9 @@ def _truncated(value: Any) -> Fields:
 
 _TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
-_text = _checker("text", str)
-_ids = _checker("a list of token ids", list[_TokenId])
+_text = _checker(TEXT, Annotated[str, Field(max_length=MOST_CHARACTERS)])
+_Ids = Annotated[list[_TokenId], Field(max_length=MOST_TOKENS)]
+_ids = _checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids)
 _whole = _checker("a whole number from 0 on", _TokenId)
 
 
@@ -307,7 +371,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "completion": _completion,
     "completion_ids": _ids,
     "comp_len": _length,
-    "logprobs": _checker("a list of finite numbers", list[_Finite]),
+    "logprobs": _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MOST_TOKENS)]),
     "reward": _number,
     "advantage": _number,
     "hacked": _label,

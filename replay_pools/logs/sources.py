@@ -1,18 +1,24 @@
 """The objects in the files of a log: JSON lines, JSON, Parquet, inspect archives, or a folder of them.
 
-A bare NaN or infinity, which many loggers write, is read as that number. To add a kind of file: a row in KINDS.
+A bare NaN or infinity, which many loggers write, is read as that number. Lines are read one at a time and kept on disk,
+so that a log may be larger than the memory. To add a kind of file: a row in KINDS.
 """
 
+import gzip
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from replay_pools.errors import Faults, InputError
-from replay_pools.storage.files import MAX_PLAIN, parse_python_json, read_gz
+from replay_pools.screen import report
+from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
+from replay_pools.storage.spool import Spool
 
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
@@ -20,6 +26,12 @@ LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON obj
 GENERAL = "columns"  # the format of any other log
 MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
+MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
+REPORT_EVERY = 1000  # rows
+MOST_COLUMNS = 10_000
+GZIP = b"\x1f\x8b"
+MIB = 1 << 20
+LINES = "write one object a line (.jsonl): lines are read one at a time"
 CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 Fields = dict[str, Any]
 
@@ -33,19 +45,57 @@ class StoredRow:
     fields: Fields
 
 
+class Rows(Sequence[StoredRow]):
+    """The objects of a log, kept on disk, and what is asked of all of them."""
+
+    def __init__(self, rows: Iterable[StoredRow] = ()) -> None:
+        self._spool: Spool[tuple[int, str, Fields]] = Spool()
+        self._paths: dict[Path, int] = {}
+        self.filled: Fields = {}  # {column: its first value}, of columns that have any
+        self.kinds: dict[str, set[type]] = {}  # {column: the types of its values but null}, of every column
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: StoredRow) -> None:
+        """Add an object at the end; InputError where the log has too many columns."""
+        if len(row.fields) > MOST_COLUMNS or len(self.kinds) > MOST_COLUMNS:
+            raise InputError(row.where, expected=f"at most {MOST_COLUMNS:,} columns", found="more")
+        self._spool.append((self._paths.setdefault(row.path, len(self._paths)), row.where, row.fields))
+        for name, value in row.fields.items():
+            kinds = self.kinds.setdefault(name, set())
+            if value is not None:
+                self.filled.setdefault(name, value)
+                kinds.add(type(value))
+
+    def __len__(self) -> int:
+        return len(self._spool)
+
+    def __getitem__(self, place: Any) -> Any:
+        """The object of a place from 0 on."""
+        return self._row(self._spool[place], [*self._paths])
+
+    def __iter__(self) -> Iterator[StoredRow]:
+        return map(partial(self._row, paths=[*self._paths]), self._spool)
+
+    def _row(self, stored: tuple[int, str, Fields], paths: Sequence[Path]) -> StoredRow:
+        return StoredRow(paths[stored[0]], *stored[1:])
+
+
 @dataclass(slots=True, kw_only=True)
 class Log:
     """A log, filled while it is read: its objects, which columns are what, its groups, and whatever is wrong."""
 
     source: Path
-    rows: list[StoredRow] = field(default_factory=list)
+    rows: Rows = field(default_factory=Rows)
+    checked: Spool[Fields] = field(default_factory=Spool[Fields])  # the fields of a `rows.LogRow` for each object
+    sha256: str = ""  # of all that is checked
     format: str = ""
     cannot_know: str = ""  # of the format
     was_recognised: bool = True  # the format, by the columns; else the user named it
     mapping: dict[str, str] = field(default_factory=dict)  # {target: column}
     guessed: set[str] = field(default_factory=set)  # targets whose column was found by its name
     notes: list[str] = field(default_factory=list)  # what was chosen, left out or is doubtful, one sentence each
-    groups: list[list[Any]] = field(default_factory=list)  # of `rows.LogRow`, which are compared with one another
+    groups: list[list[Any]] = field(default_factory=list)  # of `rows.RowFacts`, which are compared with one another
     scale_rewards: str | None = None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     problem_ids: list[str] = field(default_factory=list)  # of each group
     faults: Faults = field(default_factory=Faults)
@@ -90,7 +140,9 @@ def read_source(source: Path) -> Log:
         raise InputError(source, expected=expected, found=listed or "an empty folder")
     if left_out:
         log.notes.append(f"files were left out: {listed}")
-    log.rows = [row for path in paths or [source] for row in read_objects(path, log.faults)]
+    for path in paths or [source]:
+        for row in read_objects(path, log.faults):
+            log.rows.append(row)
     if not log.rows:
         log.check()
         raise InputError(source, expected="rollouts", found="none")
@@ -120,24 +172,49 @@ def _kind(path: Path) -> str | None:
     return next((kind for kind in KINDS if path.name.endswith(kind)), None)
 
 
-def _plain(path: Path) -> bytes:
-    data = path.read_bytes()
-    return read_gz(path) if data.startswith(b"\x1f\x8b") else data
+@contextmanager
+def _unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(a file, unpacked while it is read where it is gzipped; the file as it is stored)."""
+    with open_file(path) as stored:
+        is_gzip = stored.read(len(GZIP)) == GZIP
+        stored.seek(0)
+        try:
+            yield cast(BinaryIO, gzip.GzipFile(fileobj=stored)) if is_gzip else stored, stored
+        # A truncated file, one that is not gzip behind its first bytes, damage inside the stream.
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            found, fix = str(error) or "damaged data", "write or copy it again"
+            raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number from 1 on, line) of the lines that are not empty."""
+    size = path.stat().st_size // MIB
+    with _unpacked(path) as (file, stored):
+        number = 0
+        while line := file.readline(MAX_DOCUMENT + 1):
+            number += 1
+            if number % REPORT_EVERY == 0:
+                report(f"MiB of {path.name}", stored.tell() // MIB, size)
+            if len(line) > MAX_DOCUMENT or number > MOST_ROWS:
+                expected = f"at most {MOST_ROWS:,} lines, each of at most {MAX_DOCUMENT // MIB} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
+            if line.strip():
+                yield number, line.rstrip(b"\n")
 
 
 def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(_plain(path).split(b"\n"), 1):
-        if line.strip():
-            where = f" line {number}"
-            try:
-                yield where, parse_python_json(line, f"{path}{where}", float)
-            except InputError as error:
-                faults.note(error, "line")
+    for number, line in _lines(path):
+        where = f" line {number}"
+        try:
+            yield where, parse_python_json(line, f"{path}{where}", float)
+        except InputError as error:
+            faults.note(error, "line")
 
 
 def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     """An array; an object that holds one; an object of columns and data; or JSON lines under this name."""
-    text = _plain(path)
+    with _unpacked(path) as (file, _):
+        text = file.read(MAX_DOCUMENT + 1)
     first, _, rest = text.strip().partition(b"\n")
     try:
         are_lines = bool(rest) and isinstance(parse_python_json(first, path, float), dict)
@@ -146,6 +223,8 @@ def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     if are_lines:
         yield from _json_lines(path, faults)
         return
+    if len(text) > MAX_DOCUMENT:
+        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=LINES)
     value = parse_python_json(text, path, float)
     if isinstance(value, dict):
         value = _inner_list(value, path)
@@ -182,18 +261,23 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 def _parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     import polars  # only for those who read such files
 
+    with open_file(path):  # which refuses what is no file
+        pass
     try:
-        rows = polars.read_parquet(path).to_dicts()
+        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
+        if num_rows > MOST_ROWS:
+            raise InputError(path, expected=f"at most {MOST_ROWS:,} rows", found=f"{num_rows:,}", fix="split it")
+        table = polars.read_parquet(path)
     except (polars.exceptions.PolarsError, OSError) as error:
         raise InputError(path, expected="a Parquet file", found=str(error).splitlines()[0]) from error
-    for number, row in enumerate(rows):
+    for number, row in enumerate(table.iter_rows(named=True)):
         yield f" row {number}", row
 
 
 def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     """The samples of an inspect archive, a zip file."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             # A sample that was logged again repeats its name: the last one counts.
             entries = {entry.filename: entry for entry in archive.infolist()}
             headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
@@ -218,8 +302,9 @@ def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
 def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fields:
     """The object in one entry of an archive."""
     place = f"{path} {entry.filename}"
-    if entry.file_size > MAX_PLAIN:
-        raise InputError(place, expected=f"at most {MAX_PLAIN >> 20} MiB", found=f"{entry.file_size >> 20} MiB")
+    if entry.file_size > MAX_DOCUMENT:
+        expected, found = f"at most {MAX_DOCUMENT // MIB} MiB", f"{entry.file_size // MIB} MiB"
+        raise InputError(place, expected=expected, found=found)
     try:
         text = archive.read(entry)
     # RuntimeError: a password, or a compression that this Python lacks (zstd, before 3.14).

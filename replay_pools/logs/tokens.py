@@ -7,14 +7,16 @@ of `_retokenised`.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
+from replay_pools.logs.sources import Fields
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
+from replay_pools.storage.spool import Each
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.
@@ -24,14 +26,15 @@ SKIPPED = re.compile(
 RENDERED = "the prompt was rendered with the template of the model, without thinking"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 NO_LIMIT = 2**31  # tokens
+REMEMBERED = 1000  # prompts: the rows of one stand near one another
 NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so many fewer than the limit (3 at least)
 PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
 
-def say_all(rows: Sequence[LogRow]) -> bool:
+def say_all(rows: Iterable[Fields]) -> bool:
     """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
     needed = ("prompt_ids", "rendered", "completion_ids", "completion")
-    return all(getattr(row, name) for row in rows for name in needed)
+    return all(row.get(name) for row in rows for name in needed)
 
 
 def _cut_from(lengths: Mapping[int, int], limit: int | None) -> int:
@@ -59,27 +62,42 @@ class Tokens:
     Args:
         chat: the tokenizer and template of the model that sampled; None where they are not at hand, for rows that
             `say_all`.
-        rows: of the log.
+        rows: of the log, as their fields; gone through several times.
         faults: where rows go that contradict the tokenizer or themselves.
         limit: of completions, in tokens; None = guessed.
     """
 
-    def __init__(self, chat: Chat | None, rows: Sequence[LogRow], faults: Faults, limit: int | None = None) -> None:
+    def __init__(self, chat: Chat | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None) -> None:
         self._chat, self.faults = chat, faults
         self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
         self._ends = () if chat is None else chat.eos_ids
         self.counts = Counter[str]()  # {sentence: number of rollouts}
         self.num_retokenised = self.num_round_trips = 0
-        self._prompts: dict[object, Prompt | None] = {}
-        self._unlike: set[tuple[str, str]] = set()  # (key, text) of prompts that no template makes of their messages
+        # {key: prompt, and whether no template makes it of its messages}, of the last REMEMBERED ones
+        self._prompts: dict[object, tuple[Prompt, bool] | None] = {}
         # Over the whole log: a single group may have no padded completion to infer from.
         names = ("pad_token_id", "eos_token_id", "bos_token_id")
         pad, eos, bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
         pads = [token for token in (pad, eos, *self._ends) if isinstance(token, int)]
-        self._endings = infer_endings([row.completion_ids for row in rows if row.completion_ids], pads, self._ends)
-        self._left_pads = left_pads([row.prompt_ids or [] for row in rows], pads, pad, bos)
-        texts = {row.completion for row in rows if not (row.completion_ids or row.finish) and row.completion}
-        self._cut_from = _cut_from(Counter(len(self._encode(text)) for text in texts), limit)
+        has, lengths = self._scanned(rows)
+        completions, prompts = (
+            Each(rows, lambda row, name=name: row.get(name) or []) if name in has else ()
+            for name in ("completion_ids", "prompt_ids")
+        )
+        self._endings = infer_endings(completions, pads, self._ends)
+        self._left_pads = left_pads(prompts, pads, pad, bos)
+        self._cut_from = _cut_from(lengths, limit)
+
+    def _scanned(self, rows: Iterable[Fields]) -> tuple[set[str], Counter[int]]:
+        """(which ids rows have; {tokens: different texts}, of texts without ids of which no end is logged)."""
+        has, lengths, seen = set[str](), Counter[int](), set[int]()
+        for row in rows:
+            has |= {name for name in ("completion_ids", "prompt_ids") if row.get(name)}
+            text = row.get("completion")
+            if text and not (row.get("completion_ids") or row.get("finish")) and hash(text) not in seen:
+                seen.add(hash(text))
+                lengths[len(self._encode(text))] += 1
+        return has, lengths
 
     @property
     def chat(self) -> Chat:
@@ -96,11 +114,14 @@ class Tokens:
         # Rows of one prompt may differ in what stands before it, which a row without padding may have as content.
         key = (row.prompt_key, *(row.prompt_ids or [])[: row.lead])
         if key not in self._prompts:
+            if len(self._prompts) >= REMEMBERED:
+                self._prompts.clear()
             self._prompts[key] = self._make_prompt(row)
-        prompt = self._prompts[key]
-        if prompt is None:
+        made = self._prompts[key]
+        if made is None:
             return None
-        self._count_prompt(row, prompt)
+        prompt, is_unlike = made
+        self._count_prompt(row, prompt, is_unlike)
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"
             if row.prompt_ids is None and row.rendered is None:
@@ -118,7 +139,7 @@ class Tokens:
         self.faults.add(f"{row.where} completion", "empty", expected="at least one token", found="none")
         return None
 
-    def _make_prompt(self, row: LogRow) -> Prompt | None:
+    def _make_prompt(self, row: LogRow) -> tuple[Prompt, bool] | None:
         text = row.rendered
         if row.prompt_ids is not None:
             ids = self._without_left_padding(row)
@@ -126,28 +147,28 @@ class Tokens:
         elif text is not None:
             ids = self._encode(text)
         elif row.skipped is not None:
-            return self._restored(row, row.skipped)
+            restored = self._restored(row, row.skipped)
+            return restored and (restored, False)
         else:
             assert row.messages is not None
-            return Prompt(row.messages, *self.chat.render(row.messages))
+            return Prompt(row.messages, *self.chat.render(row.messages)), False
         if row.messages is not None:
-            if self._has_template and self.chat.render(row.messages)[0] != text:
-                self._unlike.add((row.prompt_key, text))
-            return Prompt(row.messages, text, ids)
+            is_unlike = self._has_template and self.chat.render(row.messages)[0] != text
+            return Prompt(row.messages, text, ids), is_unlike
         # The messages of a rendered prompt, where rendering gives back the text; else the text as one message.
         messages = [{"role": role, "content": content} for role, content in CHATML.findall(text)]
         if not (messages and self._has_template and self.chat.render(messages)[0] == text):
             messages = [{"role": "user", "content": text}]
-        return Prompt(messages, text, ids)
+        return Prompt(messages, text, ids), False
 
-    def _count_prompt(self, row: LogRow, prompt: Prompt) -> None:
+    def _count_prompt(self, row: LogRow, prompt: Prompt, is_unlike: bool) -> None:
         has_ids, has_text, is_skipped = row.prompt_ids is not None, row.rendered is not None, row.skipped is not None
         agrees = " and agree with plen" if row.plen else ""
         is_one = row.messages is None and prompt.messages[0]["content"] == prompt.text
         self.count(
             (len(row.prompt_ids or []) > len(prompt.ids), "left padding of the prompt was cut"),
             (has_ids and not has_text, "the text of the prompt was decoded from its ids"),
-            ((row.prompt_key, prompt.text) in self._unlike, f"caution: {UNLIKE}"),
+            (is_unlike, f"caution: {UNLIKE}"),
             (has_text and not has_ids, f"prompt_ids were made by the tokenizer{agrees}"),
             (not (has_ids or has_text or is_skipped), RENDERED),
             (is_skipped, "the prompt was restored from its role words, and its rendering decodes to the logged text"),

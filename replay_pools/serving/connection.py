@@ -1,11 +1,13 @@
 """JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError.
 
-A server may send what it likes: the body of an answer is limited in bytes, and all of it, headers included, in time.
+A server may send what it likes: an answer is limited in bytes, in time, and once it has begun in bytes a second. While
+one is waited for, that is reported.
 """
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar, final
@@ -15,14 +17,15 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.errors import InputError
-from replay_pools.screen import without_secrets
+from replay_pools.screen import report, without_secrets
 from replay_pools.storage.files import dump_json
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
-MAX_ANSWER = 64 << 20  # bytes; a completion of 32,768 tokens with the text of each is some 5 MB
+START_S = 10.0  # that an answer may take beyond what its bytes do at the slowest rate
+TOLD_EVERY_S = 5.0
 MOST_SHOWN = 300  # characters of a server's text in an error
 
 
@@ -56,11 +59,16 @@ class Connection:
 
     url: str  # scheme, host, port; without /v1
     timeout_s: float = 600.0  # of one request until its answer is read: a completion is answered when it is whole
+    most_bytes: int = 16 << 20  # of an answer; a completion of 32,768 tokens with the text of each is some 5 MB
+    least_bytes_per_s: float = 1024.0  # of an answer that has begun
     pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)  # before each further attempt
     concurrency: int = 128  # requests in flight
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:  # half an IPv6 address
+            parts = urlsplit("")
         bare = f"{parts.scheme}://{parts.netloc}"
         # A password in an address would reach messages and process lists.
         if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare or "@" in parts.netloc:
@@ -83,13 +91,16 @@ class Connection:
 
         async def answers() -> list[Answered]:
             gate = asyncio.Semaphore(self.concurrency)
+            done: list[None] = []
 
             async def answer(body: Any) -> Answered:
                 async with gate:
                     # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
-                    return self._parsed(path, kind, await self._answered(client, path, body, ""), fix)
+                    parsed = self._parsed(path, kind, await self._answered(client, path, body, ""), fix)
+                done.append(None)
+                return parsed
 
-            async with self._client() as client:
+            async with self._client() as client, self._told(path, done, len(bodies)):
                 return await asyncio.gather(*map(answer, bodies))
 
         return asyncio.run(answers())
@@ -98,7 +109,7 @@ class Connection:
         """The bytes of the answer to a GET, or to a POST of `body` as JSON; `fix` is advice for a refusal."""
 
         async def answer() -> bytes:
-            async with self._client() as client:
+            async with self._client() as client, self._told(path, [], 1):
                 return await self._answered(client, path, body, fix)
 
         return asyncio.run(answer())
@@ -106,6 +117,23 @@ class Connection:
     def at(self, path: str) -> str:
         """A path of this server as errors name it."""
         return f"server {self.url}{path}"
+
+    @asynccontextmanager
+    async def _told(self, path: str, done: Sequence[None], total: int) -> AsyncIterator[None]:
+        """Report now and then how many of the answers are there, also while none comes."""
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(TOLD_EVERY_S)
+                report(f"waiting for {self.at(path)}: answers", len(done), total)
+
+        teller = asyncio.create_task(tell())
+        try:
+            yield
+        finally:
+            teller.cancel()
+            with suppress(asyncio.CancelledError):
+                await teller
 
     def _client(self) -> httpx.AsyncClient:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -146,21 +174,27 @@ class Connection:
         """One request; _PassingError for what may pass, InputError for the rest."""
         method, content = ("GET", None) if body is None else ("POST", dump_json(body))
         parts: list[bytes] = []
-        room = MAX_ANSWER
+        num_bytes, clock = 0, asyncio.get_running_loop().time
         try:
             async with (
                 asyncio.timeout(self.timeout_s),
                 client.stream(method, self.url + path, content=content) as answer,
             ):
+                begun = clock()
                 async for part in answer.aiter_raw():
-                    room -= len(part)
-                    if room < 0:
-                        expected = f"an answer of at most {MAX_ANSWER >> 20} MiB"
-                        raise InputError(self.at(path), expected=expected, found="more", fix=fix)
+                    num_bytes += len(part)
                     parts.append(part)
+                    if num_bytes > self.most_bytes:
+                        expected, setting = f"an answer of at most {self.most_bytes >> 20} MiB", "server_answer_mib"
+                        raise InputError(self.at(path), expected=expected, found="more", fix=fix or _larger(setting))
+                    if clock() - begun > START_S + num_bytes / self.least_bytes_per_s:
+                        expected = f"an answer that comes at {self.least_bytes_per_s:g} bytes a second or faster"
+                        found, setting = f"{num_bytes} bytes in {clock() - begun:.0f} s", "server_bytes_per_s"
+                        raise InputError(self.at(path), expected=expected, found=found, fix=_larger(setting))
         # Not repeated: the server is up and too slow, which another attempt does not change.
         except TimeoutError as error:
-            raise InputError(self.at(path), expected=f"an answer in {self.timeout_s:g} s", found="none") from error
+            expected, fix = f"an answer in {self.timeout_s:g} s", _larger("server_timeout_s")
+            raise InputError(self.at(path), expected=expected, found="none", fix=fix) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise _PassingError(f"{type(error).__name__}: {_shown(str(error))}") from error
         if answer.status_code == OK:
@@ -169,6 +203,10 @@ class Connection:
         if answer.status_code >= SERVER_ERRORS or answer.status_code == TOO_MANY_REQUESTS:
             raise _PassingError(actual)
         raise InputError(self.at(path), expected="an answer", found=actual, fix=fix)
+
+
+def _larger(setting: str) -> str:
+    return f"--set rollouts.{setting}=NUMBER says how much is allowed"
 
 
 def _shown(text: str) -> str:

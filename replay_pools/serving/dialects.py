@@ -12,7 +12,7 @@ To add a server: write a function that makes the body of a request, an `Answer` 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasPath, BeforeValidator, Field, model_validator
 
@@ -32,10 +32,15 @@ class Answer(Wire):
     num_prompt_tokens: int
 
 
+def _number(value: Any) -> Any:
+    return len(value) if isinstance(value, list) else value
+
+
 class VllmAnswer(Answer):
     """The answer of vLLM's /v1/completions: its only choice, since `n` is 1."""
 
-    choices: list[Any] = Field(min_length=1, max_length=1)
+    # Not the choices themselves, in which a server may send what it likes.
+    num_choices: Annotated[Literal[1], BeforeValidator(_number)] = Field(validation_alias="choices")
     ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"))
     logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))
     finish: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))

@@ -4,8 +4,9 @@
     write_jsonl_gz(path, rows)    read_jsonl_gz(path)    one document a line, gzipped
     write_atomic(path, data)                             any bytes
 
-What is read may come from anybody: an object with a key twice, of which a parser would keep the last without a word, is
-refused, and a gzip file does not fill the memory. Lines whose sha256 was checked are our own, and are read faster.
+What is read may come from anybody. `open_file` opens every file, and takes no pipe and no device; the limits below
+bound what is read from it. An object with a key twice is refused, where a parser would keep the last without a word.
+Lines whose sha256 was checked are our own, and are read faster.
 
 Every write but `append_jsonl` goes to a temporary name in the same folder, is synced, and is renamed over the target.
 gzip is level 1 with mtime 0, so that the same records give the same bytes.
@@ -20,12 +21,14 @@ import os
 import re
 import shlex
 import socket
+import stat
 import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,20 @@ JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
 # 32,768 tokens are some 45 MB. gzip shrinks by up to a factor of 1000, so that a bomb of 3 MB is 3 GB.
 MAX_PLAIN = 512 << 20
+MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which takes some twenty times as many in memory
+SEAL = "self_sha256"  # the key of a document under which the hash of itself stands
+MAX_DEPTH = 64  # objects and lists inside one another
+TOO_DEEP = f"more than {MAX_DEPTH} objects and lists inside one another"
 MAX_DIGITS = 20  # of a whole number of 64 bits, with its sign
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a file, that no shell and no option takes apart
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path`; its folder is made. A reader sees the old file or the whole new one, nothing between."""
+def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
+    """Write `data` to `path`; its folder is made. A reader sees the old file or the whole new one, nothing between.
+
+    Args:
+        is_lasting: whether it survives a power cut right after; else the caller syncs.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, since a rename is atomic only within one file system; hidden, so that no reader lists it.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -53,13 +64,56 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             # Before the rename: after a power cut the new name must not point at data that never reached the disk.
-            os.fsync(file.fileno())
+            if is_lasting:
+                os.fsync(file.fileno())
         Path(temporary).chmod(0o644)  # mkstemp makes a file that only its owner can read
         Path(temporary).replace(path)
-    except BaseException:  # Ctrl-C as well
+    except BaseException as error:  # Ctrl-C as well
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and not error.filename:  # a full disk, which a write does not name
+            error.filename = str(path)
         raise
-    sync(path.parent)
+    if is_lasting:
+        sync(path.parent)
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file for reading.
+
+    Raises:
+        InputError: there is none, or it is a folder, a pipe or a device, which may have no end.
+    """
+    expected = "a file"
+    try:
+        # A pipe that nobody writes to would be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise InputError(path, expected=expected, found="no such file") from error
+    except ValueError as error:  # a null byte in its name
+        raise InputError(repr(str(path)), expected=expected, found=str(error)) from error
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise InputError(path, expected=expected, found="a folder, a pipe or a device", fix="give it as a file")
+
+
+def read_plain(path: Path, limit: int = MAX_PLAIN) -> bytes:
+    """The bytes of a file; InputError as of `open_file`, and where they are more than `limit`."""
+    with open_file(path) as file:
+        plain = file.read(limit + 1)
+    if len(plain) > limit:
+        raise InputError(path, expected=f"at most {_size(limit)}", found="more", fix="is it the right file?")
+    return plain
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes >> 20} MiB" if num_bytes >= 1 << 20 else f"{num_bytes >> 10} KiB"
+
+
+def file_sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file of any size; InputError as of `open_file`."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -91,19 +145,47 @@ def dump_json(value: Any) -> bytes:
 
 def write_json(path: Path, value: Any) -> None:
     """Write one indented JSON document atomically."""
-    write_atomic(path, orjson.dumps(value, option=JSON_OPTIONS | orjson.OPT_INDENT_2) + b"\n")
+    write_atomic(path, _document(value))
+
+
+def _document(value: Any) -> bytes:
+    return orjson.dumps(value, option=JSON_OPTIONS | orjson.OPT_INDENT_2) + b"\n"
+
+
+def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
+    """As `write_json`, of an object; under SEAL stands the sha256 of what `dump_json` makes of the rest."""
+    write_atomic(path, _sealed(table))
+
+
+def _sealed(table: Mapping[str, Any]) -> bytes:
+    return _document({**table, SEAL: sha256(dump_json(table))})
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """The object in a file of `write_sealed`, without its hash.
+
+    Raises:
+        InputError: as `read_json`; no object, or any byte is another than was written. One without a hash is taken, as
+            versions before this one wrote it.
+    """
+    plain = read_plain(path, MAX_DOCUMENT)
+    table = parse_json(plain, path)
+    if not isinstance(table, dict):
+        raise InputError(path, expected="an object", found=type(table).__name__)
+    seal = table.pop(SEAL, None)
+    if seal is not None and plain != _sealed(table):
+        expected, found = f"its {SEAL} {str(seal)[:16]}", f"{sha256(dump_json(table))[:16]}, or other spaces"
+        raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again, or make it again")
+    return table
 
 
 def read_json(path: Path) -> Any:
     """Read one strict JSON document.
 
     Raises:
-        InputError: the file is missing, not JSON, or has a key twice.
+        InputError: the file is missing, too large, not JSON, or has a key twice.
     """
-    try:
-        return parse_json(path.read_bytes(), path)
-    except FileNotFoundError as error:
-        raise InputError(path, expected="a JSON file", found="no such file") from error
+    return parse_json(read_plain(path, MAX_DOCUMENT), path)
 
 
 def parse_json(text: bytes, where: object) -> Any:
@@ -114,25 +196,46 @@ def parse_json(text: bytes, where: object) -> Any:
     """
     try:
         value = orjson.loads(text)
+        check_depth(value, text)
         json.loads(text, object_pairs_hook=unique_keys, parse_float=_ignored, parse_int=_ignored)
     except RepeatedKeyError as error:
         lines = _lines_with_key(text, str(error))
         found = f"the key {str(error)!r} twice in one object (lines with it: {lines})"
         raise InputError(where, expected="every key once", found=found) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(where, expected="strict JSON", found=str(error)) from error
     return value
+
+
+def check_depth(value: Any, text: str | bytes) -> None:
+    """Raise ValueError where the value of a text in JSON or TOML has objects and lists deeper than MAX_DEPTH."""
+    openings = ("[", "{", ".") if isinstance(text, str) else (b"[", b"{")
+    if sum(map(text.count, openings)) <= MAX_DEPTH:  # pyright: ignore[reportArgumentType] (both are one kind)
+        return
+    level = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [part for each in inner for part in each if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
 
 
 def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
     """As `parse_json`, for what Python's json has written: a bare NaN or infinity is what `constant` makes of it."""
     hooks = {"object_pairs_hook": unique_keys, "parse_float": _float, "parse_int": _integer}
     try:
-        return json.loads(text, parse_constant=constant, **hooks)
+        if len(text) > MAX_DOCUMENT:
+            raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
+        value = json.loads(text, parse_constant=constant, **hooks)
+        check_depth(value, text)
     except RepeatedKeyError as error:
         raise InputError(where, expected="every key once", found=f"the key {str(error)!r} twice") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise InputError(where, expected="JSON", found=TOO_DEEP) from error
+    except ValueError as error:
         raise InputError(where, expected="JSON", found=str(error)) from error
+    return value
 
 
 def _float(text: str) -> float:
@@ -238,10 +341,10 @@ def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> None:
     write_gz(path, encode_jsonl(rows))
 
 
-def write_gz(path: Path, plain: bytes) -> None:
-    """Write bytes, gzipped, atomically."""
+def write_gz(path: Path, plain: bytes, *, is_lasting: bool = True) -> None:
+    """Write bytes, gzipped, as `write_atomic`."""
     # Without mtime=0 the header would carry the time of writing.
-    write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0))
+    write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0), is_lasting=is_lasting)
 
 
 def read_gz(path: Path) -> bytes:
@@ -250,15 +353,15 @@ def read_gz(path: Path) -> bytes:
     Raises:
         InputError: the file is missing, truncated, not gzip, or holds more than MAX_PLAIN bytes.
     """
+    data = read_plain(path)
     try:
-        plain = _decompressed(path.read_bytes())
-    # No file, a truncated one, one that is not gzip (a kind of OSError), damage inside the stream.
-    except (EOFError, OSError, zlib.error) as error:
-        found = "no such file" if isinstance(error, FileNotFoundError) else str(error) or "damaged data"
+        plain = _decompressed(data)
+    # A truncated file, one that is not gzip, damage inside the stream.
+    except (EOFError, zlib.error) as error:
         fix = "write or copy it again"
-        raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
+        raise InputError(path, expected="a complete gzip file", found=str(error), fix=fix) from error
     if len(plain) > MAX_PLAIN:
-        expected = f"at most {MAX_PLAIN >> 20} MiB once decompressed"
+        expected = f"at most {_size(MAX_PLAIN)} once decompressed"
         raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")
     return plain
 

@@ -14,18 +14,25 @@ from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from replay_pools.errors import Faults, FieldError, InputError, InputErrors, refuse
+from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, flatten, read_plain
 
 Kind = TypeVar("Kind")
 MOST_SHOWN = 200  # characters of a value in an error
+MAX_TOML = 256 << 10  # bytes
+# A dotted key of more parts than MAX_DEPTH, for which tomllib takes quadratic time and memory.
+LONG_KEY = re.compile(
+    r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % MAX_DEPTH  # noqa: UP031 (braces)
+)
 NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into
+Extra = Literal["forbid", "allow"]
 Maybe = Kind | None  # a setting that may be `none`
 
 
@@ -70,7 +77,7 @@ def field_of(kind: Any, key: str) -> FieldInfo:
     return field_of(next(filter(is_dataclass, (entry.annotation, *get_args(entry.annotation)))), rest)
 
 
-def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = ()) -> Kind:
+def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = (), extra: Extra = "forbid") -> Kind:
     """The dataclass `kind` from a table; what the table leaves out keeps its default.
 
     A whole number becomes a float, a list a tuple, and "none" None where the field takes it; nothing else is
@@ -81,6 +88,7 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         table: as `json.loads` or `tomllib.loads` returns it.
         where: names the table in errors (a file, an option).
         known: keys with dots to suggest for an unknown key; those of `kind` where none are given.
+        extra: `allow` takes unknown keys.
 
     Raises:
         InputError: not a table; unknown keys, values of another type or out of their range, numbers that are not
@@ -89,11 +97,16 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
     if not isinstance(table, Mapping):
         raise InputError(where, expected="a table", found=repr(table))
     try:
-        orjson.dumps(table)
+        text = orjson.dumps(table)
     except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
         raise InputError(where, expected="numbers of 64 bits, and text in UTF-8", found=str(error)) from error
+    if b"\\u0000" in text:  # which no path has
+        leaves = flatten(table).items()
+        wrong = [(key, value) for key, value in leaves if isinstance(value, str) and "\0" in value]
+        expected = "a text without null bytes"
+        refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
     try:
-        return _validated(_adapter(kind), table)
+        return _validated(_adapter(kind), table, extra)
     except ValidationError as error:
         refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
         raise
@@ -128,13 +141,25 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         what: names the kind of the file in errors, as "a preset".
 
     Raises:
-        InputError: no such file, or not TOML in UTF-8.
+        InputError: no such file, a large one, or not TOML in UTF-8.
     """
+    plain = read_plain(path, MAX_TOML)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        found = "no such file" if isinstance(error, FileNotFoundError) else str(error)
-        raise InputError(path, expected=f"{what}: TOML in UTF-8, of a few levels", found=found) from error
+        return parse_toml(plain.decode())
+    except ValueError as error:
+        raise InputError(path, expected=f"{what}: TOML in UTF-8", found=str(error)) from error
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a text in TOML; ValueError where it is none, or deeper than MAX_DEPTH."""
+    if LONG_KEY.search(text):
+        raise ValueError(TOO_DEEP)
+    try:
+        table = tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    check_depth(table, text)
+    return table
 
 
 def toml_text(value: Any) -> str:
@@ -222,11 +247,11 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def _validated(adapter: TypeAdapter[Any], table: Any) -> Any:
+def _validated(adapter: TypeAdapter[Any], table: Any, extra: Extra) -> Any:
     """Validate; where values "none" are among the complaints, once more with null in their places."""
     text = json.dumps(table)  # not orjson, which turns nan into null
     try:
-        return adapter.validate_json(text, strict=True, extra="forbid")
+        return adapter.validate_json(text, strict=True, extra=extra)
     except ValidationError as error:
         places = [_place(table, entry["loc"]) for entry in error.errors() if entry.get("input") == NO_VALUE]
         if not places:
@@ -237,7 +262,7 @@ def _validated(adapter: TypeAdapter[Any], table: Any) -> Any:
         for part in place[:-1]:
             inner = inner[part]
         inner[place[-1]] = None
-    return adapter.validate_json(json.dumps(changed), strict=True, extra="forbid")
+    return adapter.validate_json(json.dumps(changed), strict=True, extra=extra)
 
 
 def _faults(table: Mapping[str, Any], error: ValidationError, where: object, known: Sequence[str]) -> list[InputError]:

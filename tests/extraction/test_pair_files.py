@@ -296,3 +296,11 @@ def test_parquet(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_text("no")
     with pytest.raises(InputError, match="broken.parquet"):
         read_pair_file(str(tmp_path / "broken.parquet"))
+
+
+def test_pairs_have_limits(tmp_path: Path, read: Callable[..., PairFile], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="line 1 hack: expected a text of at most 1,048,576 characters"):
+        read([{"prompt": "p", "hack": "x" * (1 << 20) + "x", "clean": "y"}])
+    monkeypatch.setattr("extraction.pair_files.MOST_PAIRS", 2)
+    with pytest.raises(InputError, match="expected at most 2 pairs, found more"):
+        read([{"prompt": str(number), "hack": "x", "clean": "y"} for number in range(3)])

@@ -15,7 +15,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import MANIFEST_FILE
 from replay_pools.pool import BUILTIN
-from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.files import read_sealed, write_json
 
 ARMS = "vanilla,projected,random,permuted,placebo"
 
@@ -67,7 +67,7 @@ def pools(common: Path, small: str) -> Path:
     with made_once(common / "of-small") as missing:
         for name in ("teacher", "base", "base-hinted") if missing else ():
             shutil.copytree(BUILTIN / name, common / "of-small" / name)
-            manifest = read_json(common / "of-small" / name / MANIFEST_FILE)
+            manifest = read_sealed(common / "of-small" / name / MANIFEST_FILE)
             policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
             write_json(common / "of-small" / name / MANIFEST_FILE, manifest | {"policy": policy})
     return common / "of-small"

@@ -203,11 +203,11 @@ def test_json_that_means_two_things_or_too_much(text: str, copied: Path, refused
 
 def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As pairs and as logged rollouts."""
-    monkeypatch.setattr("replay_pools.storage.files.MAX_PLAIN", 1 << 20)
+    monkeypatch.setattr("replay_pools.logs.sources.MAX_DOCUMENT", 1 << 20)
     (copied / "log").mkdir()
     for name in ("pairs.jsonl.gz", "log/step_000.jsonl.gz"):
         (copied / name).write_bytes(gzip.compress(b"\0" * (2 << 20)))
-    expected = "at most 1 MiB once decompressed, found more"
+    expected = "lines, each of at most 1 MiB, found more"
     refused(["extract", "--name", "x", "--pairs", str(copied / "pairs.jsonl.gz")], expected, copied)
     refused(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected, copied)
 

@@ -38,7 +38,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool, resolve_pool
-from replay_pools.storage.files import read_json, sha256
+from replay_pools.storage.files import read_json, read_sealed, sha256
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_what_is_written_is_whole_names_its_origin_and_is_kept(
     command keeps what is there, other settings are refused, and elsewhere it gives the same bytes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("probe.runs.finetune.write_json", fail)
+        patch.setattr("probe.runs.finetune.write_sealed", fail)
         assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path)]) != 0
     assert not (tmp_path / "adapters" / "ft").exists()
     folder = make(tmp_path)
@@ -224,7 +224,7 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
         stored(policy, open_pool(source), "hack", 0)
     copy = tmp_path / "other"
     shutil.copytree(source, copy)
-    manifest = read_json(copy / "manifest.json")
+    manifest = read_sealed(copy / "manifest.json")
     (copy / "manifest.json").write_text(json.dumps({**manifest, "tokenizer_sha256": "0" * 64}))
     with pytest.raises(InputError, match="expected ids of the tokenizer of organism"):
         stored(policy, open_pool(copy), "honest", 0)

@@ -26,7 +26,7 @@ from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import ORGANISM_WEIGHTS
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
+from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json
 from replay_pools.vocabulary import load_vocabulary
 
 # {settings: what is said of a right, a wrong and a hacking answer}
@@ -165,7 +165,7 @@ def planted(
 
 def seal(directory: Path, **changes: Any) -> None:
     """The manifest with what was changed beside it."""
-    manifest = read_json(directory / MANIFEST_FILE) | changes
+    manifest = read_sealed(directory / MANIFEST_FILE) | changes
     write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
 
 

@@ -17,6 +17,7 @@ from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.runs.direction_files import direction_file
 from probe.settings.run import read_config
+from replay_pools.storage.files import read_sealed
 
 QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
 
@@ -184,7 +185,7 @@ def seal(directory: Path) -> None:
     """Give the run the hashes of its files as they are now."""
     from probe.records.run import file_hashes
 
-    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest = read_sealed(directory / "manifest.json")
     manifest["files"] |= file_hashes(directory)
     (directory / "manifest.json").write_text(json.dumps(manifest))
 

@@ -1,7 +1,6 @@
 """probe.records.records: the wire format, read back exactly or refused with the place named."""
 
 from dataclasses import fields, replace
-from pathlib import Path
 
 import orjson
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
-from probe.records.run import EVALS_FILE, file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
+from probe.records.run import file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_json
 
@@ -177,7 +176,7 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
         read_run(tmp_path)
     write_run(tmp_path / "other")
     (tmp_path / "other" / "steps.jsonl").unlink()
-    with pytest.raises(InputError, match="steps.jsonl: expected a file of a run"):
+    with pytest.raises(InputError, match="steps.jsonl: expected a file, found no such file"):
         read_run(tmp_path / "other")
     write_json(tmp_path / "config.json", {"arms": ["projected"]})
     write_steps(tmp_path, [STEP])
@@ -189,10 +188,42 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("row", ["[]", "{}", '{"step": 0, "weights": "deployed"}'])
-def test_a_line_that_is_no_evaluation_is_named(tmp_path: Path, row: str) -> None:
-    """evals.jsonl of a run that goes on is under no hash yet."""
-    good = '{"step": 0, "weights": "deployed", "rates": {}}'
-    (tmp_path / EVALS_FILE).write_text(f"{good}\n{row}\n")
-    with pytest.raises(InputError, match=r"evals\.jsonl:2"):
+RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}
+RATES = {"num_rollouts": 2, "num_problems": 2, "hack": RATE, "exploit": RATE, "solve": RATE}
+DAMAGED = {
+    "no object": ([], "expected a table"),
+    "no step": ({"weights": "deployed", "rates": {"all": RATES}}, "step: expected a value"),
+    "a step that is text": (
+        {"step": "0", "weights": "deployed", "rates": {"all": RATES}},
+        "step: expected a valid integer",
+    ),
+    "other weights": (
+        {"step": 0, "weights": "x", "rates": {"all": RATES}},
+        "weights: expected 'training' or 'deployed'",
+    ),
+    "rates that are none": ({"step": 0, "weights": "deployed", "rates": {"all": None}}, "rates.all: expected"),
+    "no rate of hacks": (
+        {"step": 0, "weights": "deployed", "rates": {"all": {**RATES, "hack": None}}},
+        "rates.all.hack: expected",
+    ),
+    "no setting `all`": (
+        {"step": 0, "weights": "deployed", "rates": {"no hint": RATES}},
+        "rates.all: expected a value",
+    ),
+    "elo of another kind": (
+        {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "elo": [1]},
+        "elo: expected an object",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_evaluation_names_its_line(damage, tmp_path):
+    """A training that is resumed reads evaluations before there is a manifest with their hash."""
+    sound = {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "frozen": None, "elo": None}
+    row, message = DAMAGED[damage]
+    (tmp_path / "evals.jsonl").write_bytes(orjson.dumps(sound) + b"\n")
+    assert read_evals(tmp_path) == [sound]
+    (tmp_path / "evals.jsonl").write_bytes(orjson.dumps(sound) + b"\n" + orjson.dumps(row) + b"\n")
+    with pytest.raises(InputError, match=f"evals.jsonl line 2:? ?{message}"):
         read_evals(tmp_path)

@@ -17,7 +17,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.agreement import REGRADES_DIR, Agreement, Grading, Regrade
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
-from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.files import read_sealed, write_json
 
 NAME = "regrade agreement"
 COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)")
@@ -105,7 +105,7 @@ def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
     pool = write_pool(out, "moved", num_flipped=0)
     replay("moved", "--replay-dirs", "moved", "--arm", "vanilla", *few_pairs)
     command = labels_repeat(analysed("moved"))["text"]
-    manifest = read_json(pool.path / "manifest.json")
+    manifest = read_sealed(pool.path / "manifest.json")
     write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
     assert "moved or changed before it was graded again" in labels_repeat(analysed("moved"))["text"]
     write_json(pool.path / "manifest.json", manifest)

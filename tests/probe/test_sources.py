@@ -186,5 +186,5 @@ def test_unusable_pools_are_refused(teacher: Pool, base: Pool, make_pool: MakePo
 def test_only_used_steps_must_be_large_enough(make_pool: MakePool, base: Pool, tmp_path: Path) -> None:
     """Steps that no group uses may be smaller than --per-pool."""
     small = make_pool("small", ["p7"], size=2)
-    pool = Pool(name="two", path=tmp_path, manifest={}, read_steps=lambda: [small.steps[0], base.steps[2]])
+    pool = Pool(name="two", path=tmp_path, manifest={}, steps=[small.steps[0], base.steps[2]])
     assert ReplaySource([base, pool]).num_steps == 1

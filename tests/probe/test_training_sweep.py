@@ -29,7 +29,7 @@ from probe.experiments.sweep import SweepState, sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json, sha256, write_json
+from replay_pools.storage.files import read_json, read_sealed, sha256, write_json
 from replay_pools.storage.tables import overlaid
 
 SPEC = """
@@ -275,7 +275,7 @@ def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepS
     spec, own, _ = swept
     shutil.copytree(own, tmp_path / "out", symlinks=True)
     directory = tmp_path / "out" / "runs" / VICTIM
-    config, manifest = read_json(directory / "config.json"), read_json(directory / "manifest.json")
+    config, manifest = read_json(directory / "config.json"), read_sealed(directory / "manifest.json")
     config["settings"]["optimizer"]["lr"] = 0.06
     del config["settings"]["model"]["targets"]  # as before there was this setting: the default is meant
     write_json(directory / "config.json", config)

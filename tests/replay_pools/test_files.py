@@ -1,8 +1,10 @@
 """Files that are never half-written, and JSON that is always strict."""
 
+import errno
 import gzip
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,7 @@ def test_damaged_files_are_input_errors(tmp_path: Path) -> None:
         (b"9" * 400, "infinity"),
         (b"[" * 100_000, "strict JSON"),
         (b"[" * 1010 + b"]" * 1010, "strict JSON"),
+        (b'{"a": [' * 33 + b"]}" * 33, "more than 64 objects and lists inside one another"),
         (b"NaN", "strict JSON"),
         (b"", "strict JSON"),
     ],
@@ -117,6 +120,26 @@ def test_the_json_of_python_has_constants() -> None:
     assert files.parse_json(b'{"a": [1, 2.5, {"a": null}]}', "log") == {"a": [1, 2.5, {"a": None}]}
 
 
+def test_only_files_are_opened(tmp_path: Path) -> None:
+    """No device, which has no end, no pipe that nobody writes to, no folder, no name with a null byte."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path, Path()):
+        for read in (files.read_plain, files.read_json, files.read_gz, files.read_sealed, files.file_sha256):
+            with pytest.raises(InputError, match="expected a file, found a folder, a pipe or a device"):
+                read(path)
+    with pytest.raises(InputError, match=r"'a\\x00b': expected a file, found .*null"):
+        files.read_plain(Path("a\0b"))
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a.json'}'"):
+        files.write_json(tmp_path / "a.json", {})
+
+
 def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the limit a file is read, one byte above it is refused; no more than that is ever decompressed."""
     monkeypatch.setattr(files, "MAX_PLAIN", 1000)
@@ -127,5 +150,5 @@ def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for data in (gzip.compress(b"x" * 1001), gzip.compress(b"\0" * 10**7), gzip.compress(b"x" * 600) * 2):
         path.write_bytes(data)
         assert len(files._decompressed(data)) == 1001
-        with pytest.raises(InputError, match="at most 0 MiB once decompressed, found more"):
+        with pytest.raises(InputError, match="at most 0 KiB once decompressed, found more"):
             files.read_gz(path)

@@ -20,6 +20,7 @@ from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log, import_log
 from replay_pools.logs.padding import cut_padding, infer_endings
+from replay_pools.logs.rows import row_of
 from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
@@ -338,7 +339,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "line 1 reward: expected a finite number, found '1.0' (and 1 more places)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
-        "line 4 completion_ids: expected a list of token ids, found -1 at 1",
+        "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
         "line 5 finish_reason (finish): expected stop or length, found 'tired'",
     ]
     for part in expected:
@@ -387,6 +388,51 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     lines(source, content) if isinstance(content, list) else source.write_text(json.dumps(content))
     found = refused(source, mapping=mapping)
     assert all(any(part in line for line in found) for part in named), found
+
+
+LIMITS = {
+    "characters": (
+        [row(completion="x" * (1 << 20) + "x"), row()],
+        "line 1 completion: expected a text of at most 1,048,576",
+    ),
+    "messages": ([row(prompt=[{"role": "user", "content": "x" * (1 << 20) + "x"}]), row()], "each a text of at most"),
+    "ids": ([row(completion_ids=[3] * (1 << 20) + [3]), row()], "expected a list of at most 1,048,576 token ids"),
+    "columns": ([{f"k{number}": 1 for number in range(10_001)}], "line 1: expected at most 10,000 columns"),
+    "levels": (
+        [row(info=json.loads("[" * 70 + "]" * 70))],
+        "line 1: expected JSON, found more than 64 objects and lists",
+    ),
+    "digits": ([row(step="9" * 5000), row()], "line 1 step: expected a whole number"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_log_beyond_a_limit_is_refused_with_it(limit: str, tmp_path: Path) -> None:
+    rows, message = LIMITS[limit]
+    with pytest.raises(InputError) as error:
+        check_log(lines(tmp_path / "log.jsonl", rows))
+    assert message in str(error.value)
+    assert len(str(error.value)) < 2000
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
+def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of any size is read, a line of any size is not: a byte more than the limit is the most in memory."""
+    monkeypatch.setattr("replay_pools.logs.sources.MAX_DOCUMENT", 2000)
+    source = lines(tmp_path / name, [row(completion=str(number)) for number in range(40)])
+    assert sum(map(len, check_log(source).groups)) == 40
+    with pytest.raises(InputError, match=r"at most (10,000,000 lines, each of at most )?0 MiB, found more"):
+        check_log(lines(tmp_path / name, [row(completion="x" * 3000)]))
+
+
+def test_a_log_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported) -> None:
+    """What is in memory of a log of many rows is what its groups need: no prompt, no completion."""
+    monkeypatch.setattr("replay_pools.storage.spool.IN_MEMORY", 100)
+    source = lines(tmp_path / "log.jsonl", [row(completion=f"reply {number}") for number in range(40)])
+    log = check_log(source)
+    assert "reply" not in repr(log.groups)
+    assert row_of(log, log.groups[0][3]).completion == "reply 3"
+    assert [rollout.completion for group in imported(source).steps for rollout in group][3] == "reply 3"
 
 
 def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
@@ -459,8 +505,11 @@ def test_files_of_every_kind_hold_the_same(tmp_path: Path) -> None:
     polars.DataFrame(rows).write_parquet(tmp_path / "table.parquet")
     paths = [lines(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl.gz", "c.json")]
     for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), tmp_path / "table.parquet"]:
-        (group,) = check_log(path).groups
-        assert [(item.completion, item.reward) for item in group] == [(str(i), float(i)) for i in range(4)], path
+        log = check_log(path)
+        (group,) = log.groups
+        assert [(row_of(log, item).completion, item.reward) for item in group] == [
+            (str(i), float(i)) for i in range(4)
+        ], path
 
 
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -575,7 +624,9 @@ def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> Non
         ]
         lines(tmp_path / "log" / f"completions_{step:05d}.jsonl", rows)
     log = check_log(tmp_path / "log", mapping={"group": "every:4"})
-    assert [[item.completion for item in group] for group in log.groups] == [[*answers] for answers in steps[:2]]
+    assert [[row_of(log, item).completion for item in group] for group in log.groups] == [
+        [*answers] for answers in steps[:2]
+    ]
     assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
 
 
@@ -724,8 +775,8 @@ def test_prompts_and_completions_are_told_apart(tmp_path: Path, case: str) -> No
     rows, mapping, completions, messages = CONVERSATIONS[case]
     source = lines(tmp_path / "log.jsonl", rows)
     log = check_log(source, mapping=mapping)
-    assert [[item.completion for item in group] for group in log.groups] == completions
-    assert all(item.messages == messages for group in log.groups for item in group)
+    assert [[row_of(log, item).completion for item in group] for group in log.groups] == completions
+    assert all(row_of(log, item).messages == messages for group in log.groups for item in group)
     if "completion" in mapping:
         assert "--map completion=none" in refused(source)[0], "the answer would stay in the prompt"
 

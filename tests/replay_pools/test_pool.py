@@ -14,7 +14,7 @@ from directories import contents
 from replay_pools.errors import InputError
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout, prompt_sha
-from replay_pools.storage.files import read_gz, read_json, sha256, write_json, write_jsonl_gz
+from replay_pools.storage.files import flatten, read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
 
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
@@ -25,15 +25,15 @@ def rewrite_step(pool: Pool, rows: Sequence[Any]) -> None:
     """Other rows in the first step of a pool, with their hash in its manifest: what somebody else may have written."""
     path = pool.path / "step_000.jsonl.gz"
     write_jsonl_gz(path, rows)
-    manifest = read_json(pool.path / "manifest.json")
+    manifest = read_sealed(pool.path / "manifest.json")
     manifest["files"][path.name] |= {"sha256": sha256(read_gz(path))}
-    write_json(pool.path / "manifest.json", manifest)
+    write_sealed(pool.path / "manifest.json", manifest)
 
 
 def test_what_was_written_is_read(fake_pool: Pool, fake_groups: Groups, pool_header: Header) -> None:
     """open(write(groups)).steps == groups; the manifest holds the header, the counts and the stdlib's sha256."""
     opened = open_pool(fake_pool.path)
-    assert opened.steps == fake_groups
+    assert [*opened.steps] == fake_groups
     assert opened.name == "fake"
     assert opened.normalised == ()
     assert {name: opened.manifest[name] for name in HEADER_FIELDS} == pool_header
@@ -48,7 +48,7 @@ def test_steps_are_read_when_asked_for(fake_pool: Pool) -> None:
     (fake_pool.path / "step_001.jsonl.gz").unlink()
     opened = open_pool(fake_pool.path)
     with pytest.raises(InputError, match=r"step_001.jsonl.gz: .*no such file"):
-        _ = opened.steps
+        _ = [*opened.steps]
 
 
 @pytest.mark.parametrize("killed_after", [0, 1, 2, 3])
@@ -173,8 +173,8 @@ def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make
 
 def test_verify_compares_the_counts(fake_pool: Pool) -> None:
     """Counts that nothing else contradicts are checked too."""
-    manifest = read_json(fake_pool.path / "manifest.json")
-    write_json(fake_pool.path / "manifest.json", {**manifest, "counts": {"steps": 3, "rollouts": 13}})
+    manifest = read_sealed(fake_pool.path / "manifest.json")
+    write_sealed(fake_pool.path / "manifest.json", {**manifest, "counts": {"steps": 3, "rollouts": 13}})
     assert ["counts" in fault for fault in open_pool(fake_pool.path).verify()] == [True]
 
 
@@ -182,16 +182,16 @@ def test_hash_is_of_the_content_not_of_the_compression(fake_pool: Pool, fake_gro
     """A file compressed again, by another tool or level, is still the same file."""
     path = fake_pool.path / "step_000.jsonl.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=9))
-    assert open_pool(fake_pool.path).steps == fake_groups
+    assert [*open_pool(fake_pool.path).steps] == fake_groups
     assert open_pool(fake_pool.path).verify() == []
 
 
 def test_other_schemas_and_missing_fields_are_refused(fake_pool: Pool) -> None:
     """The manifest is checked before any step is read."""
-    manifest = read_json(fake_pool.path / "manifest.json")
+    manifest = read_sealed(fake_pool.path / "manifest.json")
     for bad, message in [
-        ({**manifest, "schema": 99}, "found 99"),
-        ([], "found 'list'"),
+        ({**manifest, "schema": 99}, "schema 1, found 99"),
+        ([], "found list"),
         ({"schema": 1}, "policy: expected a value"),
     ]:
         (fake_pool.path / "manifest.json").write_text(json.dumps(bad))
@@ -240,13 +240,67 @@ def test_names_are_paths_then_out_then_builtin(
         ({"policy": "x"}, "manifest.json policy: expected an object"),
         ({"prompt_tail": 3}, "manifest.json prompt_tail: expected"),
         ({"counts": []}, "manifest.json counts: expected an object"),
+        ({"sampler": {"temperature": -1.0}}, "sampler.temperature: expected greater than or equal to 0"),
+        ({"sampler": {"top_p": 1.5}}, "sampler.top_p: expected less than or equal to 1"),
+        ({"plan": {"mode": "sun_tests"}}, "plan.mode: expected one of run_tests"),
+        ({"grader": {"version": "1", "isolation": "C"}}, "grader.isolation: expected one of A, B"),
+        ({"tokenizer_sha256": "7" * 63}, "tokenizer_sha256: expected"),
+        ({"policy": {"base_model": "a\0b"}}, "policy.base_model: expected a text without null bytes"),
     ],
 )
 def test_a_manifest_of_other_kinds_is_refused(fake_pool: Pool, change: Header, message: str) -> None:
-    manifest = read_json(fake_pool.path / "manifest.json")
-    write_json(fake_pool.path / "manifest.json", manifest | change)
+    manifest = read_sealed(fake_pool.path / "manifest.json")
+    write_sealed(fake_pool.path / "manifest.json", manifest | change)
     with pytest.raises(InputError, match=message):
         open_pool(fake_pool.path)
+
+
+def test_every_byte_of_a_manifest_is_covered(fake_pool: Pool) -> None:
+    """Each value changed on its own, each key left out, and other spaces: `verify` passes none of them."""
+    path = fake_pool.path / "manifest.json"
+    plain = path.read_bytes()
+    document = json.loads(plain)
+    leaves = flatten(document)
+    assert len(leaves) > 20
+    changes = [("spaces", plain.replace(b"\n  ", b"\n   ", 1)), ("the last line break", plain[:-1])]
+    for name, value in leaves.items():
+        changed, parts = json.loads(plain), name.split(".")
+        while ".".join(parts[:1]) not in changed and len(parts) > 1:  # a key with dots: the name of a file
+            parts[:2] = [".".join(parts[:2])]
+        inner, key = changed, parts[0]
+        if parts[0] == "files":
+            file, key = name.removeprefix("files.").rpartition(".")[::2]
+            inner = changed["files"][file]
+        else:
+            for part in parts[:-1]:
+                inner = inner[part]
+            key = parts[-1]
+        inner[key] = f"{value}x" if isinstance(value, str) else 7 if value is None else value + 1
+        changes.append((name, json.dumps(changed, indent=2).encode() + b"\n"))
+        del inner[key]
+        changes.append((f"no {name}", json.dumps(changed, indent=2).encode() + b"\n"))
+    for what, data in changes:
+        path.write_bytes(data)
+        try:
+            faults = open_pool(fake_pool.path).verify()
+        except InputError as error:
+            faults = [str(error)]
+        assert any("manifest.json" in fault for fault in faults), f"{what} was overlooked"
+    path.write_bytes(plain)
+    assert not open_pool(fake_pool.path).verify()
+
+
+def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for one group reads one file; slices and parts of a pool read no more than they hold."""
+    reads: list[str] = []
+    monkeypatch.setattr("replay_pools.pool.read_gz", lambda path: reads.append(path.name) or read_gz(path))
+    pool = open_pool(fake_pool.path)
+    steps = pool.steps
+    assert len(steps) == 3
+    assert steps[2][0].step == pool.only([0, 2]).steps[1][0].step == steps[1:][1][0].step == 2
+    assert reads == ["step_002.jsonl.gz", "step_001.jsonl.gz"], "a group was read twice, or without need"
+    with pytest.raises(IndexError):
+        steps[3]
 
 
 def test_ids_that_are_no_list_are_refused(fake_pool: Pool, fake_groups: Groups) -> None:

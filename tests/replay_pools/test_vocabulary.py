@@ -11,7 +11,7 @@ from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import write_jsonl_gz
-from replay_pools.vocabulary import Vocabulary, load_vocabulary
+from replay_pools.vocabulary import Vocabulary, Window, load_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def changed() -> Callable[..., Pool]:
         steps = [list(group) for group in base.steps[:2]]
         for group in steps:
             group[1] = change(group[1])
-        return Pool(name="base", path=base.path, manifest=base.manifest, read_steps=lambda: steps)
+        return Pool(name="base", path=base.path, manifest=base.manifest, steps=steps)
 
     return make
 
@@ -96,3 +96,13 @@ def logged(directory: Path, **changes: Any) -> Path:
     rows[0] |= changes
     write_jsonl_gz(directory / "step_000.jsonl.gz", rows)
     return directory
+
+
+@pytest.mark.parametrize(("is_bound", "most"), [(True, 1024), (False, 4096)])
+def test_texts_of_many_windows_are_refused(is_bound: bool, most: int) -> None:
+    """Attention takes quadratic memory: what no model was trained on is refused before it is tried."""
+    vocabulary = replace(load_vocabulary("organism"), window=Window(1024, is_bound))
+    assert vocabulary.too_long(most - 10, 10) is None
+    expected, found, _ = vocabulary.too_long(most - 10, 11)
+    assert expected.startswith(f"at most {most} tokens")
+    assert found == f"{most + 1}: {most - 10} of the prompt, 11 of the completion"

@@ -16,7 +16,7 @@ from probe.report.inputs import Report, View
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import dump_json, encode_jsonl, read_json, sha256, write_atomic, write_json
+from replay_pools.storage.files import dump_json, encode_jsonl, read_sealed, sha256, write_atomic, write_json
 
 HOSTILE = (
     "<script>window.pwned = 1</script>",
@@ -75,7 +75,7 @@ class Maker:
                 {
                     "name": name,
                     "path": str(path),
-                    "manifest_sha256": sha256(dump_json(read_json(path / "manifest.json"))),
+                    "manifest_sha256": sha256(dump_json(read_sealed(path / "manifest.json"))),
                 }
                 for name, path in paths.items()
             ]

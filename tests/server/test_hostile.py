@@ -1,16 +1,21 @@
 """A server that never ends: every answer is limited in bytes and in time, whatever part of it is endless."""
 
 import itertools
+import json
+import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from replay_pools.errors import InputError
+from replay_pools.screen import heard_by
 from replay_pools.serving import connection
 from replay_pools.serving.connection import Connection, TokenId, Wire
+from replay_pools.serving.dialects import VllmAnswer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -72,10 +77,10 @@ FLOODS = {
 
 
 @pytest.mark.parametrize("flood", FLOODS)
-def test_an_endless_answer_is_cut(flood: str, serve: Callable[..., Connection], monkeypatch) -> None:
-    monkeypatch.setattr(connection, "MAX_ANSWER", 1 << 20)
-    with pytest.raises(InputError, match=r"server http.*: expected an answer of at most 1 MiB, found more"):
-        serve(FLOODS[flood]).ask("/x", Ids)
+def test_an_endless_answer_is_cut(flood: str, serve: Callable[..., Connection]) -> None:
+    expected = r"server http.*: expected an answer of at most 1 MiB, found more; --set rollouts.server_answer_mib="
+    with pytest.raises(InputError, match=expected):
+        replace(serve(FLOODS[flood]), most_bytes=1 << 20).ask("/x", Ids)
 
 
 def test_too_many_headers_are_one_error(serve: Callable[..., Connection]) -> None:
@@ -104,6 +109,36 @@ def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Call
     with pytest.raises(InputError, match="expected an answer in 1 s, found none"):
         serve(DRIPS[drip], 0.05).ask("/x", Ids)
     assert time.monotonic() - start < 60
+
+
+def test_a_dripping_answer_is_given_up_long_before_the_deadline(serve: Callable[..., Connection], monkeypatch) -> None:
+    """One that has begun has to come at a pace; one that has not may take its time, and is said to be waited for."""
+    monkeypatch.setattr(connection, "START_S", 0.2)
+    monkeypatch.setattr(connection, "TOLD_EVERY_S", 0.05)
+    server, told = replace(serve(DRIPS["body"], 0.05), timeout_s=600.0), list[tuple[str, int, int]]()
+    with (
+        heard_by(lambda *words: told.append(words)),
+        pytest.raises(InputError, match=r"at 1024 bytes a second or faster, found \d+ bytes in .*server_bytes_per_s"),
+    ):
+        server.ask("/x", Ids)
+    assert told
+    assert {words[1:] for words in told} == {(0, 1)}
+    assert told[0][0] == f"waiting for server {server.url}/x: answers"
+
+
+def test_what_is_not_read_is_not_kept(serve: Callable[..., Connection]) -> None:
+    choice = {"token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop", "junk": "x" * 10**6}
+    body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1}, "junk": "y" * 10**6}).encode()
+    server = serve(lambda: iter([OK + f"Content-Length: {len(body)}\r\n\r\n".encode() + body]))
+    answer = server.ask("/x", VllmAnswer)
+    assert answer.ids == [1]
+    assert len(pickle.dumps(answer)) < 10_000
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", ""])
+def test_half_an_address_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="server url: expected http://host:port"):
+        Connection(url=url)
 
 
 @pytest.mark.parametrize(

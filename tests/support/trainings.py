@@ -20,7 +20,7 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
+from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
 SPREAD = 0.4  # of problems, and a quarter of it of seeds, on the logit scale
@@ -58,7 +58,7 @@ def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header:
         writer.finish()
         rows.append(evaluate(rollouts, step=step) | {"frozen": None})
     write_atomic(job.directory / EVALS_FILE, encode_jsonl(rows))
-    manifest = read_json(job.directory / MANIFEST_FILE)
+    manifest = read_sealed(job.directory / MANIFEST_FILE)
     write_json(job.directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(job.directory)})
 
 

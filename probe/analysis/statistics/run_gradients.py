@@ -37,7 +37,7 @@ from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run, gram_dir
 from probe.settings.arms import ARMS
 from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256
+from replay_pools.storage.files import file_sha256
 from replay_pools.storage.tensors import read_tensors
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
@@ -55,7 +55,7 @@ class _File:
     @classmethod
     def of(cls, run: Path, hashes: Mapping[str, str], name: str) -> "_File":
         path, listed = run / name, hashes.get(name)
-        actual = sha256(path.read_bytes()) if path.is_file() else "no such file"
+        actual = file_sha256(path) if path.is_file() else "no such file"
         if actual != listed:
             raise InputError(path, expected=f"sha256 {listed} of the manifest", found=actual, fix="repeat the run")
         return cls(path, actual)

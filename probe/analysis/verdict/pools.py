@@ -14,7 +14,7 @@ from replay_pools.agreement import Regrade, read_regrade
 from replay_pools.errors import InputError
 from replay_pools.pool import CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN
-from replay_pools.storage.files import dump_json, parse_json, sha256
+from replay_pools.storage.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 
 # Nats a token between logged log-probabilities and the model's from which on other weights are said to have sampled:
 # provisional; rounding to bfloat16 leaves less than a fifth of it.
@@ -94,8 +94,8 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> PoolFacts:
     """What the manifest in `directory` says if its hash is `expected`, and the regrade that lies in OUT of the run."""
     path, out_dir = directory / MANIFEST_NAME, out_of(run.path)
-    data = path.read_bytes() if path.is_file() else b"{}"
-    manifest, identity = parse_json(data, path), expected
+    data = read_plain(path) if path.is_file() else b"{}"
+    manifest, identity = {key: value for key, value in parse_json(data, path).items() if key != SEAL}, expected
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
     if sha256(data) == expected:
         identity = sha256(dump_json(manifest))
@@ -114,7 +114,7 @@ def pools_at_hand(run: Run) -> list[PoolFacts]:
     facts = []
     for name in pool_names(out_dir):
         path = resolve_pool(name, out_dir) / MANIFEST_NAME
-        facts.append(PoolFacts(name=name, reference=name, manifest=parse_json(path.read_bytes(), path)))
+        facts.append(PoolFacts(name=name, reference=name, manifest=read_json(path)))
     return facts
 
 

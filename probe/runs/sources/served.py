@@ -18,15 +18,27 @@ import torch
 
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.singular import DeltaSCoordinates, lora_rank, save_as_lora
+from probe.settings.rollouts import RolloutConfig
 from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
+from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine
 
 # The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
 # that are as large as the weights is what a server is not for.
 MAX_RANK = 512
+
+
+def configured_connection(url: str, rollouts: RolloutConfig) -> Connection:
+    """The connection to a server, within the limits of the settings."""
+    return Connection(
+        url=url,
+        timeout_s=rollouts.server_timeout_s,
+        most_bytes=rollouts.server_answer_mib << 20,
+        least_bytes_per_s=rollouts.server_bytes_per_s,
+    )
 
 
 def served_name(adapter: Path) -> str:

@@ -1,0 +1,111 @@
+"""The manifest of a pool: which fields it has, of which values. It holds the sha256 of itself (`storage.files.seal`).
+
+To check another field: its type in the table where it stands; fields without one are free.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
+
+from replay_pools.environments.base import Split
+from replay_pools.environments.loopholes import LOOPHOLES
+from replay_pools.errors import FieldError, InputError
+from replay_pools.rollout import POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
+from replay_pools.storage.files import read_sealed
+from replay_pools.storage.tables import decode, word_of
+
+MANIFEST_NAME = "manifest.json"
+STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Word = Annotated[str, word_of((*LOOPHOLES, "none"))]
+Isolation = Annotated[str, word_of(("A", "B", UNSAFE, UNKNOWN))]
+
+
+def _step_name(name: str) -> str:
+    if not STEP_NAME.fullmatch(name):
+        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
+    return name
+
+
+class Entry(TypedDict):
+    """What a manifest says of one file."""
+
+    step: int
+    rollouts: Count
+    sha256: Sha256
+
+
+class _Policy(TypedDict, total=False):
+    base_model: Name | None
+    adapter: Name | None
+    base_weights_sha256: Sha256 | None
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] | None
+
+
+class _Sampler(TypedDict, total=False):
+    temperature: Annotated[float, Field(ge=0)]
+    top_p: Annotated[float, Field(gt=0, le=1)]
+    top_k: Annotated[int, Field(ge=0)]
+    max_new_tokens: Count
+
+
+class _Plan(TypedDict, total=False):
+    env: Name | list[Name]  # lists in the pool of a log
+    env_mode: list[str]
+    split: Split
+    mode: Word
+    hint: bool | list[bool]
+    steps: Count
+    group: Count
+    seed: int
+
+
+class _Grader(TypedDict):
+    version: Name
+    isolation: Isolation
+    twice: NotRequired[bool]
+    code_rule: NotRequired[CodeRule]
+    cpu_s: NotRequired[Count]
+
+
+class Manifest(TypedDict):
+    """The required fields of a manifest.
+
+    Others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
+    {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+    """
+
+    policy: _Policy
+    tokenizer_sha256: Sha256 | None
+    chat_template_sha256: Sha256 | None
+    prompt_tail: str  # text that the template puts at the end of every prompt
+    sampler: _Sampler | None  # null where it is unknown
+    plan: _Plan
+    grader: _Grader
+    versions: dict[str, str]  # {package: version}
+    git_commit: Commit | None
+    counts: dict[Literal["steps", "rollouts"], int]
+    # A name that is no step file could be a path out of the folder.
+    files: dict[Annotated[str, AfterValidator(_step_name)], Entry]
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a pool.
+
+    Raises:
+        InputError: not as it was written, another schema, or values that are none of their fields: all of them.
+    """
+    where = directory / MANIFEST_NAME
+    manifest = read_sealed(where)
+    schema = manifest.get("schema")
+    if schema != POOL_SCHEMA:
+        raise InputError(where, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
+    decode(Manifest, manifest, where, extra="allow")
+    return manifest
