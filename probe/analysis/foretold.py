@@ -20,7 +20,6 @@ import numpy as np
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.intervals import Bounded, Interval, student_quantile
-from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from replay_pools.storage.tables import flat
 

@@ -211,9 +211,11 @@ def test_every_next_step_of_imported_pools_runs(
 def test_other_pairs_are_drafted_where_a_pool_answers_both_ways(
     logs: Path, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One log of hacks and of clean answers to 40 prompts: more pairs are those of half of them, and the rest is left."""
+    """One log of hacks and of clean answers to 40 prompts: half of them give pairs, the others are replayed."""
     monkeypatch.chdir(logs)
-    groups = [each for both in zip(*(open_pool(BUILTIN / n).steps for n in ("teacher", "base-hinted"))) for each in both]
+    groups = [
+        each for both in zip(*(open_pool(BUILTIN / n).steps for n in ("teacher", "base-hinted"))) for each in both
+    ]
     with Path("both.jsonl").open("w") as file:
         for again in ("", " Again."):
             for each in (rollout for group in groups for rollout in group):

@@ -177,7 +177,9 @@ def test_the_embedded_pools_are_followed_to_the_end(
         words += re.findall(r"VERDICT: (\w+)", text)
         about = text.partition("Is that about hacks?")[2].split()[0]
         if name != "drafted":
-            for command in (line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "):
+            for command in (
+                line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "
+            ):
                 assert run(cli, shlex.split(command)[1:]) == 0, command
     assert words[0] == "CONFOUNDED"
     assert not {"CONFOUNDED", "BROKEN"} & {*words[1:]}

@@ -207,8 +207,8 @@ def _removable(evidence: Evidence, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
     yes: it is large enough for nine in ten trainings to hack less, and beyond permuted pairs. likely: for half of them,
-    and so at 80%. Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less than that. no: it is shown to be below
-    what directions of permuted pairs remove.
+    and so at 80%. Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less
+    than that. no: it is shown to be below what directions of permuted pairs remove.
     """
     forecast = evidence.forecast
     row = forecast.row("margin") if forecast is not None else None
