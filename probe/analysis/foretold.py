@@ -66,6 +66,8 @@ def unlike(evidence: Evidence) -> list[str]:
         differences.append(f"model {model}" + " with an adapter" * (adapter is not None))
     if {pool.policy[1] for pool in evidence.pools} != {TEACHER, None}:
         differences.append("rollouts of other policies than a teacher and the base")
+    if not all(pool.hint for pool in evidence.pools):
+        differences.append("prompts without the hint")
     if evidence.basis != "svd":
         differences.append(f"basis {evidence.basis}")
     for key in sorted(usual):
