@@ -116,8 +116,11 @@ def test_a_log_with_ids_is_imported_without_its_tokenizer(
     assert run(cli, ["replay", "--model", small, *options]) == 2
     assert "expected the text of completion_ids" in capsys.readouterr().err
     finetune = ["policy", "finetune", "--model", small, "--pool", "other-ids", "--completions", "hack", "--steps", "1"]
-    assert run(cli, [*finetune, "--name", "never", *place]) == 2
-    assert "expected the text of completion_ids" in capsys.readouterr().err
+    teacher = ["--set", f"model.name={small}", "--set", "rollouts.teacher.pool=other-ids"]
+    train = ["train", "--preset", "fast", "--arm", "vanilla", "--steps", "3", *teacher]
+    for verb in (finetune, train):
+        assert run(cli, [*verb, "--name", "never", *place]) == 2
+        assert "expected the text of completion_ids" in capsys.readouterr().err
 
 
 def test_a_log_without_ids_needs_the_tokenizer(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
