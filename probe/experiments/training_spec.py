@@ -29,7 +29,7 @@ RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
 # Of the machine, of another verb, or chosen by the spec itself.
-NOT_SHARED = ("model.name", "model.device", "model.dtype_noise", "intervention.arms")
+NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 TEMPLATE = """\
 # The training that the GO of {run} buys: does what its gate removes keep the policy from hacking?
 # Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of

@@ -40,7 +40,7 @@ def provenance(report: Report) -> Section:
 
 
 def facts(run: Run, report: Report) -> TextTable:
-    """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
+    """Names, hashes and versions of a run, and how exact its numbers are (additivity)."""
     config, manifest = run.config, run.manifest
     settings, adapter = run.settings, config.get("adapter_sha256")
     dtype = (settings.get("model") or {}).get("dtype", "dtype not recorded")
@@ -57,7 +57,6 @@ def facts(run: Run, report: Report) -> TextTable:
         *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
         ("manifest", f"sha256 {sha256((run.path / MANIFEST_FILE).read_bytes())}, {len(manifest['files'])} files"),
         ("additivity", _additivity(manifest.get("additivity"))),
-        ("noise of the dtype", _noise(manifest.get("dtype_noise"))),
         ("specification", _spec(settings, report)),
         *(("started", str(start)) for start in starts_of(run.path)),
         *_pool_rows(run),
@@ -98,17 +97,6 @@ def _additivity(summary: Mapping[str, Any] | None) -> str:
     steps = summary.get("exceeded_steps") or []
     words = f"EXCEEDED in steps {', '.join(map(str, steps))}" if steps else "holds in every step"
     return f"{words}: largest relative error {summary['largest']:.1e}, tolerance {summary['tolerance']:.0e}"
-
-
-def _noise(summary: Mapping[str, Any] | None) -> str:
-    """The error of the dtype by basis, from the run's manifest; the other keys of the summary are no tables."""
-    if not summary:
-        return "not measured (--set model.dtype_noise=N)"
-    parts = []
-    for basis, noise in summary.items():
-        if isinstance(noise, dict):
-            parts.append(f"{basis}: median {noise['median']:.1e}, max {noise['max']:.1e}")
-    return f"{summary['dtype']} against {summary['reference']}, {summary['rollouts']} rollouts: {'; '.join(parts)}"
 
 
 def _spec(settings: Mapping[str, Any], report: Report) -> str:

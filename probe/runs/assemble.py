@@ -143,7 +143,6 @@ def assemble(
         planning=lambda ids: planning_tokens([pieces(token) for token in ids], config.planning_phrases),
         pad_id=policy.pad_id,
         grams=grams,
-        dtype_noise=None,
         reward_range=config.reward_range,
         attributed=attributed,
         pieces=pieces,

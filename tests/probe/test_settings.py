@@ -121,7 +121,6 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         ["intervention.refresh_every"],
     ),
     "a mean has one direction": ("replay", {"intervention.extraction.method": "mean"}, ["intervention.extraction.k"]),
-    "noise of the highest": ("replay", {"model.dtype": "float64", "model.dtype_noise": 2}, ["model.dtype_noise"]),
     "frozen": ("train", {"optimizer.lr": 0.0}, ["optimizer.lr"]),
     "one rollout": ("train", {"rollouts.group": 1}, ["rollouts.group"]),
     "held-out problems": ("train", {"rollouts.split": "eval"}, ["rollouts.split"]),

@@ -108,7 +108,6 @@ class Maker:
             "num_steps": recipe.num_steps,
             "num_modules": {"svd": 7},
             "additivity": {"tolerance": 1e-4, "largest": 1e-7, "exceeded_steps": []},
-            "dtype_noise": None,
             "files": file_hashes(directory) | token_hashes(directory),
         }
         write_json(directory / "manifest.json", manifest)
