@@ -67,17 +67,16 @@ def plan(
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
-    written, directions = None, None
+    written = None
     if target.suffix != ".toml":
         run_path = resolve_run(target, out)
         default = Path("spec") / f"{run_path.resolve().name}-training.toml"
         target = written = spec_file.with_suffix(".toml") if spec_file else default
-        directions = _write(run_path, written, effect, sd, out)
+        _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
     spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
     if as_json:
-        files = {} if written is None else {"written": str(written), "directions": directions and str(directions)}
-        echo_json(spec_plan.to_json() | files)
+        echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:
         _print_plan(spec, spec_plan)
         if written is not None:
@@ -85,8 +84,8 @@ def plan(
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
-def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> Path | None:
-    """The training spec of a run, and its directions; says which files are new."""
+def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
+    """The training spec of a run."""
     from probe.analysis.analyze import analyze
     from probe.analysis.evidence import PlannedTraining
     from probe.experiments.training_spec import write_training_spec
@@ -94,12 +93,9 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}
     assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
-    directions = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
+    write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
     say(f"GO of {run}: {path}")
-    if directions is not None:
-        say(f"its v_hack: {directions}")
     say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
-    return directions
 
 
 def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.records.run import read_run
-from probe.runs.direction_files import direction_file
 from probe.settings.run import read_config
-
-QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +57,12 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 @pytest.mark.usefixtures("known")
 def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str], replay: Callable[..., Path]
+    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     found = plan(capsys, "go", "--out", str(out))
     path = here / "spec" / "go-training.toml"
     assert found["written"] == "spec/go-training.toml"
-    assert found["directions"] == str(out / "directions" / "go-v_hack.safetensors")
     assert found["vacuous"] == []
     spec = load_spec(path)
     assert spec.arms == ("vanilla", "projected", "permuted-dosed", "scaled")
@@ -84,25 +79,26 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert config.rollouts.teacher is not None
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
     assert spec.resolved["kl"].config.objective.beta == 1.0
-    # It plans, and a dry run prints a training for each arm and seed, along the file that was written.
+    # It plans, and prints a training for each arm and seed, along what the run extracts.
+    assert config.intervention.extraction == read_config(read_run(go).settings, go).intervention.extraction
     assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
     capsys.readouterr()
     assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
     commands = capsys.readouterr().out.splitlines()
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
-    # The saved file is what the run measured along.
-    again = replay("go-again", *QUICK, "--v-hack", "go-v_hack", "--steps", "2")
-    cosines = {(step.step, step.arm): step.cos_in for step in read_run(go).steps}
-    for step in read_run(again).steps:
-        assert step.cos_in == pytest.approx(cosines[step.step, step.arm], abs=1e-6)
 
 
-def test_the_saved_direction_of_the_mean_is_that_of_the_run(out: Path, replay: Callable[..., Path]) -> None:
-    mean = ["--steps", "2", "--set", "intervention.extraction.method=mean", "--set", "intervention.extraction.k=1"]
-    measured = read_run(replay("of-the-mean", *QUICK, *mean))
-    name, _ = direction_file(measured, read_config(measured.settings, measured.path), out)
-    along = read_run(replay("along-the-mean", *QUICK, *mean, "--v-hack", name))
-    assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-6)
+@pytest.mark.usefixtures("known")
+def test_pairs_that_have_changed_are_refused(
+    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "runs" / "other"
+    shutil.copytree(go, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"directions": {"pairs_sha256": "0" * 64}}))
+    seal(other)
+    assert "builtin: expected the directions that" in refused(capsys, str(other), "--out", str(out))
+    assert not Path("spec").exists()
 
 
 @pytest.mark.usefixtures("known")
