@@ -192,7 +192,7 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
 
 
 def dry_run_option(function: AnyFunction) -> AnyFunction:
-    """`--dry-run` -> `dry_run: bool`, for what takes long or costs money."""
+    """`--dry-run` -> `dry_run: bool`, for runs, which take long."""
     text = "Say what would be done and what it needs; write nothing, load no weights."
     return click.option("--dry-run", is_flag=True, help=text)(function)
 

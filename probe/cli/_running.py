@@ -153,15 +153,10 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
     if as_json:
         echo_json(preview.to_json())
         return
-    echo_work(preview.path, preview.state, preview.work)
+    echo(f"{preview.path}: {preview.state}")
+    echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
     echo_footprint(preview.footprint)
     echo("\nnothing was written")
-
-
-def echo_work(path: str, state: str, work: Mapping[str, int]) -> None:
-    """Where something would be written, how far it is, and how much it is."""
-    echo(f"{path}: {state}")
-    echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
 
 
 def echo_footprint(footprint: "Footprint | None") -> None:

@@ -25,7 +25,7 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 VERBS = dict(leaves(cli))
 NEEDED = {  # what a verb must be given beside the option in question
-    ("pool", "generate"): ["--name", "new", "--steps", "1", "--group", "2", "--dry-run"],
+    ("pool", "generate"): ["--name", "new", "--adapter", "./no-such"],
     ("pool", "regrade"): ["no-such-pool", "--name", "new"],
     ("pool", "import"): ["no-such-pool", "--name", "new"],
     ("pool", "show"): ["no-such-pool"],
@@ -149,4 +149,4 @@ def test_every_verb_has_an_example_and_answers_in_json(verb: tuple[str, ...]) ->
     }
     assert used <= names
     assert ("--json" in names) != (verb == ("demo",))
-    assert ("--dry-run" in names) == (verb in {("pool", "generate"), ("replay",), ("train",)})
+    assert ("--dry-run" in names) == (verb in {("replay",), ("train",)})

@@ -104,7 +104,6 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
 LONG = {
     "replay": ["replay", "--steps", "3"],
     "train": ["train", "--preset", "fast"],
-    "pool generate": ["pool", "generate", "--name", "x"],
 }
 
 
