@@ -282,8 +282,3 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: in
         aligned = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
         aligned += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
         echo("  ".join(aligned).rstrip())
-
-
-def one_blas_thread() -> None:
-    """Nulls are many small factorisations: threads of BLAS only wait for one another. Call before numpy is loaded."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

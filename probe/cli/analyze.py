@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import echo, echo_json, json_option, one_blas_thread, one_run, out_option
+from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.storage.files import write_atomic
 
@@ -83,8 +83,6 @@ def analyze(
 
       probe analyze spec/phase2.toml --write
     """
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:

@@ -17,7 +17,6 @@ from probe.cli._frame import (
     echo_table,
     json_option,
     name_option,
-    one_blas_thread,
     one_pool,
     one_run,
     out_option,
@@ -227,8 +226,6 @@ def ladder(
 
       probe policy ladder vanilla-0 --reference teacher --json
     """
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.analysis.ladder import (
         BASE,
         LADDERS,

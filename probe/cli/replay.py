@@ -15,7 +15,6 @@ from probe.cli._frame import (
     echo_table,
     json_option,
     name_option,
-    one_blas_thread,
     out_option,
 )
 from probe.cli._running import echo_preview, rounding_line, running, say, track_option
@@ -104,7 +103,6 @@ def demo(ctx: click.Context, out: Path) -> None:
 
     Example:  probe demo
     """
-    one_blas_thread()
     root, place = ctx.find_root(), ["--out", str(out)]
     for words in (
         ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random", "--name", "demo"],

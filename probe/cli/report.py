@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_blas_thread, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.analyze import analysis_options, joined_name, spec_among
 from probe.records.run import Run, read_run, resolve_run
 from probe.records.tables import TableName
@@ -64,8 +64,6 @@ def report(
     if tables is not None:
         _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)
         return
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.report.build import write_report
 
     settings = {"num_draws": draws, "seed": seed}

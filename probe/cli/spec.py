@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
-from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, one_blas_thread, out_option
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
 from probe.cli._running import echo_footprint, say
 from probe.records.run import elsewhere, read_run, resolve_run
 from replay_pools.errors import InputError, refuse
@@ -62,8 +62,6 @@ def plan(
 
       probe spec plan demo
     """
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
@@ -216,7 +214,6 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
 
       probe spec list --full
     """
-    one_blas_thread()
     from probe.experiments.register import register  # numpy comes with it
 
     entries = register(specs, out)

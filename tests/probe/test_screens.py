@@ -197,14 +197,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("verb", ["analyze", "report", "spec plan", "spec list", "policy ladder"])
-def test_blas_has_one_thread_before_numpy_is_there(verb: str, tmp_path: Path) -> None:
+def test_blas_has_one_thread_before_numpy_is_there(tmp_path: Path) -> None:
     """numpy reads the number when it is imported; the process ends there."""
-    run_of = tmp_path / "out" / "runs" / "some"
-    run_of.mkdir(parents=True)
-    args = [*verb.split(), *([] if verb == "spec list" else ["some"])]
+    (tmp_path / "out" / "runs" / "some").mkdir(parents=True)
     environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
-    ended = subprocess.run(
-        [sys.executable, "-c", FIRST_NUMPY, *args], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", FIRST_NUMPY, "analyze", "some"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.stdout == "threads 1\n", ended.stderr
