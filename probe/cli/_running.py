@@ -160,16 +160,11 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
 
 
 def echo_footprint(footprint: "Footprint | None") -> None:
-    """The adapted modules of a model; sizes and their sum. Nothing where no model is known."""
+    """How much of a model is adapted; sizes and their sum. Nothing where no model is known."""
     if footprint is None:
         return
-    adapted, count = footprint.adapted, sum(row.modules for row in footprint.modules)
-    echo(f"\nAdapted in {footprint.model}: {count} modules; {adapted.caution or adapted}")
-    cells = [
-        (row.projection, row.modules, f"{row.shape[0]} x {row.shape[1]}", f"{row.share:.1%}")
-        for row in footprint.modules
-    ]
-    echo_table(("projection", "modules", "d_out x d_in", "of the weights"), cells)
+    adapted = footprint.adapted
+    echo(f"\nAdapted in {footprint.model}: {footprint.modules} modules; {adapted.caution or adapted}")
     echo("\nMemory, of a first run that finds nothing in the caches")
     memory = footprint.memory | {"sum": sum(footprint.memory.values())}
     echo_table(("", "size"), [(what, _size(num_bytes)) for what, num_bytes in memory.items()])

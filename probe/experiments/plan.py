@@ -96,7 +96,7 @@ class SpecPlan:
         del row["footprint"]
         row["vacuous"] = [{"where": where, "why": why} for where, why in self.vacuous.items()]
         return row | (
-            {"model": None, "modules": [], "memory": []} if self.footprint is None else self.footprint.to_json()
+            {"model": None, "modules": None, "memory": []} if self.footprint is None else self.footprint.to_json()
         )
 
 

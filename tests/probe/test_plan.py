@@ -18,16 +18,10 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
-from probe.runs.footprint import memory, run_footprint
-from probe.runs.sources.problems import Tally
-from probe.runs.train import TrainingInputs
+from probe.runs.footprint import memory
 from probe.settings.arms import get_arm
-from probe.settings.presets import configure
 from probe.settings.training import ModelConfig
-from probe.step.groups import stored_reward
-from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy.load import load_policy, load_skeleton
-from replay_pools.sampling import Decoder
 
 ROOT = Path(__file__).parents[2]
 SPEC = """
@@ -272,30 +266,6 @@ def test_memory_of_a_large_model_needs_no_weights(
     assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
     assert factors / 2**30 == pytest.approx(gigabytes, abs=0.02)
     assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
-
-
-@pytest.mark.parametrize("num_problems", [2, 12])
-def test_memory_contains_the_cache_of_sampling(num_problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 20% of the largest cache that is made of a run's prompts: in training (8 rows), or to evaluate (12)."""
-    options = {"evaluation.num_problems": num_problems}
-    config = configure("train", preset="smoke", options=options)
-    rollouts, policy = config.rollouts, load_policy("organism")
-    inputs = TrainingInputs(config, Path("none"), Path("none"))
-    problems, held_out = inputs.problems, inputs.held_out
-    tally = Tally(lambda batch: {}, stored_reward)
-    batches = [problems.batch(batch, tally) for batch in range(problems.num_batches)]
-    made = []
-    for batch, group in [*((batch, rollouts.group) for batch in batches), (held_out, 1)]:
-        prompts = [policy.render(render_messages(problem, rollouts.mode, hint=rollouts.hint))[1] for problem in batch]
-        with torch.no_grad():
-            decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
-        made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
-    assert made.index(max(made)) == len(batches) if num_problems == 12 else made.index(max(made)) < len(batches)
-    monkeypatch.setattr("probe.runs.footprint.activation_bytes", lambda backbone: 0)
-    monkeypatch.setattr("probe.runs.footprint.LOGITS", 0)
-    sizes = run_footprint(config, "organism", num_samples=rollouts.prompts_per_step * rollouts.group).memory
-    (sampling,) = [size for what, size in sizes.items() if what.startswith("sampling")]
-    assert sampling == pytest.approx(max(made), rel=0.2)
 
 
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

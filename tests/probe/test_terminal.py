@@ -14,8 +14,6 @@ from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.cli._running import shown_progress
 from probe.records.run import read_run
-from probe.runs.footprint import coverage
-from replay_pools.policy.load import load_skeleton
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.screen import heard_by, report
 
@@ -144,17 +142,6 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, few_pairs: list[str], 
     assert json.loads(capsys.readouterr().out)["state"] == "complete, nothing to do"
     assert run(cli, [*args, "--dry-run", "--seed", "1"]) == 2
     assert "use another --name" in capsys.readouterr().err
-
-
-def test_coverage_counts_every_weight_once() -> None:
-    """Shares and what is left out, tied embeddings among it, are the whole model."""
-    model = load_skeleton("organism")
-    rows = coverage(model, ("all",))
-    assert sum(row.modules for row in rows) == 28
-    adapted = sum(row.modules * row.shape[0] * row.shape[1] for row in rows)
-    others = sum(p.numel() for name, p in model.named_parameters() if "_proj" not in name)
-    assert adapted + others == sum(p.numel() for p in model.parameters())
-    assert sum(row.share for row in rows) == pytest.approx(adapted / (adapted + others))
 
 
 def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> list[str]:
