@@ -140,10 +140,9 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """A report of a spec: the verdict on its complete runs, a view for each of them, and its plan (effects, prices)."""
+    """A report of a spec: the verdict on its complete runs, and a view for each of them."""
     from probe.experiments.jobs import runs_of
     from probe.experiments.load import load_spec
-    from probe.experiments.plan import make_plan
     from probe.experiments.verdict import analyse_runs, judge
     from probe.report.inputs import Report, View
 
@@ -157,7 +156,6 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
         spec=spec,
         arms_of_spec={job.directory: (job.conditions[0], job.arms[0]) for job in jobs},
         evaluation=judge(spec, out, analyses),
-        plan=make_plan(spec, out_dir=out),
     )
 
 

@@ -5,7 +5,7 @@ To add a section of figures: a row of EVIDENCE, and its figures under its id in 
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
@@ -23,9 +23,6 @@ from probe.report.run_figures import figures_of
 from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
 from probe.report.trainings import Treatment, arm_of, treatments_of
 from probe.report.viewer import viewer_data
-
-if TYPE_CHECKING:
-    from probe.experiments.plan import SpecPlan  # it needs torch
 
 # (id, title, lead, names of the tables, what stands in the place of figures), in reading order
 EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
@@ -108,24 +105,20 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 
 
 def power(report: Report) -> Section:
-    """Detectable effects by prompts and by seeds; wall-clock times, and for a spec its price."""
+    """Detectable effects by prompts and by seeds; wall-clock times."""
     figures = [figure for view in report.drawn for figure in figures_of(view, "power")]
     plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
     if seeds := drawn("power-seeds", seeds_power, plan):
         figures.append(seeds)
     times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
-    tables = [TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)]
-    notes: Sequence[str] = ()
-    if report.plan is not None:
-        tables += _plan_tables(report.plan)
-        notes = report.plan.notes
-    tables = [table for table in tables if table.rows]
+    table = TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)
+    tables = [table] if times else []
     return Section(
         id="power",
-        title="Power and cost",
+        title="Power and time",
         lead="An effect that the planned numbers cannot see is not shown to be absent by not being seen. Curves are "
         "the smallest effect that a two-sided test at 5% finds with 80% power.",
-        html=_panels({"": figures}, {"": tables}, sentences=notes, open=True),
+        html=_panels({"": figures}, {"": tables}, open=True),
         figures=figures,
         tables={"": tables},
     )
@@ -248,19 +241,6 @@ def _evaluations(treatments: Sequence[Treatment]) -> TextTable:
                 rows.append((treatment.name, arm_of(run.run), *counts, *(_rate(rates[metric]) for metric in RATES)))
     header = ("treatment", "arm", "seed", "steps", "rollouts", *RATES)
     return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)
-
-
-def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
-    """Prices, and parts of the spec that are vacuous."""
-    prices = []
-    for price in plan.prices:
-        money = "-" if price.money is None else f"{price.money:.2f} {price.currency}"
-        prices.append((price.what, str(price.runs), f"{price.hours:.2f}", money, price.source))
-    header, vacuous = ("what", "runs", "hours", "money", "source"), list(plan.vacuous.items())
-    return [
-        TextTable(name="prices", title="What it costs", header=header, rows=prices),
-        TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
-    ]
 
 
 def _rate(rate: Mapping[str, Any]) -> str:

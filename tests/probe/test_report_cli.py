@@ -49,8 +49,6 @@ then = "Generate pools with more problems."
 [budget.go]
 seeds = 3
 arms = 2
-hours_per_run = 7.0
-price_per_hour = 2.0
 sd = 0.15
 expected_effect = 0.3
 """
@@ -89,7 +87,7 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Decision, criteria, price, and both conditions of its one run."""
+    """Decision, criteria, and both conditions of its one run."""
     path = tmp_path / "reported.toml"
     path.write_text(SPEC.format(pairs=quick[3], pools=json.dumps(quick[1].split(","))))
     place = tmp_path / "out"
@@ -109,7 +107,6 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
         "Generate pools with more problems.",
         "Written down before the data were there",
         "as it is now",
-        "84.00 USD",
         "reported: a cosine of 0.3 there",
         "reported-seed0 / capped",
     ):
