@@ -201,20 +201,11 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
     return records
 
 
-def token_hashes(directory: Path) -> dict[str, str]:
-    """{file name: sha256 of the decompressed bytes} of all token files, for the manifest."""
-    names = sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name))
-    return {name: sha256(read_gz(directory / name)) for name in names}
-
-
 def file_hashes(directory: Path) -> dict[str, str]:
-    """{name: sha256 of the decompressed bytes} of config, steps, evaluations and samples, for the manifest."""
-    return {name: sha256(plain) for name, plain in _contents(directory).items()}
-
-
-def other_hashes(directory: Path) -> dict[str, str]:
-    """{name below the run: sha256} of OTHER_FILES: what a run leaves beside its records."""
-    hashes = {}
+    """{name below the run: sha256 of the decompressed bytes} of its records and OTHER_FILES, for the manifest."""
+    hashes = {name: sha256(plain) for name, plain in _contents(directory).items()}
+    for name in sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name)):
+        hashes[name] = sha256(read_gz(directory / name))
     for pattern in OTHER_FILES:
         for path in sorted(directory.glob(pattern)):
             hashes[str(path.relative_to(directory))] = sha256(path.read_bytes())

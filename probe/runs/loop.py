@@ -31,8 +31,6 @@ from probe.records.run import (
     OWN_POOLS,
     ROLLOUTS_DIR,
     file_hashes,
-    other_hashes,
-    token_hashes,
     write_samples,
     write_steps,
     write_tokens,
@@ -249,7 +247,7 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "num_coordinates": {basis.basis: sum(basis.sizes.values()) for basis in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
         "rounding": rounding,
-        "files": file_hashes(directory) | token_hashes(directory) | other_hashes(directory),
+        "files": file_hashes(directory),
     }
     # Temporary files of a process that was killed in a write.
     remove_leftovers(directory)

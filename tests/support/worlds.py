@@ -21,7 +21,7 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from extraction.words import Method
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, other_hashes, write_samples, write_steps
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import NO_VARIANCE
 from probe.settings.arms import ARMS
@@ -168,7 +168,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
     settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
     write_json(directory / CONFIG_FILE, {"settings": settings, "pools": pools, "base_weights_sha256": ""})
-    files = file_hashes(directory) | other_hashes(directory)
+    files = file_hashes(directory)
     write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory
 
