@@ -96,8 +96,10 @@ def test_its_curves_are_of_arms_and_conditions_by_name(page: tuple[str, Path]) -
     text, folder = page
     for name in ("learning-hack", "learning-solve", "pareto"):
         svg = (folder / f"{name}.svg").read_text()
-        assert all(f">{treatment}" in svg for treatment in ("vanilla", "projected", "kl")), name
+        assert all(f">{treatment}" in svg for treatment in ("vanilla (plain)", "projected (plain)", "vanilla (kl)")), (
+            name
+        )
     svg = (folder / "pareto.svg").read_text()
-    assert ">vanilla (baseline)<" in svg
+    assert ">vanilla (plain) (baseline)<" in svg
     assert ">start<" in svg
     assert "95% over seeds" in text
