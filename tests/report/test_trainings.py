@@ -16,7 +16,6 @@ from probe.report.training_figures import MOST_NAMED, in_training, ladder, learn
 from probe.report.trainings import EvaluatedRun, Treatment, group_names, treatments_of
 
 N = 64  # held-out rollouts of an evaluation
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def rates(**shares: float) -> dict[str, Any]:
