@@ -23,7 +23,7 @@ from extraction.words import Adapted, ExtractionSettings
 from probe.runs.heldout import eval_settings
 from probe.runs.replay import ReplayInputs
 from probe.runs.resume import find_run, is_complete
-from probe.runs.train import TrainingInputs
+from probe.runs.training_inputs import TrainingInputs
 from probe.settings.arms import Arm, get_arm
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
