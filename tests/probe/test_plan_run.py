@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trainings import seal
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
@@ -174,15 +175,6 @@ def test_another_model_trains_in_the_environment_of_its_pools(
     assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
     assert (rollouts.num_problems, rollouts.teacher.pool) == (None, "teacher")
     assert settings.objective.reference is None, "the objective is the replay's, not the preset's"
-
-
-def seal(directory: Path) -> None:
-    """Give the run the hashes of its files as they are now."""
-    from probe.records.run import file_hashes
-
-    manifest = json.loads((directory / "manifest.json").read_text())
-    manifest["files"] |= file_hashes(directory)
-    (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
 REFUSED = {
