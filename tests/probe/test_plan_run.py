@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,16 +90,25 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
 
 
+@pytest.fixture
+def copy(go: Path, tmp_path: Path) -> Callable[..., str]:
+    """copy(name, change) -> a run of that name, with its config changed and the numbers of the first one."""
+
+    def make(name: str, change: Callable[[dict], object]) -> str:
+        directory = Path(shutil.copytree(go, tmp_path / "runs" / name))
+        config = json.loads((directory / "config.json").read_text())
+        change(config)
+        (directory / "config.json").write_text(json.dumps(config))
+        seal(directory)
+        return str(directory)
+
+    return make
+
+
 @pytest.mark.usefixtures("known")
-def test_pairs_that_have_changed_are_refused(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "runs" / "other"
-    shutil.copytree(go, other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"directions": {"pairs_sha256": "0" * 64}}))
-    seal(other)
-    assert "builtin: expected the directions that" in refused(capsys, str(other), "--out", str(out))
+def test_pairs_that_have_changed_are_refused(out: Path, copy: Callable[..., str], capsys) -> None:
+    other = copy("other", lambda config: config["directions"].update(pairs_sha256="0" * 64))
+    assert "builtin: expected the directions that" in refused(capsys, other, "--out", str(out))
     assert not Path("spec").exists()
 
 
@@ -115,63 +125,44 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("known")
-def test_settings_of_the_run_go_into_its_spec(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a run with another loss, gate and pool (its numbers are the first one's): each is in the training."""
-    changed = tmp_path / "runs" / "changed"
-    shutil.copytree(go, changed)
-    config = json.loads((changed / "config.json").read_text())
-    config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
-    config["settings"]["intervention"]["gate"] |= {"gate": "two_sided", "overshoot": 1.5}
-    config["pools"] = [config["pools"][1]]
-    (changed / "config.json").write_text(json.dumps(config))
-    seal(changed)
-    plan(capsys, str(changed), "--out", str(out))
+def test_settings_of_the_run_go_into_its_spec(out: Path, copy: Callable[..., str], capsys) -> None:
+    """Of a run with another loss, gate and pool: each is in the training."""
+
+    def change(config: dict) -> None:
+        config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
+        config["settings"]["intervention"]["gate"] |= {"gate": "two_sided", "overshoot": 1.5}
+        config["pools"] = [config["pools"][1]]
+
+    plan(capsys, copy("changed", change), "--out", str(out))
     resolved = load_spec(Path("spec/changed-training.toml")).resolved
     settings = resolved["gradient"].config
     objective, gate = settings.objective, settings.intervention.gate
     assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
     assert (gate.gate, gate.overshoot) == ("two_sided", 1.5)
-    assert settings.rollouts is not None
     assert settings.rollouts.teacher is None, "no pool of another policy"
     assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 
 
 @pytest.mark.usefixtures("known")
-def test_a_policy_with_an_adapter_trains_on_from_it(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And a pool that it sampled itself is no teacher's (the numbers are those of the base)."""
-    adapted = tmp_path / "runs" / "adapted"
-    shutil.copytree(go, adapted)
-    config = json.loads((adapted / "config.json").read_text())
-    config["settings"]["model"]["adapter"] = "teacher"
-    config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
-    (adapted / "config.json").write_text(json.dumps(config))
-    seal(adapted)
-    plan(capsys, str(adapted), "--out", str(out))
+def test_a_policy_with_an_adapter_trains_on_from_it(out: Path, copy: Callable[..., str], capsys) -> None:
+    """And a pool that it sampled itself is no teacher's."""
+
+    def change(config: dict) -> None:
+        config["settings"]["model"]["adapter"] = "teacher"
+        config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
+
+    plan(capsys, copy("adapted", change), "--out", str(out))
     settings = load_spec(Path("spec/adapted-training.toml")).resolved["gradient"].config
-    assert settings.model.adapter == "teacher"
-    assert settings.rollouts is not None
-    assert settings.rollouts.teacher is None
+    assert (settings.model.adapter, settings.rollouts.teacher) == ("teacher", None)
 
 
 @pytest.mark.usefixtures("known")
-def test_another_model_trains_in_the_environment_of_its_pools(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: Callable[..., str], capsys) -> None:
     """By the preset of large models, without the number of problems of another environment; pools have a teacher."""
-    other = tmp_path / "runs" / "other"
-    shutil.copytree(go, other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"model": "someone/model"}))
-    seal(other)
-    plan(capsys, str(other), "--out", str(out), "--model", "organism")
+    other = copy("other", lambda config: config.update(model="someone/model"))
+    plan(capsys, other, "--out", str(out), "--model", "organism")
     settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
     rollouts = settings.rollouts
-    assert rollouts is not None
-    assert rollouts.teacher is not None
     assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
     assert (rollouts.num_problems, rollouts.teacher.pool) == (None, "teacher")
     assert settings.objective.reference is None, "the objective is the replay's, not the preset's"
