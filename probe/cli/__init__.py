@@ -36,7 +36,7 @@ VERBS = {
             {
                 "finetune": ("policy:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
                 "eval": ("policy:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
-                "ladder": ("policy:ladder", "Elo of the checkpoints of trainings against fixed references."),
+                "ladder": ("policy_ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
             },
             "Policies: finetune, eval, ladder.",
         ),
