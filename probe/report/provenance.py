@@ -56,6 +56,7 @@ def facts(run: Run, report: Report) -> TextTable:
         ),
         *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
         ("manifest", f"sha256 {sha256((run.path / MANIFEST_FILE).read_bytes())}, {len(manifest['files'])} files"),
+        *(("warning", text) for text in manifest.get("warnings", [])),
         ("specification", _spec(settings, report)),
         *(("started", str(start)) for start in starts_of(run.path)),
         *_pool_rows(run),

@@ -83,13 +83,11 @@ def stepped(name: str, *seeds: Sequence[tuple[float | None, float]]) -> Treatmen
                 step=number,
                 solve=solve,
                 loss=loss,
-                grad_norm=60.0 * number,
-                kl={"max": 0.5 * number},
-                advantage={"advantage/abs_mean": 0.25, "frac_reward_zero_std": 0.5, "skip_rate": 0.25},
+                advantage={"advantage/abs_mean": 0.25},
             )
             for number, (solve, loss) in enumerate(values)
         ]
-        run = SimpleNamespace(steps=steps, manifest={"warnings": ["grad_norm above 50 in 1 of 2 steps"]})
+        run = SimpleNamespace(steps=steps)
         runs.append(EvaluatedRun(run=run, seed=seed, by_step={}))  # type: ignore[arg-type]
     return Treatment(name=name, runs=runs)
 
