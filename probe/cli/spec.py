@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     type=click.Path(path_type=Path),
     help="Take its times (a path, or a name in OUT/runs). Default: finished runs of the spec, else trainings like it.",
 )
-@click.option("--model", help="Memory and modules of this one (a directory, a hub id). Default: the spec's.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
     "--spec",
@@ -43,7 +42,6 @@ def plan(
     ctx: click.Context,
     target: Path,
     run: Path | None,
-    model: str | None,
     check: bool,
     spec_file: Path | None,
     effect: float | None,
@@ -72,7 +70,7 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
+    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:

@@ -160,7 +160,7 @@ def test_a_policy_with_an_adapter_trains_on_from_it(out: Path, copy: Callable[..
 def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: Callable[..., str], capsys) -> None:
     """By the preset of large models, without the number of problems of another environment; pools have a teacher."""
     other = copy("other", lambda config: config.update(model="someone/model"))
-    plan(capsys, other, "--out", str(out), "--model", "organism")
+    plan(capsys, other, "--out", str(out))
     settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
     rollouts = settings.rollouts
     assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
