@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +51,24 @@ def no_power_cut() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def planted(make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]) -> Callable[..., Any]:
+    """planted(place, text, rates) -> (the spec, its out/ with finished trainings of these held-out rates)."""
+
+    def make(place: Path, text: str, rates: Any) -> Any:
+        from trainings import plant
+
+        from probe.experiments.load import load_spec
+
+        name = tomllib.loads(text)["experiment"]["name"]
+        (place / f"{name}.toml").write_text(text)
+        spec = load_spec(place / f"{name}.toml")
+        plant(spec, place / "out", rates, make_rollout, pool_header)
+        return spec, place / "out"
+
+    return make
 
 
 @pytest.fixture(scope="session")

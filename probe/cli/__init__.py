@@ -36,7 +36,7 @@ VERBS = {
             {
                 "finetune": ("policy:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
                 "eval": ("policy:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
-                "ladder": ("policy:ladder", "Elo of the checkpoints of trainings against fixed references."),
+                "ladder": ("policy_ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
             },
             "Policies: finetune, eval, ladder.",
         ),
@@ -75,6 +75,8 @@ def main() -> int:
         return shell_complete(cli, {}, "probe", COMPLETE_VARIABLE, instruction)
     # Threads that wait for work would keep their core busy, which on a shared machine is most of the CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Nulls are many small factorisations, for which threads of BLAS only wait for one another; numpy reads it once.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
         return run(cli)
     with heartbeat(lambda text: echo(text, err=True)):

@@ -192,7 +192,7 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
 
 
 def dry_run_option(function: AnyFunction) -> AnyFunction:
-    """`--dry-run` -> `dry_run: bool`, for what takes long or costs money."""
+    """`--dry-run` -> `dry_run: bool`, for runs, which take long."""
     text = "Say what would be done and what it needs; write nothing, load no weights."
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
@@ -282,8 +282,3 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: in
         aligned = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
         aligned += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
         echo("  ".join(aligned).rstrip())
-
-
-def one_blas_thread() -> None:
-    """Nulls are many small factorisations: threads of BLAS only wait for one another. Call before numpy is loaded."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -1,11 +1,10 @@
 """A run on the command line: its processes, trackers and progress, what it would need, what it measured.
 
-Progress goes to stderr: bars on a terminal, a plain line now and then where somebody reads a file later. On a terminal
-NO_COLOR and TERM=dumb mean what they mean elsewhere.
+Progress goes to stderr: bars on a terminal; where somebody reads a file later, signs of life say how far it is. On a
+terminal NO_COLOR and TERM=dumb mean what they mean elsewhere.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table
-from probe.cli._heartbeat import heard
+from probe.cli._heartbeat import heard, told_progress
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS, tracked
 from probe.settings.training import ModelConfig
@@ -28,8 +27,6 @@ if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 GIB = 2**30
-FIRST_LINE_S = 30.0
-MOST_BETWEEN_S = 600.0  # of two plain lines
 RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
 
 
@@ -70,7 +67,7 @@ def say(text: str) -> None:
 @contextmanager
 def shown_progress() -> Iterator[None]:
     """Show every report of what is done within."""
-    with _bars() if on_terminal() else _lines() as hearer, heard_by(hearer):
+    with _bars() if on_terminal() else told_progress() as hearer, heard_by(hearer):
         yield
 
 
@@ -114,27 +111,6 @@ def _bars() -> Iterator[Hearer]:
         yield hear
 
 
-@contextmanager
-def _lines() -> Iterator[Hearer]:
-    """A line after FIRST_LINE_S and whenever that time has doubled; who does the work says that it is done."""
-    starts: dict[str, tuple[float, int]] = {}
-    due: dict[str, float] = {}
-
-    def hear(what: str, done: int, total: int) -> None:
-        heard()
-        now = time.monotonic()
-        start, first_done = starts.setdefault(what, (now, done))
-        taken = now - start
-        if taken < FIRST_LINE_S or now < due.get(what, start) or done >= total:
-            return
-        due[what] = now + min(taken, MOST_BETWEEN_S)
-        rate = (done - first_done) / taken
-        left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        say(f"{what} {done}/{total}" + (f", {_pace(rate)}" if rate else "") + left)
-
-    yield hear
-
-
 def _pace(rate: float | None) -> str:
     """Units a second, or seconds a unit where that is the larger number."""
     if not rate:
@@ -153,28 +129,18 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
     if as_json:
         echo_json(preview.to_json())
         return
-    echo_work(preview.path, preview.state, preview.work)
+    echo(f"{preview.path}: {preview.state}")
+    echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
     echo_footprint(preview.footprint)
     echo("\nnothing was written")
 
 
-def echo_work(path: str, state: str, work: Mapping[str, int]) -> None:
-    """Where something would be written, how far it is, and how much it is."""
-    echo(f"{path}: {state}")
-    echo(", ".join(f"{count:,} {what}" for what, count in work.items()))
-
-
 def echo_footprint(footprint: "Footprint | None") -> None:
-    """The adapted modules of a model; sizes and their sum. Nothing where no model is known."""
+    """How much of a model is adapted; sizes and their sum. Nothing where no model is known."""
     if footprint is None:
         return
-    adapted, count = footprint.adapted, sum(row.modules for row in footprint.modules)
-    echo(f"\nAdapted in {footprint.model}: {count} modules; {adapted.caution or adapted}")
-    cells = [
-        (row.projection, row.modules, f"{row.shape[0]} x {row.shape[1]}", f"{row.share:.1%}")
-        for row in footprint.modules
-    ]
-    echo_table(("projection", "modules", "d_out x d_in", "of the weights"), cells)
+    adapted = footprint.adapted
+    echo(f"\nAdapted in {footprint.model}: {footprint.modules} modules; {adapted.caution or adapted}")
     echo("\nMemory, of a first run that finds nothing in the caches")
     memory = footprint.memory | {"sum": sum(footprint.memory.values())}
     echo_table(("", "size"), [(what, _size(num_bytes)) for what, num_bytes in memory.items()])

@@ -123,8 +123,8 @@ def list_sweeps(out: Path) -> list[Row]:
 
 
 def list_reports(out: Path) -> list[Row]:
-    """The pages and texts in OUT/reports."""
-    files = sorted(path for path in (out / "reports").glob("*.*") if path.suffix in (".html", ".md"))
+    """The pages in OUT/reports."""
+    files = sorted((out / "reports").glob("*.html"))
     return [{"name": path.name, "KiB": round(path.stat().st_size / 1024)} for path in files]
 
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import echo, echo_json, json_option, one_blas_thread, one_run, out_option
+from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
 from probe.records.run import Run, read_run, resolve_run
-from replay_pools.storage.files import write_atomic
+from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 MOST_NAMES = 3  # of runs in the name of a report
@@ -55,7 +55,7 @@ def joined_name(runs: Sequence[Run]) -> str:
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
 )
-@click.option("--write", is_flag=True, help="Write OUT/reports/NAME.md; of a SPEC the Results of its .md file, too.")
+@click.option("--write", is_flag=True, help="SPEC: write the Results of its .md file.")
 @out_option
 @json_option
 @click.pass_context
@@ -83,22 +83,21 @@ def analyze(
 
       probe analyze spec/phase2.toml --write
     """
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
     if spec_file is not None:
         failed = _spec(spec_file, out, settings, write, as_json)
     else:
-        failed = _runs(runs, out, settings | {"basis": basis}, full, write, as_json)
+        if write:
+            fix = "for the text of runs: probe analyze RUN --full > FILE"
+            raise InputError("--write", expected="a SPEC, whose .md file has Results", found="runs", fix=fix)
+        failed = _runs(runs, out, settings | {"basis": basis}, full, as_json)
     if check and failed:
         ctx.exit(1)
 
 
-def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, write: bool, as_json: bool) -> bool:
-    """Print the analysis of every run under every condition, and write all of it with --write; returns whether a
-    verdict stands against a GO.
-    """
+def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, as_json: bool) -> bool:
+    """Print the analysis of every run under every condition; returns whether a verdict stands against a GO."""
     from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
     from probe.analysis.analyze import conditions
     from probe.analysis.formatting import wrap
@@ -127,10 +126,6 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
                 cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
     noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
     compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
-    of_basis = f"-{settings['basis']}" if settings["basis"] else ""
-    report = out / "reports" / f"{joined_name(records)}{of_basis}.md"
-    if write:
-        _write(report, [compared, *map(format_analysis, analyses)])
     if as_json:
         objects = [analysis.to_json() for analysis in analyses]
         # A single analysis is printed as an object, several as a list; trainings that are compared with their verdicts.
@@ -143,29 +138,21 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
             # Of trainings that are compared, one alone says little.
             if full or not arms or analysis.verdict.word != "TRAINED":
                 echo(format_analysis(analysis) if full else format_verdict(analysis))
-        if write:
-            echo(f"written: {report}")
     return any(analysis.failed for analysis in analyses)
-
-
-def _write(report: Path, texts: Sequence[str]) -> None:
-    """The texts that are not empty, as Markdown that keeps their columns."""
-    body = "\n".join(filter(None, texts))
-    write_atomic(report, f"# {report.stem}\n\n```\n{body}```\n".encode())
 
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
     from probe.experiments.load import load_spec
     from probe.experiments.verdict import evaluate_spec
-    from probe.experiments.written import format_text, write_report
+    from probe.experiments.written import format_text, write_results
 
     verdict = evaluate_spec(load_spec(spec_file), out, **settings)
-    written = write_report(verdict, spec_file, out) if write else []
+    log = write_results(verdict, spec_file) if write else None
     if as_json:
         echo_json(verdict.to_json())
     else:
         echo(format_text(verdict))
-        for path in written:
-            echo(f"written: {path}")
+        if log is not None:
+            echo(f"written: {log}")
     return verdict.primary == "FAIL"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, limit_option, name_option, one_blas_thread, out_option
+from probe.cli._frame import echo, echo_json, json_option, limit_option, name_option, out_option
 from probe.cli._running import running
 from probe.cli._settings import SettingsCommand, configured, default_name, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
@@ -68,7 +68,6 @@ def check(
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """
-    one_blas_thread()
     from replay_pools.logs.columns import parse_mapping
 
     mapping = parse_mapping(",".join(mappings))

@@ -8,7 +8,6 @@ import importlib.metadata as metadata
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from replay_pools.grading import honest
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.storage.files import write_atomic
 
 DISTRIBUTION = "gradient-probe"
 REINSTALL = f"install {DISTRIBUTION} again, in a fresh environment"
@@ -181,21 +179,6 @@ def check_disk(out: Path) -> str:
     return amount
 
 
-def check_files(out: Path) -> str:
-    """`out` and `out/cache` can be written, and a file is replaced whole; nothing is left behind."""
-    for place in (out, out / "cache"):
-        try:
-            with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(place)) as directory:
-                path = Path(directory) / "file"
-                write_atomic(path, b"old")
-                write_atomic(path, b"new")
-                if path.read_bytes() != b"new" or len(list(path.parent.iterdir())) != 1:
-                    raise OSError("a renamed file does not replace the old one")
-        except OSError as error:
-            raise CheckError(f"{place}: {error.strerror or error}", fix="choose a writable place with --out") from error
-    return f"{out} and {out / 'cache'} are writable, files are replaced whole"
-
-
 def _existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
@@ -272,7 +255,6 @@ CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
     ("device", check_device),
     ("memory", check_memory),
     ("disk", check_disk),
-    ("files", check_files),
     ("isolation", check_isolation),
     ("grader", check_grader),
     ("library", check_library),

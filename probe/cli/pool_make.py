@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
-from probe.cli._running import echo_work, say, shown_progress
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
+from probe.cli._running import say, shown_progress
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
-from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
@@ -21,7 +20,6 @@ from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 if TYPE_CHECKING:
     from probe.settings.rollouts import RolloutConfig
     from replay_pools.engines import Engine
-    from replay_pools.generate import PoolPlan
 
 
 @click.command(cls=SettingsCommand)
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     has_config=True,
 )
 @out_option
-@dry_run_option
 @json_option
 @click.pass_context
 def generate(
@@ -61,7 +58,6 @@ def generate(
     twice: bool,
     unsafe_local: bool,
     out: Path,
-    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
@@ -87,9 +83,6 @@ def generate(
         group=rollouts.group,
         seed=config.seed,
     )
-    if dry_run:
-        _print_plan(plan, rollouts.sampler, Grader(unsafe_local=unsafe_local).isolation, directory, as_json)
-        return
     is_served = rollouts.engine == "server"
     if is_served != (url is not None) or (is_served and config.model.adapter is not None):
         given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
@@ -119,29 +112,6 @@ def generate(
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
-
-
-def _print_plan(plan: "PoolPlan", sampler: Sampler, isolation: str, directory: Path, as_json: bool) -> None:
-    """What would be sampled: on how many problems, and how much at most."""
-    from replay_pools.generate import choose_problems
-    from replay_pools.pool import MANIFEST_NAME, step_files
-
-    rollouts = plan.steps * plan.group
-    work = {
-        "steps": plan.steps,
-        "problems": len({problem.problem_id for problem in choose_problems(plan)}),
-        "rollouts": rollouts,
-        "completion tokens at most": rollouts * sampler.max_new_tokens,
-    }
-    done = len(step_files(directory)) if directory.is_dir() else 0
-    state = f"continues after {done} steps" if done else "new"
-    if (directory / MANIFEST_NAME).exists():
-        state = f"holds {done} steps of a complete pool"
-    if as_json:
-        echo_json({"path": str(directory), "state": state, "work": work, "isolation": isolation})
-        return
-    echo_work(str(directory), state, work)
-    echo(f"grading under isolation {isolation}; nothing was written")
 
 
 def _served(model: str, url: str, rollouts: "RolloutConfig") -> "Engine":

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from extraction.words import BASES
 from probe.cli._frame import (
     dry_run_option,
     echo,
@@ -16,7 +15,6 @@ from probe.cli._frame import (
     echo_table,
     json_option,
     name_option,
-    one_blas_thread,
     out_option,
 )
 from probe.cli._running import echo_preview, rounding_line, running, say, track_option
@@ -105,7 +103,6 @@ def demo(ctx: click.Context, out: Path) -> None:
 
     Example:  probe demo
     """
-    one_blas_thread()
     root, place = ctx.find_root(), ["--out", str(out)]
     for words in (
         ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random", "--name", "demo"],
@@ -140,7 +137,7 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
             by_prompt = prompt_means([getattr(step, column) for step in known], [step.problem_id for step in known])
             row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
-    precision = {name: run.manifest[name] for name in ("additivity", "dtype_noise", "rounding")}
+    precision = {name: run.manifest[name] for name in ("additivity", "rounding")}
     if as_json:
         echo_json({"path": str(directory), "arms": rows, **precision})
         return
@@ -166,21 +163,12 @@ def _cell(value: Any) -> Any:
     return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
 
 
-def _precision_lines(
-    additivity: dict[str, Any], dtype_noise: dict[str, Any] | None, rounding: dict[str, dict[str, Any] | None]
-) -> list[str]:
-    """What a reader of the table must know about its digits; nothing when all is well and nothing was asked for."""
+def _precision_lines(additivity: dict[str, Any], rounding: dict[str, dict[str, Any] | None]) -> list[str]:
+    """What a reader of the table must know about its digits; nothing when all is well."""
     lines = []
     if steps := additivity["exceeded_steps"]:
         lines.append(
             f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
             f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
         )
-    if dtype_noise is not None:
-        for basis in BASES:
-            if noise := dtype_noise.get(basis):
-                lines.append(
-                    f"noise of {dtype_noise['dtype']} against {dtype_noise['reference']} in sample cosines ({basis}, "
-                    f"{dtype_noise['rollouts']} rollouts): median {noise['median']:.1e}, max {noise['max']:.1e}"
-                )
     return lines + [rounding_line(basis, error) for basis, error in rounding.items() if error is not None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_blas_thread, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.analyze import analysis_options, joined_name, spec_among
 from probe.records.run import Run, read_run, resolve_run
 from probe.records.tables import TableName
@@ -64,8 +64,6 @@ def report(
     if tables is not None:
         _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)
         return
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.report.build import write_report
 
     settings = {"num_draws": draws, "seed": seed}
@@ -142,10 +140,9 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """A report of a spec: the verdict on its complete runs, a view for each of them, and its plan (effects, prices)."""
+    """A report of a spec: the verdict on its complete runs, and a view for each of them."""
     from probe.experiments.jobs import runs_of
     from probe.experiments.load import load_spec
-    from probe.experiments.plan import make_plan
     from probe.experiments.verdict import analyse_runs, judge
     from probe.report.inputs import Report, View
 
@@ -159,7 +156,6 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
         spec=spec,
         arms_of_spec={job.directory: (job.conditions[0], job.arms[0]) for job in jobs},
         evaluation=judge(spec, out, analyses),
-        plan=make_plan(spec, out_dir=out),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
-from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, one_blas_thread, out_option
+from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
 from probe.cli._running import echo_footprint, say
 from probe.records.run import elsewhere, read_run, resolve_run
 from replay_pools.errors import InputError, refuse
@@ -26,7 +26,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     type=click.Path(path_type=Path),
     help="Take its times (a path, or a name in OUT/runs). Default: finished runs of the spec, else trainings like it.",
 )
-@click.option("--model", help="Memory and modules of this one (a directory, a hub id). Default: the spec's.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
     "--spec",
@@ -43,7 +42,6 @@ def plan(
     ctx: click.Context,
     target: Path,
     run: Path | None,
-    model: str | None,
     check: bool,
     spec_file: Path | None,
     effect: float | None,
@@ -62,22 +60,19 @@ def plan(
 
       probe spec plan demo
     """
-    # Before numpy is imported, which reads the number of threads then.
-    one_blas_thread()
     from probe.experiments.load import load_spec
     from probe.experiments.plan import make_plan
 
-    written, directions = None, None
+    written = None
     if target.suffix != ".toml":
         run_path = resolve_run(target, out)
         default = Path("spec") / f"{run_path.resolve().name}-training.toml"
         target = written = spec_file.with_suffix(".toml") if spec_file else default
-        directions = _write(run_path, written, effect, sd, out)
+        _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out), model=model)
+    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
     if as_json:
-        files = {} if written is None else {"written": str(written), "directions": directions and str(directions)}
-        echo_json(spec_plan.to_json() | files)
+        echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:
         _print_plan(spec, spec_plan)
         if written is not None:
@@ -85,8 +80,8 @@ def plan(
     ctx.exit(1 if check and spec_plan.vacuous else 0)
 
 
-def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> Path | None:
-    """The training spec of a run, and its directions; says which files are new."""
+def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
+    """The training spec of a run."""
     from probe.analysis.analyze import analyze
     from probe.analysis.evidence import PlannedTraining
     from probe.experiments.training_spec import write_training_spec
@@ -94,12 +89,9 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}
     assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
-    directions = write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
+    write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
     say(f"GO of {run}: {path}")
-    if directions is not None:
-        say(f"its v_hack: {directions}")
     say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
-    return directions
 
 
 def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
@@ -221,7 +213,6 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
 
       probe spec list --full
     """
-    one_blas_thread()
     from probe.experiments.register import register  # numpy comes with it
 
     entries = register(specs, out)

@@ -122,7 +122,7 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
     key = MetricKey(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
     left = metrics.get(key)
     if left is None:
-        return f"{_name(key)} was not measured{_nearest(key, metrics)}"
+        return f"{_name(key)} was not measured"
     if criterion.versus_arm is None and criterion.versus_condition is None:
         return left
     rival = MetricKey(
@@ -133,7 +133,7 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
     )
     right = metrics.get(rival)
     if right is None:
-        return f"{_name(rival)} was not measured{_nearest(rival, metrics)}"
+        return f"{_name(rival)} was not measured"
     measured = (difference if criterion.paired else unpaired_difference)(left, right)
     if measured.n == 0:
         return f"{_name(key)} and {_name(rival)} share no {criterion.unit}"
@@ -209,16 +209,3 @@ def _statistic(criterion: Criterion, measured: Estimate) -> float | None:
 def _name(key: MetricKey) -> str:
     place = [f"arm {key.arm}" if key.arm else "", f"condition {key.condition}" if key.condition else ""]
     return " ".join([key.metric, f"by {key.unit}", *(part for part in place if part)])
-
-
-def _nearest(key: MetricKey, metrics: Metrics) -> str:
-    """What there is instead: the same metric with one other part of the key."""
-    for part in ("unit", "arm", "condition"):
-        values = set()
-        for measured in metrics:
-            value = getattr(measured, part)
-            if value is not None and measured._replace(**{part: getattr(key, part)}) == key:
-                values.add(str(value))
-        if values:
-            return f": it exists for {part} {', '.join(sorted(values))}"
-    return ""

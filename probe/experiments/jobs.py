@@ -234,7 +234,7 @@ def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
     """A reward by the record of a problem is refused where none comes back, before the first run."""
     config = condition.config
     if isinstance(config, TrainConfig) and config.objective.reward == "surprise":
-        from probe.runs.train import TrainingInputs  # brings torch, for those alone who ask
+        from probe.runs.training_inputs import TrainingInputs  # brings torch, for those alone who ask
 
         TrainingInputs(config, out_dir, out_dir)
 

@@ -96,21 +96,20 @@ class SpecPlan:
         del row["footprint"]
         row["vacuous"] = [{"where": where, "why": why} for where, why in self.vacuous.items()]
         return row | (
-            {"model": None, "modules": [], "memory": []} if self.footprint is None else self.footprint.to_json()
+            {"model": None, "modules": None, "memory": []} if self.footprint is None else self.footprint.to_json()
         )
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, model: str | None = None) -> SpecPlan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
         run: the run whose times give the hours; default: finished runs of the spec.
-        model: the model whose modules and memory are shown; default: that of the condition that needs most.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
-    footprint = _most(spec, out_dir, model, notes)
+    footprint = _most(spec, out_dir, notes)
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
@@ -305,27 +304,27 @@ def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price
     return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
 
 
-def _most(spec: Spec, out_dir: Path, model: str | None, notes: list[str]) -> "Footprint | None":
-    """The footprint of the run that needs most memory; None where no condition names a model."""
+def _most(spec: Spec, out_dir: Path, notes: list[str]) -> "Footprint | None":
+    """The footprint of the run that needs most memory; None where no condition names a model that is at hand."""
     from probe.runs.footprint import run_footprint  # brings torch and transformers
 
     footprints: list[Footprint] = []
     for name, condition in spec.resolved.items():
         config = condition.config
-        policy = model or config.model.name or _base_model(condition, out_dir)
+        policy = config.model.name or _base_model(condition, out_dir)
         if policy is None:
             notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
-            continue
-        # A directory that is not there: no hub id has more than one slash.
-        if policy.count("/") > 1 and not Path(policy).exists():
-            notes.append(f"no memory of condition {name}: there is no {policy} yet")
             continue
         num_samples = condition.group * condition.prompts_per_step
         # A run that trains has one arm: each is another footprint.
         runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
         for arms in runs_arms:
             run = replace(config, intervention=replace(config.intervention, arms=arms))
-            footprints.append(run_footprint(run, policy, num_samples=num_samples, notes=notes))
+            try:
+                footprints.append(run_footprint(run, policy, num_samples=num_samples, notes=notes))
+            except InputError as error:  # of a model that is not there yet, or out of reach
+                if (note := f"no memory: {error}") not in notes:  # conditions lack the same ones
+                    notes.append(note)
     return max(footprints, key=lambda footprint: sum(footprint.memory.values()), default=None)
 
 

@@ -29,7 +29,7 @@ RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
 # Of the machine, of another verb, or chosen by the spec itself.
-NOT_SHARED = ("model.name", "model.device", "model.dtype_noise", "intervention.arms")
+NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 TEMPLATE = """\
 # The training that the GO of {run} buys: does what its gate removes keep the policy from hacking?
 # Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of
@@ -144,8 +144,8 @@ versus_condition = "{condition}"
 
 def write_training_spec(
     run: Run, analysis: Analysis, path: Path, *, out_dir: Path, plan: PlannedTraining | None = None
-) -> Path | None:
-    """Write the spec, and the direction file that it names; returns that file, None where there was one.
+) -> None:
+    """Write the spec. Its trainings extract what the run extracted, or read the direction file that the run read.
 
     Args:
         analysis: of the run's primary condition.
@@ -153,19 +153,15 @@ def write_training_spec(
         plan: the effect and the standard deviation that are assumed; default: METHOD's.
 
     Raises:
-        InputError: the verdict is another one; the run names no environment to train in; a file that is there has other
-            contents; no number of seeds sees the effect.
+        InputError: the verdict is another one; the pairs or the direction file of the run have changed; the run names
+            no environment to train in; a file that is there has other contents; no number of seeds sees the effect.
     """
     _check_go(run, analysis)
     plan = plan or PlannedTraining()
     config = read_config(run.settings, run.path)
     seeds = _num_seeds(plan)
     settings = _settings(run, config, analysis.condition, out_dir)
-    # The file comes last: whatever is refused leaves no spec behind.
-    from probe.runs.direction_files import direction_file
-
-    v_hack, saved = direction_file(run, config, out_dir)
-    settings["intervention.v_hack"] = v_hack
+    _check_directions(run, config)
     arm = _arm(config)
     text = TEMPLATE.format(
         run=run.path.name,
@@ -187,7 +183,6 @@ def write_training_spec(
         fix = "move it, or name another file with --spec"
         raise InputError(path, expected="no file, or this very spec", found="another one", fix=fix)
     write_atomic(path, text.encode())
-    return saved
 
 
 def _check_go(run: Run, analysis: Analysis) -> None:
@@ -204,6 +199,16 @@ def _check_go(run: Run, analysis: Analysis) -> None:
             found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
             fix=f"train in your own trainer, along the direction: {verdict.next.command}; spec/guide/trainers.md",
         )
+
+
+def _check_directions(run: Run, config: StepConfig) -> None:
+    """Refuse pairs or a direction file that are not as the run read them."""
+    from extraction.library import source_identity  # brings torch
+
+    extraction, v_hack = config.intervention.extraction, config.intervention.v_hack
+    if source_identity(extraction, v_hack) != run.config["directions"]:
+        expected = f"the directions that {run.path} was measured along"
+        raise InputError(v_hack or extraction.pairs, expected=expected, found="others", fix="run the replay again")
 
 
 def _criteria(arm: str) -> list[str]:

@@ -59,7 +59,6 @@ class SpecVerdict:
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
     arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
     outcomes: list[ArmOutcome]  # of training; empty for a replay
-    conclusions: dict[str, list[str]]  # {"run condition": its verdict with the reason, and its caveats}
 
     @property
     def primary(self) -> Word:
@@ -130,11 +129,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     for arm in arms:
         if (arm.about["condition"] or spec.conditions[0].name, arm.about["arm"]) == spec.judged:
             words[OUTCOME] = arm.word
-    decision, conclusions = decide(spec, words), {}
-    for key, analysis in analyses.items():
-        verdict = analysis.verdict
-        conclusions[" ".join(key)] = [f"{verdict.word}: {verdict.sentence}", *verdict.caveats]
-    caveats = []
+    decision, caveats = decide(spec, words), []
     for earlier in spec.decisions[: spec.decisions.index(decision)]:
         caveats.append(f"not {earlier.name}: {', '.join(unmet(earlier, words))}")
     return SpecVerdict(
@@ -152,7 +147,6 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         replay=replay,
         arms=arms,
         outcomes=_outcomes(spec, table),
-        conclusions=conclusions,
     )
 
 

@@ -1,7 +1,7 @@
-"""The verdict of a spec as text: on the terminal, in `out/reports/`, and in the Results of `spec/NAME.md`.
+"""The verdict of a spec as text: on the terminal, and in the Results of `spec/NAME.md`.
 
 format_text        what `probe analyze SPEC` prints
-write_report       what its --write writes
+write_results      what its --write writes
 written_results    the Results, read back
 """
 
@@ -98,7 +98,7 @@ def _place(verdict: SpecVerdict) -> str:
 
 
 def format_markdown(verdict: SpecVerdict) -> str:
-    """The same as tables, for `out/reports/` and for the log of the spec."""
+    """The same as tables, for the log of the spec."""
     lines = [str(_heading(verdict)), "", verdict.verdict.sentence]
     if verdict.replay is not None:
         lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")
@@ -129,15 +129,13 @@ def _cells(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]:
-    """`out/reports/NAME.md`, and the entry of this version of the spec in the Results of `spec/NAME.md`, new or not.
+def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
+    """The entry of this version of the spec in the Results of `spec/NAME.md`, new or not; returns that file.
 
     Raises:
         InputError: the log has results of more runs of this version.
     """
-    entry = format_markdown(verdict)
-    report, log = out / "reports" / f"{verdict.spec}.md", spec_file.with_suffix(".md")
-    heading = _heading(verdict)
+    heading, log = _heading(verdict), spec_file.with_suffix(".md")
     for result in written_results(log):
         if result.sha256 == heading.sha256 and result.done > heading.done:
             raise InputError(
@@ -152,15 +150,13 @@ def write_report(verdict: SpecVerdict, spec_file: Path, out: Path) -> list[Path]
         text = f"{text.rstrip()}\n\n## Results\n"
         section = _RESULTS.search(text)
         assert section is not None
-    words = [f"\n## {run}\n\n" + "\n".join(f"- {line}" for line in lines) for run, lines in verdict.conclusions.items()]
-    body = f"# {verdict.spec}\n\n{verdict.question}\n\n{entry}" + "\n".join(["", *words, ""])
-    write_atomic(report, body.encode())
     kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
     mark = f"(spec {heading.sha256},"
-    entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]] + [entry]
+    entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]]
+    entries.append(format_markdown(verdict))
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
-    return [report, log]
+    return log
 
 
 def _heading(verdict: SpecVerdict) -> WrittenResult:

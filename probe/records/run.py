@@ -22,6 +22,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
 
@@ -49,8 +50,9 @@ from replay_pools.storage.tables import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from polars import DataFrame
 
-    from probe.records.tables import Table, TableName
+    from probe.records.tables import TableName
 
 DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look up by name: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
@@ -128,21 +130,21 @@ class Run:
 
     def columns(self, table: "TableName" = "samples") -> "dict[str, NDArray[Any]]":
         """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
-        return self.table(table).columns()
+        return {column.name: column.to_numpy(writable=True) for column in self.to_polars(table)}
 
     def to_pandas(self, table: "TableName" = "samples") -> Any:
         """A pandas.DataFrame; InputError when pandas is not installed."""
-        return self.table(table).pandas()
+        try:
+            return import_module("pandas").DataFrame(self.columns(table))
+        except ImportError as error:
+            fix = "pip install pandas"
+            raise InputError("package pandas", expected="it to be installed", found="none", fix=fix) from error
 
-    def to_polars(self, table: "TableName" = "samples") -> Any:
+    def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
         """A polars.DataFrame."""
-        return self.table(table).polars()
-
-    def table(self, name: "TableName") -> "Table":
-        """The rows of a table and the fields of its columns."""
         from probe.records.tables import make_table
 
-        return make_table(name, self.samples, self.steps, self.evals)
+        return make_table(table, self.samples, self.steps, self.evals)
 
 
 def out_of(run: Path) -> Path:
@@ -233,20 +235,11 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
     return records
 
 
-def token_hashes(directory: Path) -> dict[str, str]:
-    """{file name: sha256 of the decompressed bytes} of all token files, for the manifest."""
-    names = sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name))
-    return {name: sha256(read_gz(directory / name)) for name in names}
-
-
 def file_hashes(directory: Path) -> dict[str, str]:
-    """{name: sha256 of the decompressed bytes} of config, steps, evaluations and samples, for the manifest."""
-    return {name: sha256(plain) for name, plain in _contents(directory).items()}
-
-
-def other_hashes(directory: Path) -> dict[str, str]:
-    """{name below the run: sha256} of OTHER_FILES: what a run leaves beside its records."""
-    hashes = {}
+    """{name below the run: sha256 of the decompressed bytes} of its records and OTHER_FILES, for the manifest."""
+    hashes = {name: sha256(plain) for name, plain in _contents(directory).items()}
+    for name in sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name)):
+        hashes[name] = sha256(read_gz(directory / name))
     for pattern in OTHER_FILES:
         for path in sorted(directory.glob(pattern)):
             hashes[str(path.relative_to(directory))] = file_sha256(path)

@@ -1,4 +1,4 @@
-"""Records as tables: the fields of each, numpy columns, pandas and polars frames, and the text of spec/SCHEMA.md.
+"""Records as tables: the fields of each, polars frames, and the text of spec/SCHEMA.md.
 
 A record states the meaning of a field in its annotation, `Annotated[type, "meaning"]`; evaluations and advantages state
 it as data. After a change of either: `python -m probe.records.tables > spec/SCHEMA.md` (a test compares the two).
@@ -7,7 +7,6 @@ it as data. After a change of either: `python -m probe.records.tables > spec/SCH
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,7 +14,7 @@ from probe.records.records import ADVANTAGE_MEANINGS, PREFIXED, RUN_SCHEMA, Grad
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from polars import DataFrame
 
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
@@ -84,61 +83,16 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name=name, kind=kinds[0], nullable=NoneType in types, meaning=meaning)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows, and the fields that are their columns; a field that a row does not have is null there."""
-
-    fields: Sequence[Field]
-    rows: Sequence[Mapping[str, Any]]
-
-    def columns(self) -> "dict[str, NDArray[Any]]":
-        """{name: (rows,)} as int64, float64, bool or str; object for a bool or str that may be null."""
-        import numpy as np
-
-        dtypes = {"int": np.int64, "bool": np.bool_, "str": np.str_}
-        columns: dict[str, NDArray[Any]] = {}
-        for field in self.fields:
-            values = self._values(field)
-            # Types follow from the field, never from the values: tables of several runs can then be concatenated.
-            if field.kind == "float":
-                numbers = [np.nan if value is None else value for value in values]
-                columns[field.name] = np.array(numbers, dtype=np.float64)
-            elif field.nullable:
-                columns[field.name] = np.array(values, dtype=object)
-            else:
-                columns[field.name] = np.array(values, dtype=dtypes[field.kind])
-        return columns
-
-    def pandas(self) -> Any:
-        """A pandas.DataFrame; InputError when pandas is not installed."""
-        try:
-            return import_module("pandas").DataFrame(self.columns())
-        except ImportError as error:
-            fix = "pip install pandas"
-            raise InputError("package pandas", expected="it to be installed", found="none", fix=fix) from error
-
-    def polars(self) -> Any:
-        """A polars.DataFrame."""
-        import polars
-
-        kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
-        schema = {field.name: kinds[field.kind] for field in self.fields}
-        return polars.DataFrame({field.name: self._values(field) for field in self.fields}, schema=schema, strict=False)
-
-    def _values(self, field: Field) -> list[Any]:
-        return [row.get(field.name) for row in self.rows]
-
-
 def make_table(
     name: str, samples: Sequence[SampleRecord], steps: Sequence[StepRecord], evals: Sequence[Mapping[str, Any]]
-) -> Table:
-    """The table `samples`, `steps` or `evals` of a run.
+) -> "DataFrame":
+    """The table `samples`, `steps` or `evals` of a run; a field that a row does not have is null there.
 
     Raises:
         InputError: another name.
     """
     if name == "samples":
-        return Table(fields=wire_fields(SampleRecord), rows=[sample.to_json() for sample in samples])
+        return _frame(wire_fields(SampleRecord), [sample.to_json() for sample in samples])
     if name == "steps":
         return _step_table(steps)
     if name == "evals":
@@ -146,17 +100,26 @@ def make_table(
     raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
 
 
-def _step_table(steps: Sequence[StepRecord]) -> Table:
+def _frame(fields: Sequence[Field], rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
+    """A column a field; types follow from the fields alone, so that tables of several runs can be concatenated."""
+    import polars
+
+    kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
+    values = {field.name: [row.get(field.name) for row in rows] for field in fields}
+    return polars.DataFrame(values, schema={field.name: kinds[field.kind] for field in fields}, strict=False)
+
+
+def _step_table(steps: Sequence[StepRecord]) -> "DataFrame":
     """The fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` that any of the steps has."""
     rows = [step.to_json() for step in steps]
     names: dict[str, None] = {}
     for row in rows:
         names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
     extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
-    return Table(fields=[*wire_fields(StepRecord), *extra], rows=rows)
+    return _frame([*wire_fields(StepRecord), *extra], rows)
 
 
-def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> Table:
+def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> "DataFrame":
     """A row for every evaluation and setting, from the nested lines of evals.jsonl."""
     rows = []
     for line in evals:
@@ -173,7 +136,7 @@ def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> Table:
                     f"{rate}_high": interval.get("high"),
                 }
             rows.append(row)
-    return Table(fields=EVALUATION_FIELDS, rows=rows)
+    return _frame(EVALUATION_FIELDS, rows)
 
 
 def schema_document() -> str:

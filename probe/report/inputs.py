@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import MetricKey
@@ -16,9 +15,6 @@ from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.settings.words import DEFAULT_CONDITION
-
-if TYPE_CHECKING:
-    from probe.experiments.plan import SpecPlan  # it needs torch, for the memory of a model
 
 MOST_VIEWS = 6  # with figures of their own; the others are compared, and have their tables
 
@@ -85,7 +81,6 @@ class Report:
     spec: Spec | None = None
     arms_of_spec: Mapping[Path, tuple[str, str]] = field(default_factory=dict)  # {run: its (condition, arm)}
     evaluation: SpecVerdict | None = None  # of the spec
-    plan: "SpecPlan | None" = None  # of the spec
 
     @property
     def drawn(self) -> Sequence[View]:

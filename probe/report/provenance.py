@@ -40,7 +40,7 @@ def provenance(report: Report) -> Section:
 
 
 def facts(run: Run, report: Report) -> TextTable:
-    """Names, hashes and versions of a run, and how exact its numbers are (additivity, noise of the dtype)."""
+    """Names, hashes and versions of a run."""
     config, manifest = run.config, run.manifest
     settings, adapter = run.settings, config.get("adapter_sha256")
     dtype = (settings.get("model") or {}).get("dtype", "dtype not recorded")
@@ -56,8 +56,7 @@ def facts(run: Run, report: Report) -> TextTable:
         ),
         *([("adapted weights", f"{Adapted(**adapted)}")] if (adapted := manifest.get("adapted")) else []),
         ("manifest", f"sha256 {file_sha256(run.path / MANIFEST_FILE)}, {len(manifest['files'])} files"),
-        ("additivity", _additivity(manifest.get("additivity"))),
-        ("noise of the dtype", _noise(manifest.get("dtype_noise"))),
+        *(("warning", text) for text in manifest.get("warnings", [])),
         ("specification", _spec(settings, report)),
         *(("started", str(start)) for start in starts_of(run.path)),
         *_pool_rows(run),
@@ -89,26 +88,6 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
             parts.append(f"commit {manifest['git_commit']}")
         rows.append((f"pool {pool['name']}", "; ".join(parts)))
     return rows
-
-
-def _additivity(summary: Mapping[str, Any] | None) -> str:
-    """Whether the samples' gradients added up to the gradient of their step, from the run's manifest."""
-    if not summary or summary.get("largest") is None:
-        return "not checked"
-    steps = summary.get("exceeded_steps") or []
-    words = f"EXCEEDED in steps {', '.join(map(str, steps))}" if steps else "holds in every step"
-    return f"{words}: largest relative error {summary['largest']:.1e}, tolerance {summary['tolerance']:.0e}"
-
-
-def _noise(summary: Mapping[str, Any] | None) -> str:
-    """The error of the dtype by basis, from the run's manifest; the other keys of the summary are no tables."""
-    if not summary:
-        return "not measured (--set model.dtype_noise=N)"
-    parts = []
-    for basis, noise in summary.items():
-        if isinstance(noise, dict):
-            parts.append(f"{basis}: median {noise['median']:.1e}, max {noise['max']:.1e}")
-    return f"{summary['dtype']} against {summary['reference']}, {summary['rollouts']} rollouts: {'; '.join(parts)}"
 
 
 def _spec(settings: Mapping[str, Any], report: Report) -> str:

@@ -4,15 +4,13 @@ To add a section of figures: a row of EVIDENCE, and its figures under its id in 
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
 from probe.experiments.verdict import go_plan
-from probe.records.records import StepRecord
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
@@ -23,9 +21,6 @@ from probe.report.run_figures import figures_of
 from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
 from probe.report.trainings import Treatment, arm_of, treatments_of
 from probe.report.viewer import viewer_data
-
-if TYPE_CHECKING:
-    from probe.experiments.plan import SpecPlan  # it needs torch
 
 # (id, title, lead, names of the tables, what stands in the place of figures), in reading order
 EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
@@ -92,7 +87,7 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     figures = figures_of_training(treatments)
     if not figures:
         return None
-    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments), steps_table(treatments)) if table.rows]
+    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments)) if table.rows]
     best = best_checkpoint(treatments)
     sentences = [*arm_sentences(verdicts), *([best] if best else [])]
     return Section(
@@ -108,24 +103,20 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 
 
 def power(report: Report) -> Section:
-    """Detectable effects by prompts and by seeds; wall-clock times, and for a spec its price."""
+    """Detectable effects by prompts and by seeds; wall-clock times."""
     figures = [figure for view in report.drawn for figure in figures_of(view, "power")]
     plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
     if seeds := drawn("power-seeds", seeds_power, plan):
         figures.append(seeds)
     times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
-    tables = [TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)]
-    notes: Sequence[str] = ()
-    if report.plan is not None:
-        tables += _plan_tables(report.plan)
-        notes = report.plan.notes
-    tables = [table for table in tables if table.rows]
+    table = TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)
+    tables = [table] if times else []
     return Section(
         id="power",
-        title="Power and cost",
+        title="Power and time",
         lead="An effect that the planned numbers cannot see is not shown to be absent by not being seen. Curves are "
         "the smallest effect that a two-sided test at 5% finds with 80% power.",
-        html=_panels({"": figures}, {"": tables}, sentences=notes, open=True),
+        html=_panels({"": figures}, {"": tables}, open=True),
         figures=figures,
         tables={"": tables},
     )
@@ -179,29 +170,6 @@ def best_checkpoint(treatments: Sequence[Treatment]) -> str | None:
     return f"Best checkpoint by solving: {run} after {best.step} steps, {signed(best.value, 0)} Elo.{chosen}{doubt}"
 
 
-def steps_table(treatments: Sequence[Treatment]) -> TextTable:
-    """What the step records of every run say: where it began and ended, and how far it went in between."""
-    rows = []
-    for treatment in treatments:
-        for run in treatment.runs:
-            steps = run.run.steps
-            no_gradient = [_share(step, "frac_reward_zero_std") + _share(step, "skip_rate") for step in steps]
-            cells = (
-                _course([step.solve for step in steps], "{:.0%}"),
-                _course([step.loss for step in steps], "{:+.3g}"),
-                _course([_share(step, "advantage/abs_mean") for step in steps], "{:.3g}"),
-                f"{fmean(no_gradient):.0%}" if steps else "-",
-                _largest([step.kl.get("max") for step in steps]),
-                _largest([step.grad_norm for step in steps]),
-                "; ".join(run.run.manifest.get("warnings", [])) or "none",
-            )
-            rows.append((treatment.name, str(run.seed), str(len(steps)), *cells))
-    of_steps = ("solve", "loss", "mean |A|", "no gradient", "kl/max", "grad_norm", "warnings")
-    header = ("treatment", "seed", "steps", *of_steps)
-    title = "Steps (first to last quarter; share of groups without gradient; largest of a step)"
-    return TextTable(name="steps", title=title, header=header, rows=rows)
-
-
 def _panels(
     figures: Mapping[str, Sequence[Figure]],
     tables: Mapping[str, Sequence[TextTable]],
@@ -250,38 +218,7 @@ def _evaluations(treatments: Sequence[Treatment]) -> TextTable:
     return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)
 
 
-def _plan_tables(plan: "SpecPlan") -> list[TextTable]:
-    """Prices, and parts of the spec that are vacuous."""
-    prices = []
-    for price in plan.prices:
-        money = "-" if price.money is None else f"{price.money:.2f} {price.currency}"
-        prices.append((price.what, str(price.runs), f"{price.hours:.2f}", money, price.source))
-    header, vacuous = ("what", "runs", "hours", "money", "source"), list(plan.vacuous.items())
-    return [
-        TextTable(name="prices", title="What it costs", header=header, rows=prices),
-        TextTable(name="vacuous", title="Vacuous parts of the spec", header=("where", "why"), rows=vacuous, left=2),
-    ]
-
-
 def _rate(rate: Mapping[str, Any]) -> str:
     """`50% [35%, 65%]`, or a dash where no rollout was evaluated."""
     interval = rate["interval"]
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
-
-
-def _share(step: StepRecord, key: str) -> float:
-    return float(step.advantage[key] or 0.0)
-
-
-def _course(values: Sequence[float | None], form: str) -> str:
-    """The mean of the first quarter of the steps and that of the last, at least one step each; a dash for nothing."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    quarter = max(1, len(known) // 4)
-    return f"{form.format(fmean(known[:quarter]))} to {form.format(fmean(known[-quarter:]))}"
-
-
-def _largest(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return f"{max(known):.3g}" if known else "-"

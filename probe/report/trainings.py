@@ -13,7 +13,6 @@ from probe.analysis.ladder import BASE
 from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_runs import deployed, shared_settings
-from probe.experiments.spec import Spec
 from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.report.inputs import Report
@@ -137,8 +136,10 @@ def treatments_of(report: Report) -> list[Treatment]:
         names = group_names([(arm_of(run), run.config) for run in trained])
         first = BASELINE
     else:
-        names = [spec_name(report.spec, *report.arms_of_spec[run.path]) for run in trained]
-        first = None if report.spec.baseline is None else spec_name(report.spec, *report.spec.baseline)
+        # As the verdicts call them: projected, or with several conditions projected (kl).
+        form = "{1} ({0})" if len(report.spec.conditions) > 1 else "{1}"
+        names = [form.format(*report.arms_of_spec[run.path]) for run in trained]
+        first = None if report.spec.baseline is None else form.format(*report.spec.baseline)
     by_name: dict[str, list[EvaluatedRun]] = {}
     for name, run in zip(names, trained, strict=True):
         mode = (run.settings.get("rollouts") or {}).get("mode")
@@ -153,16 +154,6 @@ def treatments_of(report: Report) -> list[Treatment]:
 def arm_of(run: Run) -> str:
     """The arm that a training run trained."""
     return str(run.settings["intervention"]["arms"][0])
-
-
-def spec_name(spec: Spec, condition: str, arm: str) -> str:
-    """The shortest name that tells an arm under a condition from all others of a spec."""
-    arms = {entry.name: spec.arms_of(entry) for entry in spec.conditions}
-    if len(arms[condition]) == 1 and len(arms) > 1:
-        return condition
-    if sum(arm in others for name, others in arms.items() if len(others) > 1) == 1 and arm not in arms:
-        return arm
-    return f"{arm} ({condition})"
 
 
 def group_names(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:

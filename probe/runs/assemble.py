@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
@@ -96,21 +97,13 @@ def assemble(
     coordinates = next(iter(bases.values()))
     if coordinates.adapted is not None and coordinates.adapted.caution:
         say(coordinates.adapted.caution)
-    grams: dict[Basis, GramRecorder] = {}
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions") as phase, in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
-        if isinstance(config, ReplayConfig):
-            # In a training the products with pair gradients of the start would be stale from the second step on.
-            for basis in bases:
-                # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
-                library, controls = directions.library(basis, next(iter(conditions.values()))), {}
-                for measure in start:
-                    if measure.arm.basis == basis and measure.arm.directions != "v_hack":
-                        controls[measure.arm.name] = measure.vectors
-                grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
+        # In a training the products with pair gradients of the start would be stale from the second step on.
+        grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
         phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     refreshed = None
@@ -124,13 +117,6 @@ def assemble(
             world,
         )
     pieces = Pieces(policy.tokenizer)
-    split = primary, measured_arm(config.intervention.arms) or arms[0].name
-
-    def attributed(step: int, measures: Sequence[Measure]) -> Measure | None:
-        if config.token_attribution is not None and step >= config.token_attribution:
-            return None
-        return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
-
     return Setup(
         bases=Bases(
             coordinates=list(bases.values()),
@@ -143,14 +129,37 @@ def assemble(
         planning=lambda ids: planning_tokens([pieces(token) for token in ids], config.planning_phrases),
         pad_id=policy.pad_id,
         grams=grams,
-        dtype_noise=None,
         reward_range=config.reward_range,
-        attributed=attributed,
+        attributed=partial(_attributed, config),
         pieces=pieces,
         world=world,
         is_off_policy=isinstance(config, TrainConfig) and config.remedy is not None and config.remedy.is_off_policy,
         training=training,
     )
+
+
+def _grams(
+    directory: Path, directions: ArmDirections, start: Sequence[Measure], config: StepConfig
+) -> dict[Basis, GramRecorder]:
+    """A recorder for each basis, with the directions of its control arms."""
+    bases: list[Basis] = list(dict.fromkeys(measure.arm.basis for measure in start))
+    grams: dict[Basis, GramRecorder] = {}
+    for basis in bases:
+        # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
+        library, controls = directions.library(basis, next(iter(config.objectives().values()))), {}
+        for measure in start:
+            if measure.arm.basis == basis and measure.arm.directions != "v_hack":
+                controls[measure.arm.name] = measure.vectors
+        grams[basis] = GramRecorder(directory, library.pair_gradients, library.v_hack, controls, basis=basis)
+    return grams
+
+
+def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> Measure | None:
+    """The measure whose cosines are split over tokens in a step: of the primary condition, in the measured arm."""
+    if config.token_attribution is not None and step >= config.token_attribution:
+        return None
+    split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
+    return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
 
 
 def attach_bases(

@@ -1,10 +1,7 @@
-"""Direction files: the card of one, and the file of a finished replay, made from its cached pair gradients.
+"""The card of a direction file: `NAME.card.json` beside `NAME.safetensors`.
 
-A card, `NAME.card.json` beside `NAME.safetensors`, has the settings, the pairs, the accuracy of the sign on held-out
-pairs and the same under null models, and the hash of the file. The two can be shared without the pair gradients.
-
-A replay that extracts its own v_hack leaves no file of it, but the gradients that it comes from are in OUT/cache, and
-its inner products in the run. What reproduces those is what the run measured along. No weights are loaded.
+It has the settings, the pairs, the accuracy of the sign on held-out pairs and the same under null models, and the hash
+of the file. The two can be shared without the pair gradients.
 """
 
 from collections import Counter
@@ -16,32 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from extraction.directions import (
-    Directions,
-    PairGradients,
-    extract_directions,
-    load_directions,
-    load_pair_gradients,
-    save_directions,
-    save_pair_gradients,
-    sign_accuracy,
-)
-from extraction.library import pairs_path, source_identity
+from extraction.directions import Directions, PairGradients, sign_accuracy
 from extraction.words import kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.nulls import transfer_nulls
-from probe.analysis.statistics.run_gradients import read_pairs
-from probe.records.run import Run
 from probe.runs.directions import CARD_SCHEMA, card_path
 from probe.runs.gram_recorder import extraction_settings, pair_products
-from probe.settings.run import StepConfig
-from replay_pools.errors import InputError
 from replay_pools.storage.files import file_sha256, write_sealed
 
 NUM_DRAWS = 199  # p is at least 1 / 200
 # Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = ("method", "k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
-SAME = 1e-6  # relative difference of inner products that the order of a sum explains
 
 
 def write_card(
@@ -98,62 +80,3 @@ def write_card(
     }
     write_sealed(card_path(path), card)
     return card
-
-
-def direction_file(run: Run, config: StepConfig, out_dir: Path) -> tuple[str, Path | None]:
-    """What `intervention.v_hack` has to say for a training along the run's directions, and the file where one was made.
-
-    Args:
-        config: the settings of the run.
-        out_dir: whose cache has the pair gradients; the file is `out_dir`/directions/RUN-v_hack.safetensors.
-
-    Raises:
-        InputError: the file that the run read is not there or was changed; no cached gradients give its inner products;
-            another file has the name.
-    """
-    given = config.intervention.v_hack
-    if given is not None:
-        if source_identity(config.intervention.extraction, given) != run.config["directions"]:
-            raise InputError(given, expected=f"the directions that {run.path} was measured along", found="others")
-        return given, None
-    path = out_dir / "directions" / f"{run.path.name}-v_hack.safetensors"
-    gram = read_pairs(run)
-    pairs = _cached(run, gram, out_dir / "cache" / "pair_gradients")
-    extraction = gram.extraction
-    directions = extract_directions(
-        pairs.differences(),
-        method=extraction.method,
-        k=extraction.k,
-        tau=extraction.tau,
-        drop_bottom_frac=extraction.drop_bottom_frac,
-        metadata=pairs.metadata,
-    )
-    if path.is_file():
-        if load_directions(path).metadata != directions.metadata:
-            fix = "move it elsewhere, or rename the run"
-            raise InputError(path, expected="no file, or the directions of the run", found="others", fix=fix)
-        return path.stem, None
-    save_pair_gradients(pairs_path(path), pairs)
-    save_directions(path, directions)
-    write_card(path, directions, pairs, run.manifest.get("adapted"))
-    return path.stem, path
-
-
-def _cached(run: Run, gram: PairGram, cache: Path) -> PairGradients:
-    """The pair gradients in a cache whose inner products are those of the run."""
-    for path in sorted(cache.glob("*.safetensors")):
-        try:
-            pairs = load_pair_gradients(path)
-        except InputError:
-            continue  # damaged: whoever needs that one measures it anew
-        products = pair_products(pairs).numpy()
-        if tuple(pairs.hack) != gram.modules or products.shape != gram.pairs.shape:
-            continue
-        if np.allclose(products, gram.pairs, rtol=SAME, atol=SAME * np.abs(gram.pairs).max()):
-            return pairs
-    raise InputError(
-        cache,
-        expected=f"the pair gradients of {run.path}",
-        found="none with its inner products",
-        fix="run the replay again under another name: it measures them anew",
-    )

@@ -7,7 +7,7 @@ tokenizer are at hand.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from extraction.words import Adapted, ExtractionSettings
 from probe.runs.heldout import eval_settings
 from probe.runs.replay import ReplayInputs
 from probe.runs.resume import find_run, is_complete
-from probe.runs.train import TrainingInputs
+from probe.runs.training_inputs import TrainingInputs
 from probe.settings.arms import Arm, get_arm
 from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
@@ -31,37 +31,12 @@ from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ServedPolicy, check_tokenizer_at_hand, load_skeleton, load_tokenizer
-from replay_pools.sampling import cache_numbers
 
 FLOAT32 = 4  # bytes; adapters, factors and gradients, whatever the dtype of the weights
 LOGITS = 3  # tensors of the size of a chunk's logits: themselves, their copy, and the derivatives
 KERNELS = 64 * 2**20  # bytes, of any model; measured on a CPU: 50 MiB in float32, 130 in bfloat16
 TRAINED = "moments of AdamW, gradient, base, EMA, quarantine"
 WEIGHT_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """The adapted modules of one projection and shape."""
-
-    projection: str  # last part of their path
-    modules: int
-    shape: tuple[int, int]  # (d_out, d_in)
-    share: float  # of all weights of the model, each counted once, in [0, 1]
-
-
-def coverage(model: PreTrainedModel, targets: Sequence[str]) -> list[Coverage]:
-    """One row for each projection and shape, in the order of the model; `model` may be on the meta device."""
-    counts: dict[tuple[str, tuple[int, int]], int] = {}
-    for name in find_targets(model, targets):
-        d_out, d_in = weight_matrix(model.get_submodule(name), name).shape
-        key = name.rpartition(".")[2], (d_out, d_in)
-        counts[key] = counts.get(key, 0) + 1
-    total = sum(parameter.numel() for parameter in model.parameters())
-    return [
-        Coverage(projection=projection, modules=count, shape=shape, share=count * shape[0] * shape[1] / total)
-        for (projection, shape), count in counts.items()
-    ]
 
 
 def memory(
@@ -113,16 +88,16 @@ def memory(
 
 
 @cache  # a spec has many runs
-def _prompt_lengths(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> dict[str, int]:
-    """{problem id: tokens of its prompt} of an environment; `instruction`: the line that a remedy adds in training."""
+def _longest_prompt(model: str, env: str, mode: str, hint: bool, instruction: str | None) -> int:
+    """Tokens of the longest prompt of an environment; `instruction`: the line that a remedy adds in training."""
     chat = ServedPolicy(load_tokenizer(model), model, GenerationConfig())
-    environment, lengths = get_environment(env), {}
+    environment, longest = get_environment(env), 0
     for problem in [*environment.problems("train"), *environment.problems("eval")]:
         messages = render_messages(problem, mode, hint=hint)
         if instruction is not None:
             messages = instructed(messages, instruction)
-        lengths[problem.problem_id] = len(chat.render(messages)[1])
-    return lengths
+        longest = max(longest, len(chat.render(messages)[1]))
+    return longest
 
 
 @cache  # a spec has many runs of one model
@@ -144,10 +119,14 @@ def _pair_tokens(name: str, extraction: ExtractionSettings) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Adapted modules and memory; of activations the most, since they depend on the lengths of the rollouts."""
+    """Adapted modules and memory; of activations the most, since they depend on the lengths of the rollouts.
+
+    What sampling caches is not there: it takes what is left, in several batches where all rows do not fit
+    (`replay_pools.sampling`).
+    """
 
     model: str
-    modules: list[Coverage]
+    modules: int  # adapted ones
     adapted: Adapted
     memory: dict[str, int]  # {what: bytes}
 
@@ -179,15 +158,15 @@ def run_footprint(
     skeleton = _skeleton(model, config.model.dtype)
     itemsize, backbone = skeleton.dtype.itemsize, skeleton.base_model
     assert isinstance(backbone, PreTrainedModel)
-    tokens, lengths = extraction.tokens_per_batch or tokens_that_fit(backbone), None
+    tokens = extraction.tokens_per_batch or tokens_that_fit(backbone)
     try:
         if notes is not None:
             check_tokenizer_at_hand(model)
         if isinstance(config, TrainConfig):
             rollouts = config.rollouts
             instruction = None if config.remedy is None else config.remedy.update_instruction
-            lengths = _prompt_lengths(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)
-            step_tokens = num_samples * (max(lengths.values()) + rollouts.sampler.max_new_tokens)
+            longest = _longest_prompt(model, rollouts.env, rollouts.mode, rollouts.hint, instruction)
+            step_tokens = num_samples * (longest + rollouts.sampler.max_new_tokens)
     except InputError as error:
         if notes is None:
             raise
@@ -202,11 +181,11 @@ def run_footprint(
         tokens = min(tokens, max([step_tokens, *(_pair_tokens(model, pairs) for pairs in sources)]))
     chunk = min(CHUNK_SIZE, tokens)
     logits = LOGITS * chunk * skeleton.config.get_text_config().vocab_size * itemsize
-    passes = {
+    rows = {
         f"activations of a pass of at most {tokens} tokens": int(tokens * activation_bytes(backbone)),
         f"logits of {chunk} tokens, with derivatives": logits,
+        "kernels of torch and their buffers": KERNELS if itemsize >= FLOAT32 else 2 * KERNELS,
     }
-    rows = passes | {"kernels of torch and their buffers": KERNELS if itemsize >= FLOAT32 else 2 * KERNELS}
     rows |= memory(
         skeleton,
         config.model,
@@ -216,14 +195,8 @@ def run_footprint(
         num_pairs=len(selected_pairs(extraction)),
         trains=config.trains,
     )
-    if isinstance(config, TrainConfig) and config.rollouts.engine == "local":
-        # Sampling and passes take turns: only what is more than a pass takes adds to the peak.
-        what, num_bytes = sampling_memory(skeleton, config, lengths)
-        rows[f"sampling: keys and values of {what}, beyond the memory of a pass"] = max(
-            0, num_bytes - sum(passes.values())
-        )
-    modules, adapted = coverage(skeleton, config.model.targets), adapted_weights(config.model, model)
-    return Footprint(model=model, modules=modules, adapted=adapted, memory=rows)
+    modules = len(find_targets(skeleton, config.model.targets))
+    return Footprint(model=model, modules=modules, adapted=adapted_weights(config.model, model), memory=rows)
 
 
 def adapted_weights(config: ModelConfig, model: str) -> Adapted:
@@ -234,30 +207,6 @@ def adapted_weights(config: ModelConfig, model: str) -> Adapted:
     """
     skeleton = _skeleton(model, config.dtype)
     return adapted_share(skeleton, find_targets(skeleton, config.targets))
-
-
-def sampling_memory(model: PreTrainedModel, config: TrainConfig, lengths: Mapping[str, int] | None) -> tuple[str, int]:
-    """(of what, bytes) of the cache of keys and values where a training samples most at once: a step or an evaluation.
-
-    There is room for the longest prompt and the largest completion in every row; where that does not fit, the rows are
-    sampled in several batches (`replay_pools.sampling`). Prompts of a teacher's problems are not looked at.
-
-    Args:
-        lengths: {problem id: tokens of its prompt}; None: not known, and left out.
-    """
-    rollouts, evaluation = config.rollouts, config.evaluation
-    rows = rollouts.prompts_per_step * rollouts.group, evaluation.num_problems * evaluation.rollouts_per_problem
-    # The token that is sampled last is not read again.
-    new_tokens = rollouts.sampler.max_new_tokens - 1
-    what, positions = "all completions at once, without prompts", max(rows) * new_tokens
-    if lengths is not None:
-        what = "all rows at once"
-        # Any problem may come up in a batch. Nothing is drawn here: the directory of the run is not read.
-        inputs = TrainingInputs(replace(config, rollouts=replace(rollouts, teacher=None)), Path(), Path())
-        for num_rows, problems in zip(rows, (inputs.problems.listed, inputs.held_out), strict=True):
-            longest = max(lengths[problem.problem_id] for problem in problems)
-            positions = max(positions, num_rows * (longest + new_tokens))
-    return what, positions * cache_numbers(model.config) * WEIGHT_BYTES[config.model.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, StepRecord
@@ -32,8 +31,6 @@ from probe.records.run import (
     OWN_POOLS,
     ROLLOUTS_DIR,
     file_hashes,
-    other_hashes,
-    token_hashes,
     write_samples,
     write_steps,
     write_tokens,
@@ -68,7 +65,6 @@ class Setup:
     pad_id: int
     references: References  # of the KL; where the policy trains, those of its `TrainingState`, which moves them
     grams: Mapping[Basis, GramRecorder]  # record the sufficient statistics of the nulls; empty where the policy trains
-    dtype_noise: Mapping[str, Any] | None  # for the manifest, of a replay that asks for it
     reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
     # The one of a step's measures whose cosines are split over tokens; None: of none.
     attributed: Callable[[int, Sequence[Measure]], Measure | None] = lambda step, measures: None
@@ -250,9 +246,8 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "adapted": setup.bases.coordinates[0].adapted,
         "num_coordinates": {basis.basis: sum(basis.sizes.values()) for basis in setup.bases.coordinates},
         "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
-        "dtype_noise": setup.dtype_noise,
         "rounding": rounding,
-        "files": file_hashes(directory) | token_hashes(directory) | other_hashes(directory),
+        "files": file_hashes(directory),
     }
     # Temporary files of a process that was killed in a write.
     remove_leftovers(directory)

@@ -7,21 +7,15 @@ Of several ranks each does steps of its own at frozen weights, and the run is th
 are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import torch
-
-from extraction.batch import make_batch
 from extraction.census import one_mode
 from extraction.circular import circular_pairs
 from extraction.directions import load_directions
-from extraction.gradients import per_sample_gradients
 from extraction.library import check_pairs
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import is_builtin, load_pairs, selected_pairs
@@ -35,12 +29,8 @@ from probe.settings.loss import LossCondition, check_recorded
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
-from probe.settings.words import HIGHER
-from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World
-from probe.step.groups import GroupSource, ReplaySource
-from probe.step.projection import sample_cosines
-from probe.step.step import Measure
+from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import Policy
@@ -256,56 +246,6 @@ def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
         )
 
 
-def dtype_noise(
-    bases: Bases, measures: Sequence[Measure], source: GroupSource, num_rollouts: int, pad_id: int
-) -> dict[str, Any]:
-    """The noise floor of the per-sample cosines: those of the first rollouts, again in the next higher precision.
-
-    The copy in higher precision has the SAME (rounded) weights and the same basis, so that the two differ by the
-    rounding of forward and backward alone. The effect of rounding the weights themselves is not measured.
-
-    Args:
-        bases: the model's coordinates, in one basis or two.
-        measures: of the first step: the directions of every arm.
-        source: the groups of the run.
-        num_rollouts: how many rollouts are scored again.
-        pad_id: the token that pads a batch.
-
-    Returns:
-        `dtype`, `reference` (the higher one), `rollouts`, and for each basis the `median` and `max` absolute
-        difference of `cos_S_nll` between the two (`cos_S_contrib` differs by as much).
-
-    Raises:
-        KeyError: a float64 model, which has no higher precision.
-    """
-    dtype = str(bases.coordinates[0].model.dtype).removeprefix("torch.")
-    batches, left, size = [], num_rollouts, bases.tokens_per_batch
-    for step in range(source.num_steps):
-        groups = source.groups(step)
-        prompts = [ids for group in groups for ids in group.prompt_ids][:left]
-        completions = [ids for group in groups for ids in group.completion_ids][:left]
-        if prompts:
-            batches.append(make_batch(prompts, completions, pad_id).to(bases.device))
-        left -= len(prompts)
-    noise: dict[str, Any] = {"dtype": dtype, "reference": HIGHER[dtype], "rollouts": num_rollouts - left}
-    for coordinates in bases.coordinates:
-        higher, errors = copy.deepcopy(coordinates), []
-        higher.model.to(getattr(torch, HIGHER[dtype]))
-        # Conditions with the same directions share the tensors: each set is compared once.
-        of_basis = [measure.vectors for measure in measures if measure.arm.basis == coordinates.basis]
-        for batch in batches:
-            low, high = (
-                per_sample_gradients(model, batch, tokens_per_batch=size).gradients for model in (coordinates, higher)
-            )
-            for vectors in {id(vectors): vectors for vectors in of_basis}.values():
-                difference = sample_cosines(low, vectors).cos.double() - sample_cosines(high, vectors).cos.double()
-                # A sample without gradient has no cosine.
-                errors += difference[~difference.isnan()].abs().tolist()
-        if errors:
-            noise[coordinates.basis] = {"median": median(errors), "max": max(errors)}
-    return noise
-
-
 def replay(
     config: ReplayConfig,
     directory: Path,
@@ -348,10 +288,6 @@ def replay(
         say=say,
         world=world,
     )
-    if config.model.dtype_noise and world.is_main:
-        with timings.phase("dtype noise"):
-            noise = dtype_noise(setup.bases, setup.measures(0), source, config.model.dtype_noise, policy.pad_id)
-        setup = replace(setup, dtype_noise=noise)
     if world.is_main:
         timings.write_start(directory)
     run_steps(

@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.dataclasses import dataclass
 
 from extraction.words import Normaliser
-from probe.settings.arms import measured_arm
 from probe.settings.loss import PLAIN_LAW, LossCondition, LossSettings, law_of
 from probe.settings.remedy import RemedyConfig
 from probe.settings.rollouts import RolloutConfig, SourceConfig
@@ -113,8 +112,6 @@ class ReplayConfig(StepConfig):
 
     def _faults(self) -> Iterator[FieldError]:
         yield from StepConfig._faults(self)
-        if self.token_attribution != 0 and measured_arm(self.intervention.arms) is None:
-            yield FieldError("token_attribution", "an arm that uses v_hack", ", ".join(self.intervention.arms))
         if any(objective.reward == "surprise" for objective in self.objectives().values()):
             yield FieldError("objective.reward", "paid outside of a training, which keeps a record", "surprise")
 
@@ -140,8 +137,6 @@ class TrainConfig(StepConfig):
         yield from _below("rollouts", self.rollouts.faults(self.steps))
         if not self.trains:
             yield FieldError("optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}")
-        if self.steps == 1 and (warmup := self.optimizer.warmup_steps):
-            yield FieldError("optimizer.warmup_steps", "0 in a training of one step: its rate would be 0", warmup)
         rollouts, objective = self.rollouts, self.objective
         if (law := law_of(rollouts.sampler.to_json())) != PLAIN_LAW:
             yield FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)

@@ -33,13 +33,7 @@ class ModelConfig:
     lora_rank: int = setting(32, "of the arms in the LoRA basis", ge=1)
     svd_rank: Maybe[int] = setting(None, "singular triplets kept of each matrix, the largest; none: all", ge=1)
     svd_storage: Storage = setting("float32", "dtype of the singular vectors")
-    dtype_noise: int = setting(0, "rollouts of a replay scored again in a higher precision", ge=0)
     shard_base: bool = setting(False, "spread the frozen weights over the processes of `torchrun`")
-
-    def __post_init__(self) -> None:
-        """Refuse noise that cannot be measured."""
-        if self.dtype_noise and (self.shard_base or self.dtype == "float64"):
-            raise FieldError("dtype_noise", "0 with shard_base and with float64, the highest", self.dtype_noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -84,7 +84,7 @@ ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 SCALES: tuple[Scale, ...] = get_args(Scale)
 MATCHES: tuple[Match, ...] = get_args(Match)
 
-# The precision that rounding under each dtype is measured against; float64 has none.
+# The next higher precision, where rounding is smaller; float64 has none.
 HIGHER = {"bfloat16": "float32", "float32": "float64"}
 ADVANTAGE_EPS = 1e-4  # TRL's: added to a standard deviation before dividing by it
 DEFAULT_CONDITION = "default"  # of a run that names none: its objective as it is; among several, the primary one

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,6 +89,19 @@ def replay(out: Path) -> Callable[..., Path]:
         return out / "runs" / name
 
     return make
+
+
+@pytest.fixture
+def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """probe(words) -> exit code, stdout, stderr."""
+
+    def calling(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(cli, [*map(str, words), "--out", str(out)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return calling
 
 
 @pytest.fixture(scope="session")

@@ -2,18 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from extraction.circular import circular_pairs
 from extraction.pair_files import read_pair_file
 from extraction.pairs import Pair, builtin_pairs, write_pairs
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
@@ -64,19 +60,6 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("log") / "labelled.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-@pytest.fixture
-def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """probe(words) -> exit code, stdout, stderr."""
-
-    def calling(*words: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = run(cli, [*map(str, words), "--out", str(out)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return calling
 
 
 MAP = ("--map", "completion=answer,hacked=bad")

@@ -5,14 +5,14 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 import pytest
 
 from probe.cli import VERBS, cli
 from probe.cli._frame import LazyGroup, run
-from probe.cli._heartbeat import heartbeat
+from probe.cli._heartbeat import heartbeat, told_progress
 from probe.records.timings import Timings, running_phases
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
@@ -187,20 +187,26 @@ def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_
     assert "step_001.jsonl.gz" in report["faults"][0]
 
 
-def test_a_command_that_is_silent_says_that_it_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And in which phase, twice; nothing where the last line is new."""
+@pytest.mark.parametrize(("reports", "work"), [((), "svd"), (((2, 9), (3, 9)), "steps 3/9, 0 s left")])
+def test_a_command_that_is_silent_says_that_it_is_at_work(
+    reports: Sequence[tuple[int, int]], work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in which phase, or how far it is, twice; nothing where the last line is new."""
     monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 0.01)
     lines: list[str] = []
     said = threading.Event()
 
     def say(text: str) -> None:
-        lines.append(text.partition(",")[0])
-        if len(lines) == 2:
+        lines.append(text.rpartition(",")[0])
+        if len(lines) == 3:
             said.set()
 
-    with heartbeat(say), Timings().phase("svd"):
-        assert said.wait(60)
-    assert lines[:2] == ["still at work (svd)"] * 2
+    with told_progress() as hear:
+        for done, total in reports:
+            hear("steps", done, total)
+        with heartbeat(say), Timings().phase("svd"):
+            assert said.wait(60)
+    assert lines[1:3] == [f"still at work ({work})"] * 2
     assert not running_phases
     monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 3600.0)
     with heartbeat(lines.append):

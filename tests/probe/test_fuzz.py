@@ -25,7 +25,7 @@ def leaves(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
 
 VERBS = dict(leaves(cli))
 NEEDED = {  # what a verb must be given beside the option in question
-    ("pool", "generate"): ["--name", "new", "--steps", "1", "--group", "2", "--dry-run"],
+    ("pool", "generate"): ["--name", "new", "--adapter", "./no-such"],
     ("pool", "regrade"): ["no-such-pool", "--name", "new"],
     ("pool", "import"): ["no-such-pool", "--name", "new"],
     ("pool", "show"): ["no-such-pool"],
@@ -126,7 +126,7 @@ def answered(args: list[str], capsys: pytest.CaptureFixture[str]) -> int:
 def test_any_text_is_answered(verb: tuple[str, ...], tmp_path: Path, capsys, monkeypatch) -> None:
     """Of every other option: what it does not mean something to is refused in one line; each in a folder of its own."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # names of models: nothing is asked for
-    of_a_folder = [row for row in doctor.CHECKS if row[0] in ("disk", "files")]  # the others are of the machine
+    of_a_folder = [row for row in doctor.CHECKS if row[0] == "disk"]  # the others are of the machine
     monkeypatch.setattr(doctor, "CHECKS", of_a_folder)
     for i, (option, word) in enumerate(itertools.product(TEXTS[verb], WORDS)):
         (tmp_path / str(i)).mkdir()
@@ -149,4 +149,4 @@ def test_every_verb_has_an_example_and_answers_in_json(verb: tuple[str, ...]) ->
     }
     assert used <= names
     assert ("--json" in names) != (verb == ("demo",))
-    assert ("--dry-run" in names) == (verb in {("pool", "generate"), ("replay",), ("train",)})
+    assert ("--dry-run" in names) == (verb in {("replay",), ("train",)})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainings import seal
 from worlds import World, make_run
 
 from probe.analysis.ladder import (
@@ -25,7 +26,7 @@ from probe.analysis.ladder import (
 from probe.analysis.statistics.bradley_terry import elo_gap
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes, read_run
+from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, read_run
 from probe.runs.heldout import bot_players, evaluate
 from replay_pools.environments.loopholes import BOTS
 from replay_pools.environments.minicode import MinicodeEnvironment
@@ -78,8 +79,7 @@ def train(tmp_path: Path, make_rollout: Callable[..., Rollout], pool_header: dic
             rollouts = write_pool(directory / EVALUATIONS_DIR / f"step_{step:06d}" / "run_tests", solved, changes)
             rows.append(evaluate(rollouts, step=step) | {"frozen": None, "elo": None})
         write_atomic(directory / EVALS_FILE, encode_jsonl(rows))
-        manifest = read_json(directory / MANIFEST_FILE)
-        write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
+        seal(directory)
         return directory
 
     return make
@@ -121,8 +121,7 @@ def test_runs_from_one_adapter_share_their_base_wherever_it_lies(train: Train) -
         config = read_json(directory / CONFIG_FILE) | {"adapter_sha256": weights}
         config["settings"]["model"] = {"adapter": adapter}
         write_json(directory / CONFIG_FILE, config)
-        manifest = read_json(directory / MANIFEST_FILE)
-        write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
+        seal(directory)
         return read_training(read_run(directory))
 
     one, moved, other = started("one", "a", "1"), started("moved", "b", "1"), started("other", "a", "2")

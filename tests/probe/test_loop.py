@@ -95,7 +95,6 @@ def make_run(
             pad_id=0,
             references=references,
             grams={},
-            dtype_noise=None,
             training=training,
         )
         run_steps(

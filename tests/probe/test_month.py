@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from small import ORGANISM
-from trainings import plant
+from specs import training_spec
+from trainings import Planted, Rates, seal
 from worlds import MANIFEST_FILE
 
 from extraction.census import one_mode
@@ -19,14 +20,14 @@ from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Spec
-from probe.records.run import EVALS_FILE, file_hashes
+from probe.records.run import EVALS_FILE
 from probe.runs.known_answers import check_pay
 from probe.settings.presets import configure
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import ORGANISM_WEIGHTS
-from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json
+from replay_pools.storage.files import encode_jsonl, read_json, write_atomic
 from replay_pools.vocabulary import load_vocabulary
 
 # {settings: what is said of a right, a wrong and a hacking answer}
@@ -91,44 +92,19 @@ def test_a_training_says_what_it_pays_and_that_its_base_solves_nothing(
     assert read_json(out / "runs" / "floor" / MANIFEST_FILE)["num_coordinates"]["svd"] > 0
 
 
-SPEC = """
-arms = ["vanilla", "projected", "vanilla-lora", "projected-lora"]
-seeds = [0, 1, 2]
-[experiment]
-name = "month"
-question = "Does projection keep a policy from learning the hack?"
-hypotheses = ["It does."]
-[settings]
-verb = "train"
-preset = "fast"
-steps = 64
-[[conditions]]
-name = "gradient"
-arms = ["vanilla", "projected"]
-[[conditions]]
-name = "other"
-arms = ["vanilla-lora", "projected-lora"]
-[[conditions]]
-name = "several"
-arms = ["projected"]
-settings.rollouts.sampler.max_new_tokens = 48
-settings.optimizer.lr = 0.02
-[[criteria]]
-name = "lowers-hacking"
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "projected"
-condition = "gradient"
-versus_arm = "vanilla"
-versus_condition = "gradient"
-paired = false
-[[decisions]]
-name = "ANY"
-"""
+CONDITIONS = {
+    "gradient": {"arms": ["vanilla", "projected"]},
+    "other": {"arms": ["vanilla-lora", "projected-lora"]},
+    "several": {"arms": ["projected"], "rollouts.sampler.max_new_tokens": 48, "optimizer.lr": 0.02},
+}
+
+
+def month(num_seeds: int = 3, **parts: Any) -> str:
+    """The spec of all sweeps here."""
+    usual = {"arms": ["vanilla", "projected", "vanilla-lora", "projected-lora"], "conditions": CONDITIONS}
+    return training_spec("month", seeds=[*range(num_seeds)], **usual | parts)
+
+
 LEARNT = (0.02, 0.55, 0.7, 0.5)
 # {mistake: (rates of vanilla and projected, at 40 steps of 64 those of the end or of the start, what is said)}
 TOO_SHORT = {
@@ -143,30 +119,19 @@ TOO_SHORT = {
 
 
 @pytest.fixture
-def planted(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[..., tuple[Spec, Path]]:
-    """planted(rates, halfway) -> (spec, out) with finished runs; `halfway`: which evaluation stands at 40 of 64."""
+def halfway(tmp_path: Path, planted: Planted) -> Callable[..., tuple[Spec, Path]]:
+    """halfway(rates, place, text) -> (spec, out) with finished runs; `place`: which evaluation stands at 40 of 64."""
 
-    def make(rates: dict[str, tuple[float, ...]], halfway: str, text: str = SPEC) -> tuple[Spec, Path]:
-        path, out = tmp_path / "month.toml", tmp_path / "out"
-        path.write_text(text)
-        spec = load_spec(path)
-        plant(spec, out, rates, make_rollout, pool_header)
+    def make(rates: dict[str, Rates], place: str, text: str) -> tuple[Spec, Path]:
+        spec, out = planted(tmp_path, text, rates)
         for directory in (out / "runs").iterdir():
             first, last = map(json.loads, (directory / EVALS_FILE).read_text().splitlines())
-            middle = (first if halfway == "start" else last) | {"step": 40}
+            middle = (first if place == "start" else last) | {"step": 40}
             write_atomic(directory / EVALS_FILE, encode_jsonl([first, middle, last]))
             seal(directory)
         return spec, out
 
     return make
-
-
-def seal(directory: Path, **changes: Any) -> None:
-    """The manifest with what was changed beside it."""
-    manifest = read_sealed(directory / MANIFEST_FILE) | changes
-    write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
 
 
 def analyse(*args: str) -> str:
@@ -177,10 +142,10 @@ def analyse(*args: str) -> str:
 
 
 @pytest.mark.parametrize("name", TOO_SHORT)
-def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, planted: Callable[..., Any]) -> None:
+def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, halfway: Callable[..., Any]) -> None:
     """By the spec and by its runs given together; JSON has the same sentence."""
-    vanilla, projected, halfway, words = TOO_SHORT[name]
-    spec, out = planted({"gradient vanilla": vanilla, "gradient projected": projected}, halfway)
+    vanilla, projected, place, words = TOO_SHORT[name]
+    spec, out = halfway({"gradient vanilla": vanilla, "gradient projected": projected}, place, month())
     text = analyse(str(spec.path), "--out", str(out))
     runs = [str(path) for path in sorted((out / "runs").iterdir(), key=lambda path: "projected" in path.name)]
     together = analyse(*runs)
@@ -202,15 +167,12 @@ BELIEVED = {
 
 
 @pytest.mark.parametrize("name", BELIEVED)
-def test_what_a_gate_is_believed_to_do(name: str, planted: Callable[..., Any]) -> None:
+def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -> None:
     """Each control takes away another explanation, and the next command is about the one that is left."""
     *rates, word, words = BELIEVED[name]
     arms = ("vanilla", "projected", "permuted-dosed", "scaled")
-    plain = SPEC.partition("[[conditions]]")[0] + "[[criteria]]" + SPEC.partition("[[criteria]]")[2]
-    plain = plain.replace('"vanilla-lora", "projected-lora"', '"permuted-dosed", "scaled"')
-    plain = plain.replace("[0, 1, 2]", "[0, 1, 2, 3, 4, 5, 6, 7]").replace('"gradient"', '"base"')
     rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
-    spec, out = planted(rates_of, "end", plain)
+    spec, out = halfway(rates_of, "end", month(8, arms=arms, conditions=None))
     text = analyse(str(spec.path), "--out", str(out))
     assert f"OUTCOME of projected, 8 seeds: {word} " in text, text
     told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
@@ -218,11 +180,11 @@ def test_what_a_gate_is_believed_to_do(name: str, planted: Callable[..., Any]) -
 
 
 def test_sides_that_differ_in_several_things_are_named(
-    planted: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    halfway: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before the runs (plan) and on them: settings, trained parameters, versions of the code. LoRA has its vanilla."""
     names = ("gradient vanilla", "gradient projected", "other projected-lora", "several projected")
-    spec, out = planted(dict.fromkeys(names, LEARNT), "end")
+    spec, out = halfway(dict.fromkeys(names, LEARNT), "end", month())
     assert run(cli, ["spec", "plan", str(spec.path), "--out", str(out)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     words = (
@@ -247,7 +209,7 @@ def test_sides_that_differ_in_several_things_are_named(
 
 def test_without_its_own_vanilla_another_basis_is_unmatched(tmp_path: Path) -> None:
     path = tmp_path / "month.toml"
-    path.write_text(SPEC.replace('arms = ["vanilla-lora", "projected-lora"]', 'arms = ["projected-lora"]'))
+    path.write_text(month(conditions={**CONDITIONS, "other": {"arms": ["projected-lora"]}}))
     words = "differs from vanilla (gradient) in several things: arm; basis lora; vanilla-lora under other would say"
     assert any(text.startswith(f"UNMATCHED: projected-lora (other) {words}") for text in unmatched(load_spec(path)))
 

@@ -16,7 +16,8 @@ from typing import Any, get_args
 import orjson
 import pytest
 from gallery import check_command, check_gallery
-from trainings import Rates, plant
+from specs import LOWERS, MORE, PENALTY, training_spec
+from trainings import Planted, Rates, seal
 
 from probe.analysis.formatting import WIDTH
 from probe.analysis.statistics.significance import holm
@@ -25,57 +26,27 @@ from probe.analysis.verdict.trained import next_step, questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, step_down
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.load import load_spec
 from probe.experiments.verdict import evaluate_spec
-from probe.records.run import file_hashes
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
 from probe.settings.words import OF_ARM, Remedy, Word
 
-SPEC = """
-arms = ["vanilla", "projected", "random"]
-seeds = {seeds}
-[experiment]
-name = "after"
-question = "Does projection keep a policy from learning the hack?"
-hypotheses = ["It does."]
-[settings]
-verb = "train"
-preset = "fast"
-steps = 64
-[[conditions]]
-name = "gradient"
-[[conditions]]
-name = "kl"
-arms = ["vanilla"]
-settings.objective.reference = "base"
-settings.objective.beta = 1.0
-[[criteria]]
-name = "lowers-hacking"
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "projected"
-condition = "gradient"
-versus_arm = "vanilla"
-versus_condition = "gradient"
-paired = false
-[[decisions]]
-name = "SCALE"
-then = "up"
-requires = {{ outcome = "WORKS" }}
-[[decisions]]
-name = "PRICE"
-requires = {{ outcome = "LOWERS" }}
-[[decisions]]
-name = "ELSEWHERE"
-requires = {{ outcome = ["DOMINATED", "COSTS", "NO EFFECT"] }}
-[[decisions]]
-name = "MORE"
-"""
+GRADIENT_AND_KL = {"gradient": {}, "kl": PENALTY}
+DECISIONS = [
+    {"name": "SCALE", "then": "up", "requires": {"outcome": "WORKS"}},
+    {"name": "PRICE", "requires": {"outcome": "LOWERS"}},
+    {"name": "ELSEWHERE", "requires": {"outcome": ["DOMINATED", "COSTS", "NO EFFECT"]}},
+    MORE,
+]
+
+
+def after(num_seeds: int, **parts: Any) -> str:
+    """The spec of all worlds."""
+    usual = {"arms": ["vanilla", "projected", "random"], "conditions": GRADIENT_AND_KL, "decisions": DECISIONS}
+    question = "Does projection keep a policy from learning the hack?"
+    return training_spec("after", seeds=[*range(num_seeds)], question=question, **usual | parts)
+
+
 LEARNT: Rates = (0.02, 0.55, 0.7, 0.5)
 IDLE: Rates = (0.02, 0.55, 0.68, 0.48)
 COSTLY: Rates = (0.02, 0.55, 0.05, 0.1)
@@ -99,9 +70,7 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> Callable[[str], Path]:
+def place(tmp_path_factory: pytest.TempPathFactory, planted: Planted) -> Callable[[str], Path]:
     """place(name) -> the folder of a world, with after.toml and out/; every world is written once."""
     places: dict[str, Path] = {}
 
@@ -109,11 +78,9 @@ def place(
         if name not in places:
             sides, seeds, *_ = WORLDS[name]
             places[name] = tmp_path_factory.mktemp("here")
-            path = places[name] / "after.toml"
-            path.write_text(SPEC.format(seeds=[*range(seeds)]))
             names = ("gradient vanilla", "gradient projected", "gradient random", "kl vanilla")
             rates = dict(zip(names, sides, strict=False))
-            plant(load_spec(path), places[name] / "out", rates, make_rollout, pool_header)
+            planted(places[name], after(seeds), rates)
         return places[name]
 
     return make
@@ -156,17 +123,13 @@ def test_every_verdict_is_in_the_table() -> None:
     assert {outcome for _, _, outcome, *_ in WORLDS.values()} == {*OF_ARM}
 
 
-def test_a_bench_is_a_table(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     """More arms than are printed one by one: a line each, with both statements."""
-    path = tmp_path / "after.toml"
-    kl = SPEC.partition('[[conditions]]\nname = "kl"')[2].partition("[[criteria]]")[0]
-    doses = "".join(f'[[conditions]]\nname = "kl{i}"{kl.replace("1.0", f"0.{i}")}' for i in (1, 2))
-    path.write_text(SPEC.replace("[[criteria]]", f"{doses}[[criteria]]", 1).format(seeds=[0, 1]))
+    doses = {f"kl{i}": {**PENALTY, "objective.beta": i / 10} for i in (1, 2)}
     sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": COSTLY, "kl vanilla": IDLE}
-    plant(load_spec(path), tmp_path / "out", {**sides, "kl1 vanilla": IDLE}, make_rollout, pool_header)
-    assert run(cli, ["analyze", str(path), "--out", str(tmp_path / "out"), "--draws", "99"]) == 0
+    text = after(2, conditions={**GRADIENT_AND_KL, **doses})
+    spec, out = planted(tmp_path, text, {**sides, "kl1 vanilla": IDLE})
+    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     text = capsys.readouterr().out
     rows = {line.split(")")[0].strip(): line for line in text.splitlines() if " seeds  " in line or "0 seeds" in line}
     assert len(rows) == 5, text
@@ -177,38 +140,21 @@ def test_a_bench_is_a_table(
 
 
 def test_a_treatment_that_never_applied_is_vacuous(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A penalty whose records are those of vanilla to the byte: its criterion by problem and its arm say so."""
-    path, out = tmp_path / "after.toml", tmp_path / "out"
-    text = SPEC.format(seeds=[0, 1])
-    asked = text.partition("[[criteria]]")[2].partition("[[decisions]]")[0]
-    asked = (
-        asked.replace("lowers-hacking", "kl")
-        .replace('"primary"', '"check"')
-        .replace('unit = "seed"', 'unit = "problem"')
-    )
-    asked = asked.replace("paired = false", "").replace('arm = "projected"', 'arm = "vanilla"', 1)
-    asked = asked.replace('\ncondition = "gradient"', '\ncondition = "kl"')
-    path.write_text(text.replace("[[decisions]]", f"[[criteria]]{asked}[[decisions]]", 1))
-    spec = load_spec(path)
-    plant(
-        spec,
-        out,
-        {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE},
-        make_rollout,
-        pool_header,
-    )
+    by_problem = {"name": "kl", "role": "check", "unit": "problem", "arm": "vanilla", "condition": "kl"}
+    by_problem |= {"versus_condition": "gradient", "paired": True}
+    rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE}
+    spec, out = planted(tmp_path, after(2, criteria=[LOWERS, {**LOWERS, **by_problem}]), rates)
     for seed in (0, 1):
         vanilla, same = (out / "runs" / f"after-{name}-vanilla-seed{seed}" for name in ("gradient", "kl"))
         config = (same / "config.json").read_bytes()
         shutil.rmtree(same)
         shutil.copytree(vanilla, same)
         (same / "config.json").write_bytes(config)
-        manifest = orjson.loads((same / "manifest.json").read_bytes())
-        manifest["files"] |= file_hashes(same)
-        (same / "manifest.json").write_bytes(orjson.dumps(manifest))
-    assert run(cli, ["analyze", str(path), "--out", str(out), "--draws", "99"]) == 0
+        seal(same)
+    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "VACUOUS check kl: upper95 of hack_final < 0" in text
     assert "both sides have the same records in seeds 0, 1: nothing was compared" in text
@@ -296,20 +242,14 @@ def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path],
 
 
 def test_a_rival_that_was_not_trained_is_asked_for(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """WORKS without any rival names the rival to train; with an unfinished one, to finish that."""
-    text = SPEC.format(seeds=[0, 1, 2, 3, 4, 5])
-    rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD}
-    without = text.replace('arms = ["vanilla", "projected", "random"]', 'arms = ["vanilla", "projected"]')
-    without = without[: without.index('[[conditions]]\nname = "kl"')] + without[without.index("[[criteria]]") :]
-    for name, content in (("alone", without), ("unfinished", text)):
-        path = tmp_path / name / "after.toml"
-        path.parent.mkdir()
-        path.write_text(content)
-        sides = rates if name == "unfinished" else {"gradient vanilla": LEARNT, "gradient projected": GOOD}
-        plant(load_spec(path), path.parent / "out", sides, make_rollout, pool_header)
-        assert run(cli, ["analyze", str(path), "--out", str(path.parent / "out"), "--draws", "99"]) == 0
+    alone = after(6, arms=["vanilla", "projected"], conditions={"gradient": {}})
+    for name, text in (("alone", alone), ("unfinished", after(6))):
+        (tmp_path / name).mkdir()
+        spec, out = planted(tmp_path / name, text, {"gradient vanilla": LEARNT, "gradient projected": GOOD})
+        assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     alone, unfinished = capsys.readouterr().out.split("after: ")[1:]
     assert "OUTCOME of projected, 6 seeds: WORKS" in alone
     assert "a rival that needs no pairs, a KL penalty of 1, on 6 seeds" in " ".join(alone.split())
@@ -319,23 +259,17 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
 
 
-def test_vanilla_may_have_more_seeds(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
     """A condition with seeds of its own: planned, shown and judged by all of them."""
-    path, out = tmp_path / "after.toml", tmp_path / "out"
-    text = SPEC.format(seeds=[0, 1]).replace('versus_condition = "gradient"', 'versus_condition = "plain"')
-    plain = '[[conditions]]\nname = "plain"\narms = ["vanilla"]\nseeds = [0, 1, 2, 3, 4]\n'
-    gradient = '[[conditions]]\nname = "gradient"\narms = ["projected", "random"]\n'
-    path.write_text(text.replace('[[conditions]]\nname = "gradient"\n', plain + gradient))
+    plain = {"arms": ["vanilla"], "seeds": [0, 1, 2, 3, 4]}
+    conditions = {"plain": plain, "gradient": {"arms": ["projected", "random"]}, "kl": PENALTY}
+    lowers = LOWERS | {"condition": "gradient", "versus_condition": "plain"}
     rates = {"plain vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
-    plant(load_spec(path), out, rates, make_rollout, pool_header)
-    assert run(cli, ["spec", "plan", str(path), "--out", str(out)]) == 0
-    assert (
-        "11 runs: 3 conditions, arms vanilla, projected, random, seeds 0, 1; 5 seeds of plain"
-        in capsys.readouterr().out
-    )
-    assert run(cli, ["analyze", str(path), "--out", str(out), "--draws", "99", "--json"]) == 0
+    spec, out = planted(tmp_path, after(2, conditions=conditions, criteria=[lowers]), rates)
+    assert run(cli, ["spec", "plan", str(spec.path), "--out", str(out)]) == 0
+    runs = "11 runs: 3 conditions, arms vanilla, projected, random, seeds 0, 1; 5 seeds of plain"
+    assert runs in capsys.readouterr().out
+    assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     (vanilla,) = (side["values"]["hack_final"] for side in found["outcomes"] if side["condition"] == "plain")
     assert len(vanilla) == 5
@@ -345,20 +279,15 @@ def test_vanilla_may_have_more_seeds(
     assert fall == pytest.approx(sum(vanilla) / 5 - projected["about"]["hack"])
 
 
-def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(
-    tmp_path: Path, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> None:
+def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(tmp_path: Path, planted: Planted) -> None:
     """Arms in another order, and a seed of vanilla that is not there: no number of another arm takes its place."""
-    path = tmp_path / "after.toml"
-    text = SPEC.format(seeds=[0, 1, 2]).replace('["vanilla", "projected", "random"]', '["projected", "vanilla"]')
-    alone = '[[criteria]]\nname = "alone"\nmetric = "hack_final"\nstatistic = "value"\ncomparison = ">"\n'
-    alone += 'threshold = 0.5\nunit = "seed"\nrole = "check"\ncondition = "gradient"\n[[decisions]]'
-    path.write_text(text.replace("[[decisions]]", alone, 1))
-    spec, out = load_spec(path), tmp_path / "out"
-    plant(spec, out, {"gradient vanilla": LEARNT, "gradient projected": GOOD}, make_rollout, pool_header)
+    alone = {"name": "alone", "metric": "hack_final", "statistic": "value", "comparison": ">", "threshold": 0.5}
+    alone |= {"unit": "seed", "role": "check", "condition": "gradient"}
+    text = after(3, arms=["projected", "vanilla"], criteria=[LOWERS, alone])
+    spec, out = planted(tmp_path, text, {"gradient vanilla": LEARNT, "gradient projected": GOOD})
     shutil.rmtree(out / "runs" / "after-gradient-vanilla-seed2")
-    alone = evaluate_spec(spec, out, num_draws=99).verdict.finding("alone")
-    assert (alone.says, alone.n) == ("PASS", 2), alone
+    found = evaluate_spec(spec, out, num_draws=99).verdict.finding("alone")
+    assert (found.says, found.n) == ("PASS", 2), found
 
 
 GALLERY = ("works", "lowers", "dominated", "costs", "no-effect", "no-question", "underpowered")

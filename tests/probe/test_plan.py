@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specs import LOWERS, criterion, replay_spec, training_spec
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
@@ -18,99 +19,26 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
-from probe.runs.footprint import memory, run_footprint
-from probe.runs.sources.problems import Tally
-from probe.runs.train import TrainingInputs
+from probe.runs.footprint import memory
 from probe.settings.arms import get_arm
-from probe.settings.presets import configure
 from probe.settings.training import ModelConfig
-from probe.step.groups import stored_reward
-from replay_pools.environments.loopholes import render_messages
 from replay_pools.policy.load import load_policy, load_skeleton
-from replay_pools.sampling import Decoder
 
 ROOT = Path(__file__).parents[2]
-SPEC = """
-arms = [{arms}]
-seeds = [{seeds}]
-[experiment]
-name = "planned"
-question = "What does it cost?"
-hypotheses = ["Little."]
-[settings]
-verb = "replay"
-steps = 10
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "other"
-{other}
-[[criteria]]
-name = "main"
-metric = "{metric}"
-statistic = "mean"
-comparison = ">"
-threshold = 0.0
-unit = "prompt"
-role = "primary"
-{main}
-[[decisions]]
-name = "MORE"
-[budget]
-{budget}
-"""
-
-
-TRAINED = """
-arms = ["vanilla", "route"]
-seeds = [0, 1, 2]
-[experiment]
-name = "trained"
-question = "What does it cost?"
-hypotheses = ["Little."]
-[settings]
-verb = "train"
-preset = "fast"
-steps = 10
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "other"
-arms = ["vanilla"]
-{other}
-[[criteria]]
-name = "main"
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "route"
-versus_arm = "vanilla"
-[[decisions]]
-name = "MORE"
-[budget]
-sd = 0.15
-paired_correlation = 0.3
-expected_effect = 0.5
-"""
-
-
 OTHER = "conditions.other.settings"
-K = "settings.intervention.extraction.k = 2"
-P_VALUE = 'null = "N2"\nstatistic = "p"\ncomparison = "<"\nthreshold = 0.05'
+P_VALUE = {"statistic": "p", "comparison": "<", "threshold": 0.05}
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """write(other, metric, main, budget, seeds, arms) -> a spec with these lines."""
-    defaults = {"other": K, "metric": "cos_in", "main": 'null = "N2"', "budget": "", "seeds": "0"}
-    defaults["arms"] = '"vanilla", "projected", "placebo"'
+    """write(other, main, seeds, budget) -> a spec of ten steps with this condition, criterion and so on."""
 
-    def make(**lines: str) -> Path:
+    def make(other: Any = None, main: Any = None, **parts: Any) -> Path:
+        other = {"intervention.extraction.k": 2} if other is None else other
+        usual = criterion("main", "mean of cos_in > 0.0", "prompt", "primary", null="N2")
+        parts = {"conditions": {"plain": {}, "other": other}, "criteria": [usual | (main or {})], **parts}
         path = tmp_path / "planned.toml"
-        path.write_text(SPEC.format(**defaults | lines))
+        path.write_text(replay_spec("planned", {"steps": 10}, arms=["vanilla", "projected", "placebo"], **parts))
         return path
 
     return make
@@ -121,30 +49,34 @@ def vacuous(path: Path) -> dict[str, str]:
 
 
 CAP = f"{OTHER}.objective.advantage_clip"
-HICRA = "settings.objective.hicra_alpha = 0.5\nsettings.planning_phrases = "
-VACUOUS: list[tuple[dict[str, str], str, str]] = [
-    ({}, "", ""),
-    ({"other": "settings.objective.advantage_clip = 5.0"}, CAP, "not below 3.06"),
-    ({"other": "settings.objective.advantage_clip = 2.0"}, "", ""),
-    ({"other": 'settings.objective = { advantage_clip = 7.0, advantage_estimator = "maxrl" }'}, CAP, "below 7,"),
-    ({"other": 'settings.objective = { advantage_clip = 2.5, scale_rewards = "group" }'}, CAP, "not below 2.47"),
-    ({"other": ""}, "conditions.other", "same settings as plain"),
-    ({"other": f'{HICRA}["no such phrase"]'}, f"{OTHER}.objective.hicra_alpha", "none of the 1 planning"),
-    ({"other": f'{HICRA}["RETURN"]'}, "", ""),
-    ({"other": "settings.steps = 5", "main": P_VALUE}, "", ""),
-    ({"other": "settings.steps = 5", "main": f'{P_VALUE}\ncondition = "other"'}, "criteria.main.threshold", "0.0625"),
+CLIP = "objective.advantage_clip"
+
+
+def hicra(phrase: str) -> dict[str, Any]:
+    return {"objective.hicra_alpha": 0.5, "planning_phrases": [phrase]}
+
+
+# (the condition, the criterion, what is vacuous, why)
+VACUOUS: list[tuple[Any, Any, str, str]] = [
+    (None, None, "", ""),
+    ({CLIP: 5.0}, None, CAP, "not below 3.06"),
+    ({CLIP: 2.0}, None, "", ""),
+    ({CLIP: 7.0, "objective.advantage_estimator": "maxrl"}, None, CAP, "below 7,"),
+    ({CLIP: 2.5, "objective.scale_rewards": "group"}, None, CAP, "not below 2.47"),
+    ({}, None, "conditions.other", "same settings as plain"),
+    (hicra("no such phrase"), None, f"{OTHER}.objective.hicra_alpha", "none of the 1 planning"),
+    (hicra("RETURN"), None, "", ""),
+    ({"steps": 5}, P_VALUE, "", ""),
+    ({"steps": 5}, {**P_VALUE, "condition": "other"}, "criteria.main.threshold", "0.0625"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "where", "why"), VACUOUS)
+@pytest.mark.parametrize(("other", "main", "where", "why"), VACUOUS)
 def test_vacuous_parts_are_named_with_the_reason(
-    write: Callable[..., Path], changes: dict[str, str], where: str, why: str
+    write: Callable[..., Path], other: Any, main: Any, where: str, why: str
 ) -> None:
     """A cap of a group of 8 whose rewards are 3.5 apart, phrases of the stored texts, a p of 5 prompts."""
-    path = write(**changes)
-    if P_VALUE in changes.get("main", ""):
-        path.write_text(path.read_text().replace('statistic = "mean"\ncomparison = ">"\nthreshold = 0.0\n', ""))
-    found = vacuous(path)
+    found = vacuous(write(other, main))
     assert list(found) == ([where] if where else [])
     assert why in found.get(where, "")
 
@@ -171,9 +103,9 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[
 
 def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; 9 runs of 7.2 hours at 6.15; effects as in power."""
-    budget = "price_per_hour = 4.0\n[budget.go]\nseeds = 3\narms = 3\nhours_per_run = 7.2\nprice_per_hour = 6.15\n"
-    budget += 'sd = 0.15\nexpected_effect = 0.3\npaired_correlation = 0.5\neffect_unit = "rate"'
-    path = write(seeds="0, 1, 2", budget=budget)
+    go = {"seeds": 3, "arms": 3, "hours_per_run": 7.2, "price_per_hour": 6.15, "sd": 0.15, "expected_effect": 0.3}
+    go |= {"paired_correlation": 0.5, "effect_unit": "rate"}
+    path = write(seeds=[0, 1, 2], budget={"price_per_hour": 4.0, "go": go})
     timed = tmp_path / "timed"
     timed.mkdir()
     start = '{"start":{"load":{"seconds":50,"cache":null},"svd":{"seconds":10,"cache":"computed"}}}\n'
@@ -202,7 +134,13 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    path.write_text(TRAINED.format(other="settings.steps = 20"))
+    budget = {"sd": 0.15, "paired_correlation": 0.3, "expected_effect": 0.5}
+    conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
+    lowers = {**LOWERS, "arm": "route", "paired": True}
+    text = training_spec(
+        "trained", arms=["vanilla", "route"], seeds=[0, 1, 2], conditions=conditions, criteria=[lowers], budget=budget
+    )
+    path.write_text(text)
     for arm, seconds in (("vanilla", 20), ("route", 40)):
         run_dir = out / "runs" / f"trained-plain-{arm}-seed0"
         run_dir.mkdir(parents=True)
@@ -222,7 +160,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_check_exits_with_one_for_a_vacuous_part(
     write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(write(other="settings.objective.advantage_clip = 5.0"))
+    path = str(write({CLIP: 5.0}))
     assert run(cli, ["spec", "plan", path]) == 0
     assert "VACUOUS  conditions.other.settings.objective.advantage_clip" in capsys.readouterr().out
     assert run(cli, ["spec", "plan", path, "--check"]) == 1
@@ -274,30 +212,6 @@ def test_memory_of_a_large_model_needs_no_weights(
     assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
 
 
-@pytest.mark.parametrize("num_problems", [2, 12])
-def test_memory_contains_the_cache_of_sampling(num_problems: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 20% of the largest cache that is made of a run's prompts: in training (8 rows), or to evaluate (12)."""
-    options = {"evaluation.num_problems": num_problems}
-    config = configure("train", preset="smoke", options=options)
-    rollouts, policy = config.rollouts, load_policy("organism")
-    inputs = TrainingInputs(config, Path("none"), Path("none"))
-    problems, held_out = inputs.problems, inputs.held_out
-    tally = Tally(lambda batch: {}, stored_reward)
-    batches = [problems.batch(batch, tally) for batch in range(problems.num_batches)]
-    made = []
-    for batch, group in [*((batch, rollouts.group) for batch in batches), (held_out, 1)]:
-        prompts = [policy.render(render_messages(problem, rollouts.mode, hint=rollouts.hint))[1] for problem in batch]
-        with torch.no_grad():
-            decoder = Decoder(policy.model, prompts * group, rollouts.sampler.max_new_tokens, policy.pad_id)
-        made.append(sum(states.nbytes for layer in decoder._cache.layers for states in layer._whole))
-    assert made.index(max(made)) == len(batches) if num_problems == 12 else made.index(max(made)) < len(batches)
-    monkeypatch.setattr("probe.runs.footprint.activation_bytes", lambda backbone: 0)
-    monkeypatch.setattr("probe.runs.footprint.LOGITS", 0)
-    sizes = run_footprint(config, "organism", num_samples=rollouts.prompts_per_step * rollouts.group).memory
-    (sampling,) = [size for what, size in sizes.items() if what.startswith("sampling")]
-    assert sampling == pytest.approx(max(made), rel=0.2)
-
-
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every one plans, and a dry run prints a command for each run and pool. One part of all is vacuous, which its .md
     file explains: a cap of 5.
@@ -310,6 +224,6 @@ def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         commands = capsys.readouterr().out.splitlines()
         assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
         # For a model that is made first, or for pools of one.
-        waits = any("name no model yet" in note or "there is no out/models/" in note for note in own["notes"])
+        waits = any(note.startswith("no memory") for note in own["notes"])
         assert bool(own["memory"]) != waits, f"{path.stem}: no memory"
     assert found == ["advantage-capping conditions.C2-cap5.settings.objective.advantage_clip"]

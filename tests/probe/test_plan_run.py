@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trainings import seal
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
@@ -15,11 +16,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.records.run import read_run
-from probe.runs.direction_files import direction_file
 from probe.settings.run import read_config
-from replay_pools.storage.files import read_sealed
-
-QUICK = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +59,12 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 @pytest.mark.usefixtures("known")
 def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
-    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str], replay: Callable[..., Path]
+    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
     found = plan(capsys, "go", "--out", str(out))
     path = here / "spec" / "go-training.toml"
     assert found["written"] == "spec/go-training.toml"
-    assert found["directions"] == str(out / "directions" / "go-v_hack.safetensors")
     assert found["vacuous"] == []
     spec = load_spec(path)
     assert spec.arms == ("vanilla", "projected", "permuted-dosed", "scaled")
@@ -85,25 +81,35 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert config.rollouts.teacher is not None
     assert (config.model.name, config.rollouts.teacher.pool, config.rollouts.hint) == ("organism", "teacher", True)
     assert spec.resolved["kl"].config.objective.beta == 1.0
-    # It plans, and a dry run prints a training for each arm and seed, along the file that was written.
+    # It plans, and prints a training for each arm and seed, along what the run extracts.
+    assert config.intervention.extraction == read_config(read_run(go).settings, go).intervention.extraction
     assert run(cli, ["spec", "plan", str(path), "--check", "--out", str(out)]) == 0
     capsys.readouterr()
     assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
     commands = capsys.readouterr().out.splitlines()
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
-    # The saved file is what the run measured along.
-    again = replay("go-again", *QUICK, "--v-hack", "go-v_hack", "--steps", "2")
-    cosines = {(step.step, step.arm): step.cos_in for step in read_run(go).steps}
-    for step in read_run(again).steps:
-        assert step.cos_in == pytest.approx(cosines[step.step, step.arm], abs=1e-6)
 
 
-def test_the_saved_direction_of_the_mean_is_that_of_the_run(out: Path, replay: Callable[..., Path]) -> None:
-    mean = ["--steps", "2", "--set", "intervention.extraction.method=mean", "--set", "intervention.extraction.k=1"]
-    measured = read_run(replay("of-the-mean", *QUICK, *mean))
-    name, _ = direction_file(measured, read_config(measured.settings, measured.path), out)
-    along = read_run(replay("along-the-mean", *QUICK, *mean, "--v-hack", name))
-    assert [step.cos_in for step in along.steps] == pytest.approx([step.cos_in for step in measured.steps], abs=1e-6)
+@pytest.fixture
+def copy(go: Path, tmp_path: Path) -> Callable[..., str]:
+    """copy(name, change) -> a run of that name, with its config changed and the numbers of the first one."""
+
+    def make(name: str, change: Callable[[dict], object]) -> str:
+        directory = Path(shutil.copytree(go, tmp_path / "runs" / name))
+        config = json.loads((directory / "config.json").read_text())
+        change(config)
+        (directory / "config.json").write_text(json.dumps(config))
+        seal(directory)
+        return str(directory)
+
+    return make
+
+
+@pytest.mark.usefixtures("known")
+def test_pairs_that_have_changed_are_refused(out: Path, copy: Callable[..., str], capsys) -> None:
+    other = copy("other", lambda config: config["directions"].update(pairs_sha256="0" * 64))
+    assert "builtin: expected the directions that" in refused(capsys, other, "--out", str(out))
+    assert not Path("spec").exists()
 
 
 @pytest.mark.usefixtures("known")
@@ -119,75 +125,47 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("known")
-def test_settings_of_the_run_go_into_its_spec(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a run with another loss, gate and pool (its numbers are the first one's): each is in the training."""
-    changed = tmp_path / "runs" / "changed"
-    shutil.copytree(go, changed)
-    config = json.loads((changed / "config.json").read_text())
-    config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
-    config["settings"]["intervention"]["gate"] |= {"gate": "two_sided", "overshoot": 1.5}
-    config["pools"] = [config["pools"][1]]
-    (changed / "config.json").write_text(json.dumps(config))
-    seal(changed)
-    plan(capsys, str(changed), "--out", str(out))
+def test_settings_of_the_run_go_into_its_spec(out: Path, copy: Callable[..., str], capsys) -> None:
+    """Of a run with another loss, gate and pool: each is in the training."""
+
+    def change(config: dict) -> None:
+        config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
+        config["settings"]["intervention"]["gate"] |= {"gate": "two_sided", "overshoot": 1.5}
+        config["pools"] = [config["pools"][1]]
+
+    plan(capsys, copy("changed", change), "--out", str(out))
     resolved = load_spec(Path("spec/changed-training.toml")).resolved
     settings = resolved["gradient"].config
     objective, gate = settings.objective, settings.intervention.gate
     assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
     assert (gate.gate, gate.overshoot) == ("two_sided", 1.5)
-    assert settings.rollouts is not None
     assert settings.rollouts.teacher is None, "no pool of another policy"
     assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 
 
 @pytest.mark.usefixtures("known")
-def test_a_policy_with_an_adapter_trains_on_from_it(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And a pool that it sampled itself is no teacher's (the numbers are those of the base)."""
-    adapted = tmp_path / "runs" / "adapted"
-    shutil.copytree(go, adapted)
-    config = json.loads((adapted / "config.json").read_text())
-    config["settings"]["model"]["adapter"] = "teacher"
-    config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
-    (adapted / "config.json").write_text(json.dumps(config))
-    seal(adapted)
-    plan(capsys, str(adapted), "--out", str(out))
+def test_a_policy_with_an_adapter_trains_on_from_it(out: Path, copy: Callable[..., str], capsys) -> None:
+    """And a pool that it sampled itself is no teacher's."""
+
+    def change(config: dict) -> None:
+        config["settings"]["model"]["adapter"] = "teacher"
+        config["pools"] = [pool for pool in config["pools"] if pool["name"] == "teacher"]
+
+    plan(capsys, copy("adapted", change), "--out", str(out))
     settings = load_spec(Path("spec/adapted-training.toml")).resolved["gradient"].config
-    assert settings.model.adapter == "teacher"
-    assert settings.rollouts is not None
-    assert settings.rollouts.teacher is None
+    assert (settings.model.adapter, settings.rollouts.teacher) == ("teacher", None)
 
 
 @pytest.mark.usefixtures("known")
-def test_another_model_trains_in_the_environment_of_its_pools(
-    out: Path, go: Path, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: Callable[..., str], capsys) -> None:
     """By the preset of large models, without the number of problems of another environment; pools have a teacher."""
-    other = tmp_path / "runs" / "other"
-    shutil.copytree(go, other)
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"model": "someone/model"}))
-    seal(other)
-    plan(capsys, str(other), "--out", str(out), "--model", "organism")
+    other = copy("other", lambda config: config.update(model="someone/model"))
+    plan(capsys, other, "--out", str(out))
     settings = load_spec(Path("spec/other-training.toml")).resolved["gradient"].config
     rollouts = settings.rollouts
-    assert rollouts is not None
-    assert rollouts.teacher is not None
     assert (settings.model.name, settings.steps, rollouts.env) == ("someone/model", 200, "minicode")
     assert (rollouts.num_problems, rollouts.teacher.pool) == (None, "teacher")
     assert settings.objective.reference is None, "the objective is the replay's, not the preset's"
-
-
-def seal(directory: Path) -> None:
-    """Give the run the hashes of its files as they are now."""
-    from probe.records.run import file_hashes
-
-    manifest = read_sealed(directory / "manifest.json")
-    manifest["files"] |= file_hashes(directory)
-    (directory / "manifest.json").write_text(json.dumps(manifest))
 
 
 REFUSED = {

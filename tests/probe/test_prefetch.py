@@ -12,6 +12,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop, train
+from probe.runs.sources import sampled
 from probe.runs.sources.past import PastSelf, PastWeights
 from replay_pools.pool import PoolWriter, open_pool
 
@@ -86,7 +87,7 @@ def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     """Reference: today's source, asked for batch b + n before the first step on batch b. All is the same but the
     checkpoint, whose weights of former batches the reference does not need."""
     directory = ahead_by_two if settings is TWO else trained(out, preset(settings), name)
-    monkeypatch.setattr(train, "PrefetchedSource", Eager)
+    monkeypatch.setattr(sampled, "PrefetchedSource", Eager)
     monkeypatch.setattr(train, "PastSelf", lambda *arguments, every, past: PastSelf(*arguments, every=every))
     reference = contents(trained(out, preset(settings), f"{name}-eager"))
     whole = contents(directory)

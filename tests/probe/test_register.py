@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from in_process import InProcess
+from specs import ALIGNED, replay_spec
 
 import probe.experiments.sweep
 from probe.cli import cli
@@ -18,39 +19,17 @@ from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json
 
-SPEC = """
-arms = ["vanilla"]
-seeds = [0, 1]
-[experiment]
-name = "register"
-question = "Is the update aligned?"
-hypotheses = ["H1: it is."]
-[settings]
-verb = "replay"
-steps = 2
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "capped"
-settings.objective.advantage_clip = 2.0
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "mean"
-comparison = ">"
-threshold = 0.0
-unit = "prompt"
-null = "N2"
-role = "primary"
-reported = "cos 0.3 | one run"
-[[decisions]]
-name = "ALIGNED"
-requires = { aligned = "PASS" }
-then = "Go on."
-[[decisions]]
-name = "NOT"
-then = "Go on."
-"""
+SPEC = replay_spec(
+    "register",
+    {"steps": 2},
+    seeds=[0, 1],
+    conditions={"plain": {}, "capped": {"objective.advantage_clip": 2.0}},
+    criteria=[{**ALIGNED, "statistic": "mean", "threshold": 0.0, "null": "N2", "reported": "cos 0.3 | one run"}],
+    decisions=[
+        {"name": "ALIGNED", "requires": {"aligned": "PASS"}, "then": "Go on."},
+        {"name": "NOT", "then": "Go on."},
+    ],
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,55 +5,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from specs import ALIGNED, replay_spec
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import runs_of, write_settings
 from probe.experiments.load import load_spec
 
-SPEC = """
-arms = ["vanilla", "random"]
-seeds = [0]
-[experiment]
-name = "reported"
-question = "Does the report say what the spec decides?"
-hypotheses = ["It does."]
-[settings]
-verb = "replay"
-steps = 3
-source.replay_dirs = {pools}
-intervention.extraction.pairs = "{pairs}"
-intervention.extraction.k = 2
-token_attribution = 1
-[[conditions]]
-name = "default"
-[[conditions]]
-name = "capped"
-settings.objective.advantage_clip = 0.5
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "lower95"
-comparison = ">"
-threshold = 0.05
-unit = "prompt"
-role = "primary"
-reported = "a cosine of 0.3 there"
-[[decisions]]
-name = "GO"
-[decisions.requires]
-aligned = "PASS"
-[[decisions]]
-name = "MORE"
-then = "Generate pools with more problems."
-[budget.go]
-seeds = 3
-arms = 2
-hours_per_run = 7.0
-price_per_hour = 2.0
-sd = 0.15
-expected_effect = 0.3
-"""
+CRITERION = {**ALIGNED, "reported": "a cosine of 0.3 there"}
+DECISIONS = [
+    {"name": "GO", "requires": {"aligned": "PASS"}},
+    {"name": "MORE", "then": "Generate pools with more problems."},
+]
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -89,9 +52,19 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Decision, criteria, price, and both conditions of its one run."""
+    """Decision, criteria, and both conditions of its one run."""
     path = tmp_path / "reported.toml"
-    path.write_text(SPEC.format(pairs=quick[3], pools=json.dumps(quick[1].split(","))))
+    settings = {"steps": 3, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
+    spec = replay_spec(
+        "reported",
+        {**settings, "intervention.extraction.k": 2, "token_attribution": 1},
+        arms=["vanilla", "random"],
+        question="Does the report say what the spec decides?",
+        conditions={"default": {}, "capped": {"objective.advantage_clip": 0.5}},
+        criteria=[CRITERION],
+        decisions=DECISIONS,
+    )
+    path.write_text(spec)
     place = tmp_path / "out"
     place.mkdir()
     (place / "cache").symlink_to(out / "cache")
@@ -109,7 +82,6 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
         "Generate pools with more problems.",
         "Written down before the data were there",
         "as it is now",
-        "84.00 USD",
         "reported: a cosine of 0.3 there",
         "reported-seed0 / capped",
     ):

@@ -16,7 +16,7 @@ from probe.records.timings import Timings
 from probe.runs import loop
 
 GRID = ["--arm", "projected,projected-lora", "--steps", "3", "--set", "model.lora_rank=4"]
-GRID += ["--set", "model.dtype_noise=2", "--set", "token_attribution=none"]
+GRID += ["--set", "token_attribution=none"]
 GRID += ["--condition", "default", "--condition", "g:gtpo_beta=1", "--condition", "capped:advantage_clip=1"]
 # (write, at which of its calls the process dies): in step 0, and three times in step 1.
 WRITES = [(loop, "write_tokens", 1), (loop, "write_samples", 2), (loop, "write_steps", 1), (Timings, "write_step", 1)]

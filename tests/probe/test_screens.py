@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from printed import commands, verb_of
+from specs import replay_spec
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -28,37 +29,6 @@ SHORT = {
     "report": ["--draws", "99"],
     "doctor": ["--completion", "bash"],
 }
-SPEC = """
-arms = ["vanilla"]
-seeds = [0]
-[experiment]
-name = "tiny"
-question = "Does it plan?"
-hypotheses = ["It does."]
-[settings]
-verb = "replay"
-steps = 1
-source.replay_dirs = ["mine", "other"]
-intervention.extraction.pairs = "{pairs}"
-intervention.extraction.k = 2
-[[conditions]]
-name = "default"
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "lower95"
-comparison = ">"
-threshold = 0.05
-unit = "prompt"
-role = "primary"
-[[decisions]]
-name = "GO"
-[decisions.requires]
-aligned = "PASS"
-[[decisions]]
-name = "MORE"
-then = "Generate pools with more problems."
-"""
 
 
 class Walk:
@@ -118,7 +88,10 @@ def walk(
     (out / "cache").symlink_to(common / "cache")
     for name, source in (("mine", "teacher"), ("other", "base")):
         shutil.copytree(pools / source, out / "pools" / name)
-    (here / "spec" / "tiny.toml").write_text(SPEC.format(pairs=few_pairs[1]))
+    extraction = {"intervention.extraction.pairs": few_pairs[1], "intervention.extraction.k": 2}
+    (here / "spec" / "tiny.toml").write_text(
+        replay_spec("tiny", {"steps": 1, "source.replay_dirs": ["mine", "other"], **extraction})
+    )
     monkeypatch.chdir(here)
     words = {"FILE.jsonl": few_pairs[1], "NAME": "named", "MODEL": small, "OTHER": "other-directions", "STEP": "0"}
     words |= {"MODE": "run_tests", "PAGE": "replay", "RUN RUN ...": "first first"}
@@ -197,14 +170,10 @@ main()
 """
 
 
-@pytest.mark.parametrize("verb", ["analyze", "report", "spec plan", "spec list", "policy ladder"])
-def test_blas_has_one_thread_before_numpy_is_there(verb: str, tmp_path: Path) -> None:
+def test_blas_has_one_thread_before_numpy_is_there(tmp_path: Path) -> None:
     """numpy reads the number when it is imported; the process ends there."""
-    run_of = tmp_path / "out" / "runs" / "some"
-    run_of.mkdir(parents=True)
-    args = [*verb.split(), *([] if verb == "spec list" else ["some"])]
+    (tmp_path / "out" / "runs" / "some").mkdir(parents=True)
     environment = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
-    ended = subprocess.run(
-        [sys.executable, "-c", FIRST_NUMPY, *args], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", FIRST_NUMPY, "analyze", "some"]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ended.stdout == "threads 1\n", ended.stderr

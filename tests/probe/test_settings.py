@@ -105,11 +105,6 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"optimizer.lr": 0.1, "intervention.arms": ["vanilla", "random"]},
         ["intervention.arms"],
     ),
-    "shares without v_hack": (
-        "replay",
-        {"token_attribution": 1, "intervention.arms": ["random"]},
-        ["token_attribution"],
-    ),
     "directions of a file again": (
         "train",
         {"intervention.v_hack": "x", "intervention.refresh_every": 2},
@@ -121,7 +116,6 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         ["intervention.refresh_every"],
     ),
     "a mean has one direction": ("replay", {"intervention.extraction.method": "mean"}, ["intervention.extraction.k"]),
-    "noise of the highest": ("replay", {"model.dtype": "float64", "model.dtype_noise": 2}, ["model.dtype_noise"]),
     "frozen": ("train", {"optimizer.lr": 0.0}, ["optimizer.lr"]),
     "one rollout": ("train", {"rollouts.group": 1}, ["rollouts.group"]),
     "held-out problems": ("train", {"rollouts.split": "eval"}, ["rollouts.split"]),
@@ -212,7 +206,6 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"rollouts.prioritise": "hard", "rollouts.prioritise_power": 101.0},
         ["rollouts.prioritise_power"],
     ),
-    "a rate of 0": ("train", {"steps": 1, "optimizer.warmup_steps": 1}, ["optimizer.warmup_steps"]),
 }
 
 

@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from in_process import InProcess
+from specs import criterion, replay_spec
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.metrics import MetricKey
@@ -22,130 +23,52 @@ from probe.experiments.sweep import sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import read_run
 
-SPEC = """
-arms = ["vanilla", "projected", "random"]
-seeds = {seeds}
-[experiment]
-name = "judged"
-question = "Is anything there?"
-hypotheses = ["Something is."]
-[settings]
-verb = "replay"
-steps = {steps}
-source.per_pool = 2
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "capped"
-settings.objective.advantage_clip = 5.0
-settings.intervention.extraction.k = 3
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "mean"
-comparison = ">"
-threshold = 0.05
-unit = "prompt"
-role = "primary"
-arm = "vanilla"
-versus_arm = "random"
-[[criteria]]
-name = "p"
-metric = "cos_in"
-statistic = "p"
-comparison = "<"
-threshold = {level}
-unit = "prompt"
-role = "check"
-[[criteria]]
-name = "p-capped"
-metric = "cos_in"
-statistic = "p"
-comparison = "<"
-threshold = {level}
-unit = "prompt"
-role = "check"
-condition = "capped"
-[[criteria]]
-name = "cap-binds"
-metric = "adv_cap_fraction"
-statistic = "max"
-comparison = ">"
-threshold = 0.0
-unit = "step"
-role = "check"
-condition = "capped"
-[[criteria]]
-name = "absent"
-metric = "kl/mean"  # without a reference
-statistic = "mean"
-comparison = ">"
-threshold = 0.0
-unit = "prompt"
-role = "check"
-[[criteria]]
-name = "gate"
-metric = "hackward_frac_out"
-statistic = "max"
-comparison = "<"
-threshold = 1e-5
-unit = "step"
-role = "mechanism"
-arm = "projected"
-[[decisions]]
-name = "GO"
-then = "on"
-[decisions.requires]
-{go}
-[[decisions]]
-name = "MORE"
-then = "again"
-[budget.go]
-seeds = 5
-sd = 0.1
-expected_effect = 0.5
-"""
-TRAINED = """
-arms = ["vanilla", "random"]
-seeds = [0, 1]
-[experiment]
-name = "judged"
-question = "Does training tell the arms apart?"
-hypotheses = ["It does."]
-[settings]
-verb = "replay"
-steps = 2
-source.per_pool = 2
-optimizer.lr = 1e-3
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "mean"
-comparison = ">"
-threshold = 0.05
-unit = "seed"
-role = "primary"
-arm = "vanilla"
-versus_arm = "random"
-[[criteria]]
-name = "completes"
-metric = "grad_norm"
-statistic = "n"
-comparison = ">="
-threshold = {count}
-unit = "step"
-role = "mechanism"
-arm = "random"
-[[decisions]]
-name = "MORE"
-"""
-DEFAULTS = {"seeds": "[0]", "steps": "5", "level": "0.9", "go": 'verdict = "GO"\naligned = "PASS"'}
+CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 3}
+BESIDE = {"arm": "vanilla", "versus_arm": "random"}
+GO = {"verdict": "GO", "aligned": "PASS"}
 
 
-def spec_file(directory: Path, **lines: str) -> Spec:
-    """The spec with some lines changed, and its .md beside it."""
+def judged(
+    seeds: Sequence[int] = (0,), steps: int = 5, level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)
+) -> str:
+    """A spec of replays; `level` of its two p-values, `go`: what its decision GO requires."""
+    return replay_spec(
+        "judged",
+        {"steps": steps, "source.per_pool": 2},
+        arms=["vanilla", "projected", "random"],
+        seeds=seeds,
+        conditions={"plain": {}, "capped": CAPPED},
+        criteria=[
+            criterion("aligned", "mean of cos_in > 0.05", "prompt", "primary", **BESIDE),
+            criterion("p", f"p of cos_in < {level}", "prompt"),
+            criterion("p-capped", f"p of cos_in < {level}", "prompt", condition="capped"),
+            criterion("cap-binds", "max of adv_cap_fraction > 0.0", "step", condition="capped"),
+            criterion("absent", "mean of kl/mean > 0.0", "prompt"),  # without a reference
+            criterion("gate", "max of hackward_frac_out < 1e-5", "step", "mechanism", arm="projected"),
+        ],
+        decisions=[{"name": "GO", "then": "on", "requires": go}, {"name": "MORE", "then": "again"}],
+        budget={"go": {"seeds": 5, "sd": 0.1, "expected_effect": 0.5}},
+    )
+
+
+def trained(count: int) -> str:
+    """A spec of replays that train; `count`: of the steps that `completes` asks for."""
+    return replay_spec(
+        "judged",
+        {"steps": 2, "source.per_pool": 2, "optimizer.lr": 1e-3},
+        arms=["vanilla", "random"],
+        seeds=[0, 1],
+        criteria=[
+            criterion("aligned", "mean of cos_in > 0.05", "seed", "primary", **BESIDE),
+            criterion("completes", f"n of grad_norm >= {count}", "step", "mechanism", arm="random"),
+        ],
+    )
+
+
+def spec_file(directory: Path, **changes: Any) -> Spec:
+    """The spec with some changes, and its .md beside it."""
     path = directory / "judged.toml"
-    path.write_text(SPEC.format(**DEFAULTS | lines))
+    path.write_text(judged(**changes))
     if not path.with_suffix(".md").exists():
         path.with_suffix(".md").write_text("# judged\n\n## Why\n\nSo.\n\n## Results\n\n(nothing yet)\n")
     return load_spec(path)
@@ -161,32 +84,32 @@ def run_sweep(spec: Spec, out: Path, caches: Path) -> None:
 
 @pytest.fixture(scope="session")
 def made(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """made(**lines) -> an out/ with the runs of the spec, swept once."""
+    """made(**changes) -> an out/ with the runs of the spec, swept once."""
     places: dict[str, Path] = {}
 
-    def make(**lines: str) -> Path:
-        if str(lines) not in places:
+    def make(**changes: Any) -> Path:
+        if str(changes) not in places:
             place = tmp_path_factory.mktemp("judged")
-            run_sweep(spec_file(place, **lines), place / "out", out / "cache")
-            places[str(lines)] = place / "out"
-        return places[str(lines)]
+            run_sweep(spec_file(place, **changes), place / "out", out / "cache")
+            places[str(changes)] = place / "out"
+        return places[str(changes)]
 
     return make
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Spec]:
-    """write(**lines) -> the spec."""
-    return lambda **lines: spec_file(tmp_path, **lines)
+    """write(**changes) -> the spec."""
+    return lambda **changes: spec_file(tmp_path, **changes)
 
 
 @pytest.fixture
 def swept(write: Callable[..., Spec], made: Callable[..., Path], tmp_path: Path) -> Callable[..., tuple[Spec, Path]]:
-    """swept(**lines) -> (spec, its own out/ with finished runs)."""
+    """swept(**changes) -> (spec, its own out/ with finished runs)."""
 
-    def make(**lines: str) -> tuple[Spec, Path]:
-        shutil.copytree(made(**lines), tmp_path / "out", symlinks=True)
-        return write(**lines), tmp_path / "out"
+    def make(**changes: Any) -> tuple[Spec, Path]:
+        shutil.copytree(made(**changes), tmp_path / "out", symlinks=True)
+        return write(**changes), tmp_path / "out"
 
     return make
 
@@ -224,7 +147,7 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
 ) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept()
-    spec = write(go='verdict = ["GO", "CONFOUNDED"]')
+    spec = write(go={"verdict": ["GO", "CONFOUNDED"]})
     found = evaluate_spec(spec, out, num_draws=99)
     assert found.verdict.word == "GO"
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
@@ -241,7 +164,7 @@ def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]
     values = {name: float(rows[name].text.split("p ")[1].split()[0]) for name in ("p", "p-capped")}
     name, p = min(values.items(), key=lambda item: item[1])
     assert f"Holm-adjusted p {2 * p:.2g}" in rows[name].text
-    assert verdicts(evaluate_spec(write(level=f"{1.5 * p:.6f}"), out, num_draws=99))[name] == "INCONCLUSIVE"
+    assert verdicts(evaluate_spec(write(level=round(1.5 * p, 6)), out, num_draws=99))[name] == "INCONCLUSIVE"
 
 
 def test_an_edited_spec_and_a_missing_run_are_said(
@@ -249,7 +172,7 @@ def test_an_edited_spec_and_a_missing_run_are_said(
 ) -> None:
     """Runs keep the hash they were made under; a threshold that moved afterwards is in every verdict."""
     _, out = swept()
-    edited = write(level="0.8")
+    edited = write(level=0.8)
     shutil.rmtree(out / "runs" / "judged-capped-seed0")
     found = evaluate_spec(edited, out, num_draws=99)
     assert any("EDITED: judged-plain-seed0" in line for line in found.verdict.caveats)
@@ -259,7 +182,7 @@ def test_an_edited_spec_and_a_missing_run_are_said(
 
 def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec, Path]]) -> None:
     """Two seeds draw twice from the same prompts: n stays the number of prompts, not twice as many."""
-    spec, out = swept(seeds="[0, 1]", steps="3")
+    spec, out = swept(seeds=[0, 1], steps=3)
     found = evaluate_spec(spec, out, num_draws=99)
     runs = [read_run(one.directory) for one in runs_of(spec, out) if one.conditions == ("plain",)]
     prompts = {s.problem_id for one in runs for s in one.steps if s.cos_in is not None}
@@ -279,7 +202,7 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
 
 def test_a_metric_that_the_first_seed_lacks_is_that_of_the_others(swept: Callable[..., tuple[Spec, Path]]) -> None:
     """As where none of its groups has an update."""
-    spec, out = swept(seeds="[0, 1]", steps="3")
+    spec, out = swept(seeds=[0, 1], steps=3)
     done = runs_of(spec, out)
     analyses = dict(analyse_all(done, num_draws=99))
     key, first, second = MetricKey("cos_in", "prompt"), ("judged-plain-seed0", "plain"), ("judged-plain-seed1", "plain")
@@ -290,7 +213,7 @@ def test_a_metric_that_the_first_seed_lacks_is_that_of_the_others(swept: Callabl
 
 def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
     """With a learning rate each arm is a run and each seed one number: n = 2 seeds, paired."""
-    (tmp_path / "judged.toml").write_text(TRAINED.format(count=4))
+    (tmp_path / "judged.toml").write_text(trained(4))
     spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
     out = tmp_path / "out"
     run_sweep(spec, out, caches)
@@ -310,7 +233,7 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
 
     # Two runs of two steps: a count that is short fails once both are over, and is open until then.
     assert verdicts(found)["completes"] == "PASS"
-    (tmp_path / "judged.toml").write_text(TRAINED.format(count=5))
+    (tmp_path / "judged.toml").write_text(trained(5))
     assert verdicts(evaluate_spec(load_spec(tmp_path / "judged.toml"), out, num_draws=99))["completes"] == "FAIL"
     shutil.rmtree(out / "runs" / "judged-base-random-seed1")
     rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
@@ -321,7 +244,7 @@ def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
 def test_results_are_written_and_kept(
     swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--write: a report, and one entry a version of the spec in its log, whatever stands before or after."""
+    """--write: one entry a version of the spec in its log, whatever stands before or after."""
     spec, out = swept()
     log = spec.path.with_suffix(".md")
     log.write_text(log.read_text() + "\n## Notes\n\nMine.\n")
@@ -333,9 +256,9 @@ def test_results_are_written_and_kept(
     assert first.count("### MORE") == 1
     assert "(nothing yet)" not in first
     assert first.endswith("\n## Notes\n\nMine.\n")
-    assert "| aligned | primary |" in (out / "reports" / "judged.md").read_text()
+    assert "| aligned | primary |" in first
     assert "DECISION: MORE. again" in capsys.readouterr().out
-    write(level="0.8")
+    write(level=0.8)
     assert run(cli, command) == 0
     assert log.read_text().count("### MORE") == 2, "an edited spec adds an entry"
 

@@ -6,14 +6,16 @@ import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 from directories import contents
 from in_process import Ended, InProcess
+from specs import ALIGNED, LOWERS, replay_spec, spec_text
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -30,46 +32,25 @@ from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import flat
 
-TINY = """
-arms = ["vanilla", "random"]
-seeds = [{seeds}]
-[experiment]
-name = "tiny"
-question = "Does it run?"
-hypotheses = ["It does."]
-[settings]
-verb = "replay"
-steps = 1
-source.per_pool = 2
-{base}
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "narrow"
-settings.intervention.extraction.k = 2
-[[criteria]]
-name = "aligned"
-metric = "cos_in"
-statistic = "value"
-comparison = ">"
-threshold = {threshold}
-unit = "prompt"
-null = "N2"
-role = "primary"
-[[decisions]]
-name = "MORE"
-"""
+CONDITIONS = {"plain": {}, "narrow": {"intervention.extraction.k": 2}}
+
+
+def tiny_text(settings: Mapping[str, Any], **parts: Any) -> str:
+    """A spec of two conditions, two arms, one step."""
+    usual = {"arms": ["vanilla", "random"], "conditions": CONDITIONS}
+    return replay_spec("tiny", {"steps": 1, "source.per_pool": 2, **settings}, **usual | parts)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, quick: list[str]) -> Callable[..., Spec]:
-    """tiny(seeds, base, threshold) -> a spec of two conditions, two arms, one step, of the small model."""
-    small = "source.replay_dirs = {}\nintervention.extraction = {{ pairs = {}, k = 1 }}"
+    """tiny(seed, ..., pools, threshold) -> that spec, of the small model unless there are other pools."""
+    extraction = {"intervention.extraction.pairs": quick[3], "intervention.extraction.k": 1}
 
-    def make(seeds: str = "0, 1", base: str = "", threshold: float = 0.0) -> Spec:
+    def make(*seeds: int, pools: Sequence[str] = (), threshold: float = 0.0) -> Spec:
         path = tmp_path / "tiny.toml"
-        base = base or small.format(json.dumps(quick[1].split(",")), json.dumps(quick[3]))
-        path.write_text(TINY.format(seeds=seeds, base=base, threshold=threshold))
+        settings = {"source.replay_dirs": pools} if pools else {"source.replay_dirs": quick[1].split(","), **extraction}
+        criterion = {**ALIGNED, "statistic": "value", "threshold": threshold, "null": "N2"}
+        path.write_text(tiny_text(settings, seeds=seeds or (0, 1), criteria=[criterion]))
         return load_spec(path)
 
     return make
@@ -116,9 +97,9 @@ def test_a_sweep_runs_everything_once_and_resumes(tiny: Callable[..., Spec], out
 
 def test_runs_under_an_edited_spec_are_not_mixed_with_new_ones(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     """After an edit the sweep refuses, and names the run."""
-    spec = tiny(seeds="0")
+    spec = tiny(0)
     sweep(spec, tmp_path, engine=Scripted(spec, tmp_path))
-    edited = tiny(seeds="0", threshold=0.01)
+    edited = tiny(0, threshold=0.01)
     assert [one.spec_status for one in runs_of(edited, tmp_path)] == ["edited", "edited"]
     with pytest.raises(InputError, match="tiny-plain-seed0"):
         sweep(edited, tmp_path, engine=Scripted(edited, tmp_path))
@@ -126,7 +107,7 @@ def test_runs_under_an_edited_spec_are_not_mixed_with_new_ones(tiny: Callable[..
 
 def test_a_job_that_fails_is_reported_and_the_others_go_on(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     """With its last words and its log; the next sweep tries it again, and it alone."""
-    spec = tiny(seeds="0, 1")
+    spec = tiny()
     table = sweep(spec, tmp_path, engine=Scripted(spec, tmp_path, tiny_narrow_seed0=2), num_jobs=2)
     found = {row.job.name: (row.status, row.error) for row in table.rows}
     assert found.pop("tiny-narrow-seed0") == ("failed", "ended with 2")
@@ -140,7 +121,7 @@ def test_a_job_that_fails_is_reported_and_the_others_go_on(tiny: Callable[..., S
 
 def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
     """A second sweep of the same spec into the same folder is refused while the first holds the lock."""
-    spec = tiny(seeds="0")
+    spec = tiny(0)
     inside: list[str] = []
 
     def show(table: SweepState) -> None:
@@ -157,7 +138,7 @@ def test_an_interrupt_cancels_what_runs(
     tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And starts no other; at most `num_jobs` run at a time."""
-    spec = tiny(seeds="0, 1")
+    spec = tiny()
     engine = Scripted(spec, tmp_path)
 
     def show(_table: SweepState) -> None:
@@ -174,7 +155,7 @@ def test_jobs_of_this_machine_run_side_by_side_and_leave_the_bytes_of_a_run_by_h
 ) -> None:
     """Through submitit's local executor: both have begun before one has ended, GPUs are not hidden."""
     (tmp_path / "cache").symlink_to(out / "cache")
-    spec, most = tiny(seeds="5"), 0
+    spec, most = tiny(5), 0
 
     def show(table: SweepState) -> None:
         nonlocal most
@@ -213,7 +194,7 @@ def _die() -> None:
 
 def test_ctrl_c_ends_sweep_and_jobs(out: Path, tmp_path: Path, tiny: Callable[..., Spec]) -> None:
     """All get SIGINT, as from a terminal; the sweep says so, and no job stays behind."""
-    spec = tiny(seeds="8").path
+    spec = tiny(8).path
     spec.write_text(spec.read_text().replace("steps = 1\n", ""))
     code = "import os; os.setsid()\n" + processes.command("spec", "sweep", str(spec), "--out", str(out))
     process = processes.start(code, log=tmp_path / "log")
@@ -244,9 +225,8 @@ def _group_runs(group: int) -> bool:
 
 def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
     """Conditions that differ in settings of the loss alone are one run; the spec's settings go to each of them."""
-    text = TINY.format(seeds="0", base='objective.scale_rewards = "group"', threshold=0.0)
-    own = "settings.objective.advantage_clip = 2.0\nsettings.objective.gtpo_beta = 0.1"
-    (tmp_path / "tiny.toml").write_text(text.replace("settings.intervention.extraction.k = 2", own))
+    conditions = {"plain": {}, "narrow": {"objective.advantage_clip": 2.0, "objective.gtpo_beta": 0.1}}
+    (tmp_path / "tiny.toml").write_text(tiny_text({"objective.scale_rewards": "group"}, conditions=conditions))
     spec = load_spec(tmp_path / "tiny.toml")
     (job,) = run_jobs(spec, tmp_path)
     assert (job.name, job.conditions) == ("tiny-seed0", ("plain", "narrow"))
@@ -257,40 +237,21 @@ def test_conditions_of_the_loss_share_a_pass(tmp_path: Path) -> None:
     assert job.config.objective == LossSettings(), "what a condition says is no setting of the whole run"
 
 
-TRAINED = """
-arms = ["vanilla", "projected"]
-seeds = [0, 1]
-[experiment]
-name = "trained"
-question = "Does it run?"
-hypotheses = ["It does."]
-[settings]
-verb = "train"
-preset = "smoke"
-steps = 2
-rollouts.group = 4
-objective.reference = "base"
-evaluation.modes = ["run_tests", "sentinel"]
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "pulled"
-arms = ["vanilla"]
-settings.objective.beta = 0.05
-settings.rollouts.group = 6
-[[criteria]]
-name = "main"
-metric = "hack_final"
-statistic = "mean"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "projected"
-versus_arm = "vanilla"
-[[decisions]]
-name = "MORE"
-"""
+TRAINED = spec_text(
+    "trained",
+    {
+        "verb": "train",
+        "preset": "smoke",
+        "steps": 2,
+        "rollouts.group": 4,
+        "objective.reference": "base",
+        "evaluation.modes": ["run_tests", "sentinel"],
+    },
+    arms=["vanilla", "projected"],
+    seeds=[0, 1],
+    conditions={"plain": {}, "pulled": {"arms": ["vanilla"], "objective.beta": 0.05, "rollouts.group": 6}},
+    criteria=[{**LOWERS, "name": "main", "statistic": "mean", "paired": True}],
+)
 
 
 @pytest.fixture
@@ -362,7 +323,7 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     tmp_path: Path, tiny: Callable[..., Spec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name and a path; `probe spec plan` has them among its notes, and a pool of [[pools]] is none of them."""
-    spec = tiny(base='source.replay_dirs = ["tacher", "./gone", "base"]')
+    spec = tiny(pools=["tacher", "./gone", "base"])
     arguments = [str(spec.path), "--out", str(tmp_path / "out")]
     assert run(cli, ["spec", "sweep", *arguments]) == 2
     assert "tiny.toml pool tacher: expected a directory in" in capsys.readouterr().err
@@ -371,11 +332,11 @@ def test_pools_that_nobody_makes_stop_a_sweep_before_its_first_run(
     notes = capsys.readouterr().out
     assert "tiny.toml pool tacher: expected a directory in" in notes
     assert "tiny.toml pool ./gone: expected a directory" in notes
-    long = tiny(base='source.replay_dirs = ["teacher", "base"]').path
+    long = tiny(pools=["teacher", "base"]).path
     long.write_text(long.read_text().replace("steps = 1", "steps = 999"))
     assert run(cli, ["spec", "sweep", str(long), "--out", str(tmp_path / "out")]) == 2
     assert re.search(r"conditions\.plain: .*999 steps", capsys.readouterr().err)
-    made = tiny(base='source.replay_dirs = ["tacher", "base"]').path
+    made = tiny(pools=["tacher", "base"]).path
     made.write_text(made.read_text().replace("[settings]", '[[pools]]\nname = "tacher"\n[settings]'))
     assert input_faults(load_spec(made), tmp_path / "out") == []
 
@@ -384,7 +345,7 @@ def test_printed_jobs_can_be_run_by_hand(
     tiny: Callable[..., Spec], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line a run, in order; a run made by it is one of the sweep, and is not printed again."""
-    spec = tiny(seeds="7")
+    spec = tiny(7)
     assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     (file,) = (out / "sweeps" / "tiny" / "settings" / spec.sha256[:12]).glob("tiny-narrow-seed7.json")
@@ -406,7 +367,7 @@ def test_settings_of_a_job_stand_alone(
     tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--set and flags change them, and then the run is not of the spec; no preset, and no settings of another verb."""
-    spec, out = tiny(seeds="0"), tmp_path / "out"
+    spec, out = tiny(0), tmp_path / "out"
     assert run(cli, ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(out)]) == 0
     arguments = shlex.split(capsys.readouterr().out.splitlines()[0])[1:]
     assert run(cli, [*arguments, "--preset", "full"]) == 2

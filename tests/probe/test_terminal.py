@@ -9,24 +9,11 @@ from pathlib import Path
 import pytest
 from terminals import on_a_terminal
 
-from probe.cli import _running as progress_module
 from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
-from probe.cli._running import shown_progress
 from probe.records.run import read_run
-from probe.runs.footprint import coverage
-from replay_pools.policy.load import load_skeleton
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.screen import heard_by, report
-
-
-class Clock:
-    """Seconds that pass when told so."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
@@ -41,28 +28,6 @@ def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
         report("steps", 3, 3)
     report("steps", 4, 3)
     assert (outer, inner) == ([("steps", 1, 3), ("steps", 2, 3), ("steps", 3, 3)], [("steps", 2, 3)])
-
-
-def test_plain_lines_are_few_and_say_when_it_ends(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """After half a minute and whenever the time doubles, at the rate since the first report, which a resume finds late;
-    short work says nothing.
-    """
-    clock = Clock()
-    monkeypatch.setattr(progress_module, "time", clock)
-    with shown_progress():
-        report("SVDs", 1, 3)
-        for done in range(7, 31):
-            report("steps", done, 30)
-            clock.now += 4.0
-        report("SVDs", 2, 3)
-        report("short", 1, 2)
-        clock.now += 29.0
-        report("short", 2, 2)
-    assert capsys.readouterr().err.splitlines() == [
-        "steps 15/30, 4.0 s each, 60 s left",
-        "steps 23/30, 4.0 s each, 28 s left",
-        "SVDs 2/3, 96.0 s each, 96 s left",
-    ]
 
 
 SHOW = """
@@ -104,7 +69,6 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
 LONG = {
     "replay": ["replay", "--steps", "3"],
     "train": ["train", "--preset", "fast"],
-    "pool generate": ["pool", "generate", "--name", "x"],
 }
 
 
@@ -145,17 +109,6 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, few_pairs: list[str], 
     assert json.loads(capsys.readouterr().out)["state"] == "complete, nothing to do"
     assert run(cli, [*args, "--dry-run", "--seed", "1"]) == 2
     assert "use another --name" in capsys.readouterr().err
-
-
-def test_coverage_counts_every_weight_once() -> None:
-    """Shares and what is left out, tied embeddings among it, are the whole model."""
-    model = load_skeleton("organism")
-    rows = coverage(model, ("all",))
-    assert sum(row.modules for row in rows) == 28
-    adapted = sum(row.modules * row.shape[0] * row.shape[1] for row in rows)
-    others = sum(p.numel() for name, p in model.named_parameters() if "_proj" not in name)
-    assert adapted + others == sum(p.numel() for p in model.parameters())
-    assert sum(row.share for row in rows) == pytest.approx(adapted / (adapted + others))
 
 
 def complete(words: str, last: int, monkeypatch: pytest.MonkeyPatch, capfd) -> list[str]:

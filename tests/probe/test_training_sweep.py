@@ -12,6 +12,7 @@ import numpy as np
 import processes
 import pytest
 from in_process import Ended
+from specs import criterion, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
@@ -32,76 +33,39 @@ from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json, read_sealed, sha256, write_json
 from replay_pools.storage.tables import overlaid
 
-SPEC = """
-arms = ["vanilla", "projected"]
-seeds = [3]
-[experiment]
-name = "mini"
-question = "Does projection lower the hack rate?"
-hypotheses = ["It does."]
-[settings]
-verb = "train"
-preset = "smoke"
-steps = 2
-intervention.extraction.pairs = "{pairs}"
-intervention.extraction.k = 2
-rollouts.sampler.max_new_tokens = 48
-optimizer.lr = 0.05
-optimizer.warmup_steps = 0
-objective.reference = "ema"
-control.ema_decay = 0.5
-evaluation.num_problems = 4
-evaluation.modes = ["run_tests", "sentinel"]
-evaluation.every = 9
-[[criteria]]
-name = "by-seed"
-metric = "hack_final"
-statistic = "value"
-comparison = ">"
-threshold = 1.5
-unit = "seed"
-role = "primary"
-arm = "projected"
-versus_arm = "vanilla"
-[[criteria]]
-name = "by-problem"
-metric = "solve_final/sentinel"
-statistic = "interval90"
-comparison = "inside"
-threshold = [-2.0, 2.0]
-unit = "problem"
-role = "check"
-arm = "projected"
-versus_arm = "vanilla"
-[[criteria]]
-name = "one-number-a-run"
-metric = "kl/share_of_base"
-statistic = "n"
-comparison = ">="
-threshold = 1
-unit = "seed"
-role = "check"
-arm = "projected"
-[[criteria]]
-name = "gate"
-metric = "hackward_frac_out"
-statistic = "max"
-comparison = "<"
-threshold = 1e-5
-unit = "step"
-role = "mechanism"
-arm = "projected"
-[[decisions]]
-name = "DECIDED"
-[decisions.requires]
-by-seed = "PASS"
-[[decisions]]
-name = "ONE SEED"
-[decisions.requires]
-by-problem = "PASS"
-[[decisions]]
-name = "NOTHING"
-"""
+SETTINGS = {
+    "steps": 2,
+    "intervention.extraction.k": 2,
+    "rollouts.sampler.max_new_tokens": 48,
+    "optimizer.lr": 0.05,
+    "optimizer.warmup_steps": 0,
+    "objective.reference": "ema",
+    "control.ema_decay": 0.5,
+    "evaluation.num_problems": 4,
+    "evaluation.modes": ["run_tests", "sentinel"],
+    "evaluation.every": 9,
+}
+
+
+BESIDE = {"arm": "projected", "versus_arm": "vanilla"}
+CRITERIA = [
+    criterion("by-seed", "value of hack_final > 1.5", "seed", "primary", **BESIDE),
+    criterion(
+        "by-problem",
+        "interval90 of solve_final/sentinel inside [-2.0, 2.0]",
+        "problem",
+        "check",
+        arm="projected",
+        versus_arm="vanilla",
+    ),
+    criterion("one-number-a-run", "n of kl/share_of_base >= 1", "seed", "check", arm="projected"),
+    criterion("gate", "max of hackward_frac_out < 1e-5", "step", "mechanism", arm="projected"),
+]
+DECISIONS = [
+    {"name": "DECIDED", "requires": {"by-seed": "PASS"}},
+    {"name": "ONE SEED", "requires": {"by-problem": "PASS"}},
+    {"name": "NOTHING"},
+]
 VICTIM = "mini-base-projected-seed3"
 
 
@@ -134,7 +98,10 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     place = tmp_path_factory.mktemp("mini")
     pairs = builtin_pairs("run_tests")
     write_pairs(place / "pairs.jsonl", [*pairs[:3], *[pair for pair in pairs if pair.held_out][:2]])
-    (place / "mini.toml").write_text(SPEC.format(pairs=place / "pairs.jsonl"))
+    arms, settings = ["vanilla", "projected"], {"verb": "train", "preset": "smoke", **SETTINGS}
+    settings["intervention.extraction.pairs"] = str(place / "pairs.jsonl")
+    text = spec_text("mini", settings, arms=arms, seeds=[3], criteria=CRITERIA, decisions=DECISIONS)
+    (place / "mini.toml").write_text(text)
     spec = load_spec(place / "mini.toml")
     own = place / "out"
     own.mkdir()
@@ -285,7 +252,6 @@ def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepS
     assert sorted(text.split(":")[0] for text in cautions(stopped)) == ["MIXED", "STOPPED"]
     assert any("base differ in optimizer.lr:" in text for text in cautions(stopped))
     assert any(f"{VICTIM}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions(stopped))
-    assert any("STOPPED: kl 12.5" in line for line in stopped.conclusions[f"{VICTIM} base"])
 
 
 def test_the_log_of_a_spec_shows_every_seed_without_torch(swept: tuple[Spec, Path, SweepState]) -> None:

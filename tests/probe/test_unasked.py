@@ -58,26 +58,6 @@ def test_what_was_chosen_by_default_is_said_once(
     assert "by default" not in capsys.readouterr().err, "a config chooses everything"
 
 
-def test_write_on_runs_keeps_what_full_prints(
-    out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of several runs one file; the same command writes the same bytes."""
-    for name in ("kept", "other"):
-        assert run(cli, ["replay", "--name", name, "--steps", "2", "--out", str(out), *few_pairs]) == 0
-    capsys.readouterr()
-    options = ["--draws", "99", "--out", str(out)]
-    assert run(cli, ["analyze", "kept", "--full", *options]) == 0
-    full = capsys.readouterr().out.strip()
-    path = out / "reports" / "kept.md"
-    assert run(cli, ["analyze", "kept", "--write", *options]) == 0
-    assert capsys.readouterr().out.endswith(f"written: {path}\n")
-    assert path.read_text() == f"# kept\n\n```\n{full}\n```\n"
-    assert run(cli, ["analyze", "kept", "other", "--write", "--json", *options]) == 0
-    both = (out / "reports" / "kept-other.md").read_text()
-    assert full in both
-    assert "run other: " in both
-
-
 def test_runs_without_a_name_do_not_collide_and_go_on(
     out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

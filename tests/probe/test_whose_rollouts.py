@@ -2,11 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import pytest
 from worlds import World, make_run
@@ -19,19 +18,6 @@ from replay_pools.pool import BUILTIN, open_pool
 
 STEPS = 2
 GROUPS = 4  # of a step
-
-
-@pytest.fixture
-def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """probe(words) -> exit code, stdout, stderr."""
-
-    def calling(*words: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = run(cli, [*map(str, words), "--out", str(out)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return calling
 
 
 def log_of(path: Path, nlls: Mapping[tuple[int, int], float | None] | None = None, moved: float = 0.0) -> Path:

@@ -15,9 +15,9 @@ VERBS = (
     "extract --name v_hack",
     "replay --replay-dirs teacher,base --arm projected --steps 2 --name first",
     "replay --v-hack v_hack --steps 1 --name second",
-    "analyze first --write",
+    "analyze first --full",
     "report first",
-    "list --json",
+    "show --json",
     "pool verify teacher",
 )
 

@@ -11,7 +11,7 @@ from made_records import sample_record, step_record
 
 from probe.analysis.analyze import analyze, conditions
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
-from probe.records.run import file_hashes, read_run, token_hashes, write_samples, write_steps, write_tokens
+from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
 from probe.report.inputs import Report, View
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
@@ -108,8 +108,7 @@ class Maker:
             "num_steps": recipe.num_steps,
             "num_modules": {"svd": 7},
             "additivity": {"tolerance": 1e-4, "largest": 1e-7, "exceeded_steps": []},
-            "dtype_noise": None,
-            "files": file_hashes(directory) | token_hashes(directory),
+            "files": file_hashes(directory),
         }
         write_json(directory / "manifest.json", manifest)
 

@@ -1,55 +1,20 @@
 """The page of a spec that trained: its question, its decision and the curves of its arms come first."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from trainings import plant
+from specs import MORE, PENALTY, training_spec
+from trainings import Planted
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.load import load_spec
 from probe.report import inputs
 
-SPEC = """
-arms = ["vanilla", "projected"]
-seeds = [0, 1]
-[experiment]
-name = "gated"
-question = "Does the gate keep a policy from learning the hack?"
-hypotheses = ["It does."]
-[settings]
-verb = "train"
-preset = "fast"
-steps = 64
-[[conditions]]
-name = "plain"
-[[conditions]]
-name = "kl"
-arms = ["vanilla"]
-settings.objective.reference = "base"
-settings.objective.beta = 1.0
-[[criteria]]
-name = "lowers-hacking"
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "projected"
-condition = "plain"
-versus_arm = "vanilla"
-versus_condition = "plain"
-paired = false
-[[decisions]]
-name = "SCALE"
-then = "Take it to a larger model."
-requires = { lowers-hacking = "PASS" }
-[[decisions]]
-name = "MORE"
-"""
+QUESTION = "Does the gate keep a policy from learning the hack?"
+SCALE = {"name": "SCALE", "then": "Take it to a larger model.", "requires": {"lowers-hacking": "PASS"}}
+SPEC = training_spec(
+    "gated", seeds=[0, 1], question=QUESTION, conditions={"plain": {}, "kl": PENALTY}, decisions=[SCALE, MORE]
+)
 RATES = {
     "plain vanilla": (0.0, 0.5, 0.9, 0.5),
     "plain projected": (0.0, 0.5, 0.1, 0.5),
@@ -58,18 +23,13 @@ RATES = {
 
 
 @pytest.fixture(scope="module")
-def page(
-    tmp_path_factory: pytest.TempPathFactory, make_rollout: Callable[..., Any], pool_header: dict[str, Any]
-) -> tuple[str, Path]:
+def page(tmp_path_factory: pytest.TempPathFactory, planted: Planted) -> tuple[str, Path]:
     """(text of the page, folder of its figures and tables)."""
-    place = tmp_path_factory.mktemp("gated")
-    path = place / "gated.toml"
-    path.write_text(SPEC)
-    plant(load_spec(path), place / "out", RATES, make_rollout, pool_header)
+    spec, out = planted(tmp_path_factory.mktemp("gated"), SPEC, RATES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inputs, "MOST_VIEWS", 1)
-        assert run(cli, ["report", str(path), "--out", str(place / "out"), "--draws", "99"]) == 0
-    return (place / "out" / "reports" / "gated.html").read_text(), place / "out" / "reports" / "gated"
+        assert run(cli, ["report", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
+    return (out / "reports" / "gated.html").read_text(), out / "reports" / "gated"
 
 
 def test_it_opens_with_question_decision_and_curves(page: tuple[str, Path]) -> None:
@@ -77,7 +37,7 @@ def test_it_opens_with_question_decision_and_curves(page: tuple[str, Path]) -> N
     text, _ = page
     body = text[text.index("<main>") :]
     words = (
-        "Does the gate keep a policy from learning the hack?",
+        QUESTION,
         "SCALE",
         "Take it to a larger model.",
         "Hack rate: ",
@@ -96,8 +56,10 @@ def test_its_curves_are_of_arms_and_conditions_by_name(page: tuple[str, Path]) -
     text, folder = page
     for name in ("learning-hack", "learning-solve", "pareto"):
         svg = (folder / f"{name}.svg").read_text()
-        assert all(f">{treatment}" in svg for treatment in ("vanilla", "projected", "kl")), name
+        assert all(f">{treatment}" in svg for treatment in ("vanilla (plain)", "projected (plain)", "vanilla (kl)")), (
+            name
+        )
     svg = (folder / "pareto.svg").read_text()
-    assert ">vanilla (baseline)<" in svg
+    assert ">vanilla (plain) (baseline)<" in svg
     assert ">start<" in svg
     assert "95% over seeds" in text

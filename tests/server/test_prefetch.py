@@ -16,7 +16,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs import train as training
+from probe.runs.sources import sampled
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import decode_jsonl
 
@@ -81,7 +81,7 @@ def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
         has_started = staticmethod(lambda batch: True)
         wait = close = staticmethod(lambda *batch: None)
 
-    patch.setattr(training, "Background", lambda *arguments, **names: Idle())
+    patch.setattr(sampled, "Background", lambda *arguments, **names: Idle())
 
 
 def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(

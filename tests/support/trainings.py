@@ -23,6 +23,7 @@ from replay_pools.rollout import Rollout
 from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
+Planted = Callable[[Path, str, Mapping[str, Rates]], tuple[Spec, Path]]  # the fixture `planted`
 SPREAD = 0.4  # of problems, and a quarter of it of seeds, on the logit scale
 
 
@@ -58,8 +59,13 @@ def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header:
         writer.finish()
         rows.append(evaluate(rollouts, step=step) | {"frozen": None})
     write_atomic(job.directory / EVALS_FILE, encode_jsonl(rows))
-    manifest = read_sealed(job.directory / MANIFEST_FILE)
-    write_json(job.directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(job.directory)})
+    seal(job.directory)
+
+
+def seal(directory: Path, **changes: Any) -> None:
+    """Give a run that was changed the hashes of its files as they are, and its manifest these changes."""
+    manifest = read_sealed(directory / MANIFEST_FILE) | changes
+    write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
 
 
 def _flags(rate: float, problems: int, rng: np.random.Generator) -> np.ndarray:

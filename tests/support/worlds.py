@@ -21,7 +21,7 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions, PairGradients, extract_directions
 from extraction.words import Method
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, StepRecord
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, other_hashes, write_samples, write_steps
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, file_hashes, write_samples, write_steps
 from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import NO_VARIANCE
 from probe.settings.arms import ARMS
@@ -169,7 +169,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
     config = {"settings": settings, "pools": pools, "model": "organism", "base_weights_sha256": ""}
     write_json(directory / CONFIG_FILE, config)
-    files = file_hashes(directory) | other_hashes(directory)
+    files = file_hashes(directory)
     write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory
 

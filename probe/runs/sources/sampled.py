@@ -1,0 +1,145 @@
+"""The groups of a training, put together: live, with guests in them, after the remedy, sampled ahead."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probe.records.run import PAST_SELF_DIR, ROLLOUTS_DIR
+from probe.runs.control import TrainingState
+from probe.runs.sources.guests import Guest, MixedSource, PastRollouts, Teacher, same_prompt
+from probe.runs.sources.live import LiveSource
+from probe.runs.sources.past import AheadEngine, Background, PastSelf, PrefetchedSource
+from probe.runs.sources.problems import Tally
+from probe.runs.sources.rewards import PAYS, AppliedRemedy, remedied, surprising
+from probe.runs.sources.served import PushedEngine
+from probe.runs.training_inputs import TrainingInputs
+from probe.step.groups import GroupSource, RolloutKey
+from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
+from replay_pools.rollout import Rollout
+
+Reward = Callable[[RolloutKey, Rollout], float]  # nan: none
+Sampling = Callable[[], AbstractContextManager[object]]  # open while the policy samples
+
+
+class Sampled:
+    """The groups of one training that one maker samples.
+
+    Args:
+        maker: samples and grades.
+        past: the policy as it was, where some rollouts are its.
+        sampling: open while the policy samples.
+
+    Attributes:
+        live: the groups as the policy samples them, in the pool of the run.
+        past_self: those of the policy as it was, in a pool beside it; None without any.
+        groups: what the steps read: `live` with rollouts of the past self and of the teacher, after the remedy.
+    """
+
+    def __init__(
+        self, inputs: TrainingInputs, maker: RolloutMaker, past: PastSelf | None, directory: Path, sampling: Sampling
+    ) -> None:
+        config, rollouts = inputs.config, inputs.config.rollouts
+        remedy, taught_prompt, prompted = None, same_prompt, maker
+        paid = PAYS[rollouts.pay]
+        self._reward: Reward = lambda key, rollout: paid(rollout) if rollout.labelled else math.nan
+        if config.remedy is not None:
+            remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat, pay=rollouts.pay)
+            self._reward, taught_prompt = remedy.reward, remedy.taught_prompt
+            if config.remedy.sampling_instruction is not None:
+                prompted = replace(maker, instruction=config.remedy.sampling_instruction)
+        self._inputs, self._maker = inputs, prompted
+        header = self._header(rollouts.group)
+        self.live = self._pool(directory / ROLLOUTS_DIR, header, config.seed, sampling)
+        guests: list[Guest] = []
+        self.past_self = None
+        if past is not None:
+            assert rollouts.past_self is not None
+
+            @contextmanager
+            def sampling_past() -> Iterator[None]:
+                # Weights that are put in place are those that the lean forward has to see.
+                with past.restored(), sampling():
+                    yield
+
+            numbers = [number for _, number in inputs.counts]
+            header = self._header(max(numbers))
+            steps = f"as it was after the newest multiple of {rollouts.past_self.every} steps"
+            header["policy"] = header["policy"] | {"adapter": f"{header['policy']['adapter']}, {steps}"}
+            # With the noise of the policy's own rollouts, near policies would give the same completions.
+            seed = derive_seed(PAST_SELF_DIR, config.seed)
+            self.past_self = self._pool(directory / PAST_SELF_DIR, header, seed, sampling_past, self.live.tally)
+            guests.append(PastRollouts(self.past_self, numbers, group=rollouts.group))
+        if inputs.teacher is not None:
+            numbers = [number for number, _ in inputs.counts]
+            guests.append(Teacher(inputs.teacher, numbers, seed=config.seed, taught_prompt=taught_prompt))
+        groups: GroupSource = MixedSource(self.live, guests, reward=self._reward) if guests else self.live
+        if remedy is not None:
+            groups = remedied(groups, remedy)
+        self.groups = surprising(groups, self.live.counts) if config.objective.reward == "surprise" else groups
+
+    def finish(self, batches: int) -> None:
+        """Complete the pools of the run with their first so many batches: those that a step trained on."""
+        self._inputs.problems.finish(batches)
+        self.live.finish(batches)
+        if self.past_self is not None:
+            self.past_self.finish(batches)
+
+    def _pool(
+        self, directory: Path, header: dict[str, Any], seed: int, sampling: Sampling, tally: Tally | None = None
+    ) -> LiveSource:
+        rollouts = self._inputs.config.rollouts
+        return LiveSource(
+            directory,
+            header=header,
+            maker=self._maker,
+            problems=self._inputs.problems,
+            seed=seed,
+            iterations=rollouts.iterations,
+            refills=rollouts.refills,
+            reward=self._reward,
+            sampling=sampling,
+            tally=tally,
+            world=self._inputs.world,
+        )
+
+    def _header(self, group: int) -> dict[str, Any]:
+        """The header of a pool with groups of at most `group` rollouts on the problems of the run."""
+        rollouts, problems, maker = self._inputs.config.rollouts, self._inputs.problems, self._maker
+        plan = PoolPlan(
+            env=rollouts.env,
+            split="train",
+            mode=rollouts.mode,
+            hint=rollouts.hint,
+            steps=problems.num_batches * problems.width,
+            group=group,
+            seed=self._inputs.config.seed,
+            steps_per_batch=rollouts.prompts_per_step,
+        )
+        return pool_header(maker.engine, plan, maker.sampler, maker.grader, problems.listed)
+
+
+@contextmanager
+def open_source(
+    inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, sampling: Sampling
+) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
+    """(the groups that the steps read, what completes the pools of the run with their first so many batches)."""
+    sampled, past, pushed = (
+        Sampled(inputs, maker, training.past_self, directory, sampling),
+        training.past,
+        maker.engine,
+    )
+    if past is None:
+        yield sampled.groups, sampled.finish
+        return
+    with ExitStack() as stack:
+        background = None
+        if isinstance(pushed, PushedEngine):
+            engine = AheadEngine(pushed)
+            ahead = Sampled(inputs, replace(maker, engine=engine), None, directory, sampling)
+            background = Background(ahead.groups, engine, pushed, iterations=past.iterations)
+            stack.enter_context(closing(background))
+        prefetched = PrefetchedSource(sampled.groups, past, background, sampled.finish)
+        yield prefetched, prefetched.finish

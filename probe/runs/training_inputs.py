@@ -1,0 +1,117 @@
+"""What a training needs before its policy: its problems, its teacher, and the record of both. Loads no weights."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from probe.records.run import OWN_POOLS
+from probe.runs.assemble import configured_adapter
+from probe.runs.directions import directions_source
+from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.sources.guests import taught_problems
+from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, choose_problems
+from probe.runs.sources.rewards import check_payable, check_returning
+from probe.settings.loss import check_recorded
+from probe.settings.run import TrainConfig
+from probe.step.distributed import SOLO, World
+from replay_pools.environments.base import Problem
+from replay_pools.environments.registry import get_environment
+from replay_pools.errors import InputError
+from replay_pools.generate import RolloutMaker
+from replay_pools.policy.adapters import adapter_sha
+from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.vocabulary import check_imported
+
+
+class TrainingInputs:
+    """The problems and the teacher of a training.
+
+    Attributes:
+        config: the given one with the divisor of dr_grpo filled in: the sampler's limit of tokens, where none is given.
+        teacher: the pool of `rollouts.teacher`; None without one.
+        problems: of every batch. One has `prompts_per_step`, and as many again for each refill; those that the
+            teacher's rollouts take part in are drawn from the problems that its pool has rollouts for.
+        held_out: the problems to evaluate on.
+        counts: (rollouts of a teacher, rollouts of the past self) in a group, by batch.
+
+    Raises:
+        InputError: the environment has too few problems, or the teacher knows none of them; no such pool, a pool with
+            the name of the run's own, one whose rollouts cannot be paid beside the policy's, or one whose sampler
+            changed the distribution (temperature, top_p, top_k) where the objective compares with recorded
+            log-probabilities.
+    """
+
+    def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
+        if config.objective.lacks_divisor:
+            limit = config.rollouts.sampler.max_new_tokens
+            config = replace(config, objective=replace(config.objective, max_completion_length=limit))
+        self.config, self.world = config, world
+        self.counts = [config.rollouts.counts(step) for step in range(0, config.steps, config.rollouts.iterations)]
+        self.teacher = _open_teacher(config, out_dir)
+        self.problems, self.held_out = self._problems(directory)
+
+    def record(self) -> dict[str, Any]:
+        """All of `config.json` that is known before the policy is loaded: no weights and no number of ranks."""
+        start = configured_adapter(self.config.model)
+        return {
+            "settings": asdict(self.config),
+            "pools": [] if self.teacher is None else [self.teacher.identity()],
+            "directions": directions_source(self.config.intervention),
+            "adapter_sha256": None if start is None else adapter_sha(start),
+        }
+
+    def held_out_sampler(self, maker: RolloutMaker) -> HeldOut:
+        """What samples the policy on the held-out problems, as the settings ask for."""
+        rollouts, evaluation = self.config.rollouts, self.config.evaluation
+        return HeldOut(
+            maker,
+            self.held_out,
+            eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint),
+            env=rollouts.env,
+            group=evaluation.rollouts_per_problem,
+            seed=self.config.seed,
+            world=self.world,
+        )
+
+    def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
+        rollouts, seed = self.config.rollouts, self.config.seed
+        environment = get_environment(rollouts.env)
+        splits = environment.problems("train"), environment.problems("eval")
+        left, held_out = hold_out(*splits, self.config.evaluation.num_problems)
+        wanted = rollouts.num_problems or len(left)
+        if wanted > len(left):
+            actual = f"{len(left)} that are not held out"
+            raise InputError("rollouts.num_problems", expected=f"{wanted} problems to train on", found=actual)
+        trained = known = left[:wanted]
+        if self.teacher is not None:
+            known = taught_problems(trained, self.teacher)
+        width = rollouts.prompts_per_step * (1 + rollouts.refills)
+        is_taught = [taught > 0 for taught, _ in self.counts]
+        if rollouts.prioritise is not None:
+            candidates = [known if teaches else trained for teaches in is_taught]
+            priority, power = rollouts.prioritise, rollouts.prioritise_power
+            return PrioritisedProblems(candidates, width, priority, power, seed, directory, self.world), held_out
+        drawn = {}
+        for teaches, candidates in ((True, known), (False, trained)):
+            batches = is_taught.count(teaches)
+            drawn[teaches] = iter(choose_problems(candidates, batches=batches, prompts_per_step=width, seed=seed))
+        problems = [next(drawn[teaches]) for teaches in is_taught]
+        if self.config.objective.reward == "surprise":
+            check_returning(problems)
+        return FixedProblems(problems), held_out
+
+
+def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
+    rollouts = config.rollouts
+    if rollouts.teacher is None:
+        return None
+    pool = open_pool(resolve_pool(rollouts.teacher.pool, out_dir))
+    # Records name a rollout by its pool: two pools of one name could not be kept apart.
+    if pool.name in OWN_POOLS:
+        expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
+        raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")
+    reads_labels = config.remedy is not None and config.remedy.traits.has_oracle
+    check_imported(pool, str(config.model.name))
+    check_payable(pool, pay=rollouts.pay, reads_labels=reads_labels)
+    check_recorded([config.objective], {f"pool {pool.name}": pool.manifest["sampler"]})
+    return pool

@@ -1,0 +1,72 @@
+"""A spec in TOML from what a test says of it; all else is the least that loads.
+
+replay_spec("tiny", steps=1, conditions={"plain": {}, "narrow": {"intervention.extraction.k": 2}})
+training_spec("after", seeds=[0, 1], arms=["vanilla", "projected"], decisions=[{"name": "MORE"}])
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replay_pools.storage.tables import toml_text
+
+Table = Mapping[str, Any]  # keys may have dots
+
+
+def criterion(name: str, asked: str, unit: str, role: str = "check", **more: Any) -> dict[str, Any]:
+    """`asked` is `STATISTIC of METRIC > NUMBER`, or another comparison."""
+    statistic, _, metric, comparison, threshold = asked.split(maxsplit=4)
+    table = {"name": name, "metric": metric, "statistic": statistic, "comparison": comparison, "unit": unit}
+    return table | {"threshold": json.loads(threshold), "role": role, **more}
+
+
+ALIGNED = criterion("aligned", "lower95 of cos_in > 0.05", "prompt", "primary")
+LOWERS = criterion("lowers-hacking", "upper95 of hack_final < 0.0", "seed", "primary", arm="projected")
+LOWERS |= {"versus_arm": "vanilla", "paired": False}
+PENALTY = {"arms": ["vanilla"], "objective.reference": "base", "objective.beta": 1.0}  # a condition
+MORE = {"name": "MORE"}
+
+
+def replay_spec(name: str, settings: Table, **parts: Any) -> str:
+    """A spec of replays; `parts` as `spec_text`."""
+    return spec_text(name, {"verb": "replay", **settings}, **{"criteria": [ALIGNED], **parts})
+
+
+def training_spec(name: str, **parts: Any) -> str:
+    """A spec of trainings of 64 steps, vanilla beside projected; `parts` as `spec_text`."""
+    parts = {"arms": ["vanilla", "projected"], "criteria": [LOWERS], **parts}
+    return spec_text(name, {"verb": "train", "preset": "fast", "steps": 64}, **parts)
+
+
+def spec_text(
+    name: str,
+    settings: Table,
+    *,
+    arms: Sequence[str] = ("vanilla",),
+    seeds: Sequence[int] = (0,),
+    question: str = "Does it run?",
+    conditions: Mapping[str, Table] | None = None,
+    criteria: Sequence[Table],
+    decisions: Sequence[Table] = (MORE,),
+    budget: Table | None = None,
+) -> str:
+    """The file of a spec.
+
+    Args:
+        conditions: {name: its settings, and `arms` and `seeds` where it has its own}; None: one condition, `base`.
+        budget: keys of `[budget]`.
+    """
+    lines = [f"arms = {toml_text(arms)}", f"seeds = {toml_text(seeds)}", "[experiment]"]
+    lines += _rows({"name": name, "question": question, "hypotheses": ["It does."]})
+    lines += ["[settings]", *_rows(settings)]
+    for condition, table in (conditions or {}).items():
+        changes = {key if key in ("arms", "seeds") else f"settings.{key}": value for key, value in table.items()}
+        lines += ["[[conditions]]", *_rows({"name": condition, **changes})]
+    for title, tables in (("criteria", criteria), ("decisions", decisions)):
+        for table in tables:
+            lines += [f"[[{title}]]", *_rows(table)]
+    return "\n".join([*lines, *(["[budget]", *_rows(budget)] if budget else [])]) + "\n"
+
+
+def _rows(table: Table) -> list[str]:
+    return [f"{key} = {toml_text(value)}" for key, value in table.items()]
