@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from extraction.adapters import svd
 from extraction.adapters.interface import Tap
 from extraction.adapters.lora import orthonormal_frames, outer_tap
+from extraction.adapters.sharded import whole
 from extraction.adapters.singular import direct_tap
 from extraction.adapters.svd import combine, digest, factorise_all
 from extraction.adapters.targets import weight_matrix
@@ -149,7 +150,7 @@ def make_frames(
     Raises:
         InputError: weights that are not those of the fingerprint.
     """
-    weights = {name: weight_matrix(base_layer(layer), name).detach() for name, layer in layers.items()}
+    weights = {name: whole(weight_matrix(base_layer(layer), name)) for name, layer in layers.items()}
     sha256 = combine({name: digest(weight) for name, weight in weights.items()})
     if sha256 != fingerprint["weights_sha256"]:
         raise InputError(

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -108,14 +109,26 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
         InputError: `module` is neither, or its weight is quantised.
     """
     weight = module.weight if isinstance(module, nn.Linear | Conv1D) else None
-    if weight is None or not weight.is_floating_point():
+    if weight is None or is_quantised(weight):
+        found = type(module).__name__
+        if weight is not None:
+            found += f" of {type(weight.data).__name__}, {weight.dtype}"
         raise InputError(
             f"module {name}",
             expected="a Linear or Conv1D with a floating-point weight",
-            found=type(module).__name__ if weight is None else str(weight.dtype),
+            found=found,
             fix="choose other target suffixes or load the model unquantised",
         )
     return weight.T if isinstance(module, Conv1D) else weight
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight holds its matrix in another way than as numbers of at least 16 bits.
+
+    float8 has scales beside it; the tensors of torchao call themselves floating-point.
+    """
+    kept_as_numbers = type(weight.data) in (Tensor, DTensor) and weight.is_floating_point()
+    return not kept_as_numbers or weight.dtype.itemsize < 2
 
 
 def has_suffix(name: str, suffix: str) -> bool:

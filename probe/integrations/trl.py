@@ -26,8 +26,8 @@ class GradientProbeCallback(TrainerCallback):
     >>> trainer.add_callback(GradientProbeCallback(trainer, "v_hack.safetensors"))                  # doctest: +SKIP
 
     Args:
-        trainer: of any model; without DeepSpeed and FSDP.
-        directions: with `project`, `gate`, `overshoot` and `cache_dir` as in `probe.attach`.
+        trainer: of any model; without DeepSpeed and FSDP1.
+        directions: with `project`, `gate`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
         path: a new file for the records, which the main process alone writes.
 
     Raises:
@@ -57,7 +57,7 @@ class GradientProbeCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refuse an optimizer that the probe cannot serve, which the trainer makes only now; begin to watch."""
-        self._probe.start(kwargs["optimizer"])
+        self._probe.start(kwargs["optimizer"], self._trainer.model_wrapped)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

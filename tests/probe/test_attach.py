@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 
 import probe
 from extraction.adapters.coordinates import attach
@@ -114,12 +113,13 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
 
 
 def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
-    """Missing, zero, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
+    """Zero, missing, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
     optimizer = adapted.optimizer()
     parameters = adapted.coordinates.parameters()
     with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        parameters[0].grad = torch.zeros_like(parameters[0])
         optimizer.step()
-        assert all(parameter.grad is None for parameter in parameters), "a gradient of zeros would be stepped"
+        assert all(parameter.grad is None for parameter in parameters[1:]), "a gradient of zeros would be stepped"
         adapted.backward()
         parameters[3].grad = None
         optimizer.step()
@@ -134,11 +134,12 @@ def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
     assert (infinite.cos_in, infinite.null_reason, infinite.grad_norm) == (None, "gradient is not finite", None)
 
 
-def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path) -> None:
-    """One line a step, the records exactly; a second probe does not write into the same file."""
+def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path, monkeypatch) -> None:
+    """One line a step, the records exactly; a second probe does not write into the same file. Directions by name."""
     optimizer, path = adapted.optimizer(), tmp_path / "deep" / "gradients.jsonl"
-    save_directions(tmp_path / "v.safetensors", adapted.directions)
-    attached = probe.attach(optimizer, tmp_path / "v.safetensors", model=adapted.model, path=path)
+    save_directions(tmp_path / "out" / "directions" / "v.safetensors", adapted.directions)
+    monkeypatch.chdir(tmp_path)
+    attached = probe.attach(optimizer, "v", model=adapted.model, path=path)
     adapted.train(optimizer, steps=2)
     attached.detach()
     adapted.train(optimizer, steps=1)
@@ -208,17 +209,47 @@ def test_refusals(adapted: Adapted) -> None:
             optimizer.step(closure=lambda: 0.0)
 
 
-def test_sharded_parameters_are_refused(adapted: Adapted, tmp_path: Path) -> None:
-    """FSDP 2 for real, in one process: every parameter becomes a DTensor."""
-    model = attach(load_policy("organism").model, basis="lora", model_id="organism", rank=4).model
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        fully_shard(model)
-        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        with pytest.raises(InputError, match="sharded"):
-            probe.attach(optimizer, adapted.directions, model=model)
-    finally:
-        torch.distributed.destroy_process_group()
+class Subclass(torch.optim.AdamW):
+    """Its step calls that of its base class, which runs the hooks of the optimizer again."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            raise MemoryError
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_is_one(adapted: Adapted) -> None:
+    """One record a step, also after one that raised."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # torch hooks a class when it first makes one of it
+    optimizer = adapted.optimizer(Subclass)
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        adapted.train(optimizer, steps=2)
+        adapted.backward()
+        optimizer.fails = True
+        with pytest.raises(MemoryError):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+    assert len(attached.records) == 3
+    assert all(record.cos_update is not None and record.projected for record in attached.records)
+
+
+def test_what_is_stepped_must_be_what_is_measured(adapted: Adapted) -> None:
+    """DeepSpeed and accelerate put other tensors into an optimizer, which a gate would not reach."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        adapted.backward()
+        group = optimizer.param_groups[0]
+        group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
+        with pytest.raises(InputError, match="when the probe was attached"):
+            optimizer.step()
+        group["params"] = adapted.coordinates.parameters()
+        optimizer.zero_grad()
+        with pytest.raises(InputError, match="a gradient in `.grad`"):
+            optimizer.step()
+    assert not attached.records
 
 
 def test_a_saved_adapter_is_attached_to(adapted: Adapted, tmp_path: Path) -> None:
