@@ -11,6 +11,7 @@ What g is of which model: `probe.integrations.measured`. Mathematics and gates: 
 new trainer: `probe.integrations`.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -29,13 +30,15 @@ from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
 from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
+from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
-from replay_pools.storage.files import append_jsonl
 
+LOGGER = logging.getLogger(__name__)
+PREFIX = "probe/"
 NO_GRADIENT = "gradient is 0"
 NOT_FINITE = "gradient is not finite"
 NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
@@ -68,7 +71,8 @@ class GradientProbe:
         directions: `Directions`, or their file, or its name in out/directions.
         project: put the gated gradient into `.grad`, for the optimizer; for trained weights, LoRA and `delta_S`.
         gate, overshoot: as in `probe.step.projection`.
-        path: a new file to which every record is appended as a line of JSON; None keeps records in memory only.
+        path: a file to which every record is appended as a line of JSON; None keeps records in memory only. One that
+            exists goes on, along the same directions; steps that are done again replace those from before.
         cache_dir: the folder where `probe extract` left the SVDs, read for svd directions; None computes them.
         process_group: that over which the trainer averages gradients, where no wrapper of `model` says it; "self"
             where this process trains a model of its own.
@@ -79,7 +83,8 @@ class GradientProbe:
 
     Raises:
         InputError: directions of other weights or of another adapter, or an empty set of them; `project` where no gate
-            is defined; parameters sharded in another way than by FSDP2; an unknown gate; `path` exists.
+            is defined; parameters sharded in another way than by FSDP2; an unknown gate; `path` has
+            records along other directions.
     """
 
     def __init__(
@@ -117,9 +122,9 @@ class GradientProbe:
         _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
         self._gated = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
-        self._project, self._path = project, None if path is None else Path(path)
-        if self._path is not None and self._path.exists():
-            raise InputError(self._path, expected="a new file", found="one that exists", fix="name another")
+        self._project, self._directions_sha = project, directions_sha(directions)
+        self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
+        self._has_warned = False
         self._pending: GradientRecord | None = None  # between before_step and after_step
 
     def start(self, optimizer: object, model: nn.Module | None = None) -> Optimizer:
@@ -166,6 +171,19 @@ class GradientProbe:
     def stop(self) -> None:
         """Stop watching the model; the records stay."""
         self._measured.stop()
+        if (
+            self._project
+            and self.records
+            and not any(record.projected and record.frac_fired for record in self.records)
+        ):
+            LOGGER.warning("the gate removed nothing in %d steps", len(self.records))
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step: that after the last record, which may be in the file already."""
+        if self.records:
+            return self.records[-1].step + 1
+        return 0 if self._file is None else self._file.next_step
 
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
@@ -209,7 +227,12 @@ class GradientProbe:
             hackward_frac_update=None,
             projected=projected,
             null_reason=reason,
+            directions=self._directions_sha,
         )
+        if reason is not None and not self._has_warned:
+            self._has_warned = True
+            effect = "the gate did nothing" if self._project else "the step has no number"
+            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
         self._measured.remember()
         self._pending = record
 
@@ -258,8 +281,8 @@ class GradientProbe:
             record = replace(record, **realised)
         self._pending = None
         self.records.append(record)
-        if self._path is not None:
-            append_jsonl(self._path, record.to_json())
+        if self._file is not None:
+            self._file.append(record)
         return record
 
 

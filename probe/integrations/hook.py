@@ -16,7 +16,7 @@ stays below its cap.
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -24,9 +24,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
+from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
 from replay_pools.errors import InputError
+
+
+class Log(Protocol):
+    """How trackers are given numbers."""
+
+    def __call__(self, values: dict[str, float], /, *, step: int) -> object:
+        """{name: number} of a step."""
 
 
 def attach(
@@ -36,6 +43,8 @@ def attach(
     model: nn.Module,
     scaler: torch.amp.GradScaler | None = None,
     allow_scaled: bool = False,
+    first_step: int | None = None,
+    log: Log | None = None,
     **options: Unpack[ProbeOptions],
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the gated gradient.
@@ -56,8 +65,11 @@ def attach(
         project: put the gated gradient into `.grad` (False); needs trained weights, plain LoRA or `delta_S`. Without
             it, `*_out` and `frac_fired` say what the gate would do (`means()` calls them `would_cos_out` and so on).
         gate: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
-        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
-            processes, attach in all of them, and give it in one.
+        first_step: the number of the first step; None goes on after the last record in `path`. A loop that resumes from
+            an older checkpoint gives its own, and what was recorded after that is replaced.
+        log: gets the means of every step, as `accelerator.log`, `wandb.log` and other trackers take them.
+        path: a file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md), which goes on if it
+            exists. With several processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs (out/cache/svd); None computes them.
         process_group: over which the gradient is averaged, where several processes run and no wrapper of `model` says
             it; "self" where this process trains a model of its own.
@@ -68,20 +80,29 @@ def attach(
     Raises:
         InputError: directions of other weights or of another adapter, `project` where no gate is defined, parameters
             that the optimizer does not step, DeepSpeed, FSDP1, processes that do not attach, an unknown gate, a `path`
-            that exists. In the loop: scaled gradients, a closure, a model that is not the one that is trained,
+            of other directions. In the loop: scaled gradients, a closure, a model that is not the one that is trained,
             parameters that were replaced.
     """
     if scaler is None and isinstance(optimizer, AcceleratedOptimizer):
         scaler = optimizer.scaler
     probe = GradientProbe(model, directions, scaler=scaler, **options)
-    return Attached(probe, probe.start(optimizer), allow_scaled=allow_scaled)
+    return Attached(probe, probe.start(optimizer), allow_scaled=allow_scaled, first_step=first_step, log=log)
 
 
 class Attached:
     """A GradientProbe on the hooks of an optimizer, until `detach()`; made by `attach`."""
 
-    def __init__(self, probe: GradientProbe, optimizer: Optimizer, *, allow_scaled: bool) -> None:
-        self._probe, self._allow_scaled = probe, allow_scaled
+    def __init__(
+        self,
+        probe: GradientProbe,
+        optimizer: Optimizer,
+        *,
+        allow_scaled: bool,
+        first_step: int | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._probe, self._allow_scaled, self._log = probe, allow_scaled, log
+        self._next_step = probe.next_step if first_step is None else first_step
         self._step: FrameType | None = None  # the running call of `optimizer.step()`
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
@@ -122,13 +143,16 @@ class Attached:
                 found="one",
                 fix="call backward, then step()",
             )
-        self._probe.before_step(len(self.records), loss_scale=self._loss_scale(optimizer))
+        self._probe.before_step(self._next_step, loss_scale=self._loss_scale(optimizer))
         self._step = sys._getframe(1)
 
     def _after(self, *_: object) -> None:
         if sys._getframe(1) is self._step:
             self._step = None
-            self._probe.after_step()
+            record = self._probe.after_step()
+            self._next_step += 1
+            if self._log is not None:
+                self._log({PREFIX + name: mean for name, mean in means([record]).items()}, step=record.step)
 
     def _loss_scale(self, optimizer: Optimizer) -> float:
         """The factor that a GradScaler left on the gradients; 1 where they are unscaled."""

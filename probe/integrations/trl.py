@@ -13,10 +13,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
+from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
-
-PREFIX = "probe/"
 
 
 class GradientProbeCallback(TrainerCallback):
@@ -28,7 +26,7 @@ class GradientProbeCallback(TrainerCallback):
     Args:
         trainer: of any model; without DeepSpeed and FSDP1.
         directions: with `project`, `gate`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
-        path: a new file for the records, which the main process alone writes.
+        path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
     Raises:
         InputError: as in `probe.attach`. What is wrong with the optimizer is raised when training starts.

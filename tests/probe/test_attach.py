@@ -135,19 +135,51 @@ def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
 
 
 def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path, monkeypatch) -> None:
-    """One line a step, the records exactly; a second probe does not write into the same file. Directions by name."""
+    """One line a step, the records exactly. Directions by name; a tracker gets every step."""
     optimizer, path = adapted.optimizer(), tmp_path / "deep" / "gradients.jsonl"
     save_directions(tmp_path / "out" / "directions" / "v.safetensors", adapted.directions)
     monkeypatch.chdir(tmp_path)
-    attached = probe.attach(optimizer, "v", model=adapted.model, path=path)
+    sent: list[tuple[dict[str, float], int]] = []
+    log = lambda values, *, step: sent.append((values, step))  # noqa: E731
+    attached = probe.attach(optimizer, "v", model=adapted.model, path=path, log=log)
     adapted.train(optimizer, steps=2)
     attached.detach()
     adapted.train(optimizer, steps=1)
     rows = decode_jsonl(path.read_bytes(), path)
     assert [GradientRecord.from_json(row, "line") for row in rows] == attached.records
     assert [record.step for record in attached.records] == [0, 1]
-    with pytest.raises(InputError, match="gradients"):
-        probe.attach(optimizer, adapted.directions, model=adapted.model, path=path)
+    assert [(values["probe/cos_in"], step) for values, step in sent] == [(r.cos_in, r.step) for r in attached.records]
+
+
+def test_a_file_of_records_goes_on(adapted: Adapted, tmp_path: Path) -> None:
+    """After a half-written line too; steps done again replace the old ones, and other directions are refused."""
+    optimizer, path = adapted.optimizer(), tmp_path / "gradients.jsonl"
+
+    def steps(turns: int, **options) -> list[int]:
+        with probe.attach(optimizer, adapted.directions, model=adapted.model, path=path, **options):
+            adapted.train(optimizer, steps=turns)
+        return [row["step"] for row in decode_jsonl(path.read_bytes(), path)]
+
+    assert steps(3) == [0, 1, 2]
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "cos')
+    assert steps(2) == [0, 1, 2, 3, 4]
+    assert steps(1, first_step=2) == [0, 1, 2]
+    other = haar_directions(adapted.directions, seed=4)
+    with pytest.raises(InputError, match="line 1"):
+        probe.attach(optimizer, other, model=adapted.model, path=path)
+
+
+def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no gradient to gate, once; and at the end, that nothing was removed."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True):
+        for _ in range(2):
+            for parameter in adapted.coordinates.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("step 0: the gate did nothing: gradient is 0")
+    assert last == "the gate removed nothing in 2 steps"
 
 
 @pytest.mark.parametrize("fused", [False, True])
