@@ -27,7 +27,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.functional import linear
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 import probe
 from extraction.adapters.coordinates import attach
@@ -38,6 +39,7 @@ from extraction.directions import Directions
 from probe.integrations import processes
 from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)
@@ -101,11 +103,16 @@ def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
 
 @cache
 def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
-    """Two random directions a module, and the adapter whose frames they are in."""
+    """Directions of the base model, and the adapter whose frames they are in."""
     coordinates = attach(plain(dtype), basis="svd", model_id="random", cache_dir=None)
+    return random_directions(coordinates), coordinates
+
+
+def random_directions(coordinates: Any) -> Directions:
+    """Two random directions a module."""
     two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
     like = Directions(vectors=two, singular_values={}, votes={}, metadata={"fingerprint": coordinates.fingerprint()})
-    return haar_directions(like, seed=0), coordinates
+    return haar_directions(like, seed=0)
 
 
 def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
@@ -115,12 +122,23 @@ def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: tor
     with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         loss = loss_of(model, rows)
     loss.backward()
+    return cos_and_norm(model, directions, coordinates)
+
+
+def cos_and_norm(model: nn.Module, directions: Directions, coordinates: Any) -> Tensor:
+    """cos_in and grad_norm of what is in `weight.grad`, read densely through U and V."""
     gradients = {}
     for module in directions.vectors:
         U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
-        gradient = model.get_submodule(module).weight.grad
-        assert gradient is not None
-        gradients[module] = torch.diagonal(U.T @ gradient.double() @ Vh.T)
+        layer = model.get_submodule(module)
+        assert layer.weight.grad is not None
+        gradient = layer.weight.grad.double()
+        gradients[module] = torch.diagonal(U.T @ (gradient.T if isinstance(layer, Conv1D) else gradient) @ Vh.T)
+    return summary(gradients, directions)
+
+
+def summary(gradients: dict[str, Tensor], directions: Directions) -> Tensor:
+    """cos_in and grad_norm of coordinates."""
     cos = sample_cosines(gradients, {module: V.double() for module, V in directions.vectors.items()}).cos
     return torch.stack([cos, torch.cat([*gradients.values()]).norm()])
 
@@ -131,19 +149,20 @@ def error_of(
     step: Callable[[nn.Module, Any], None],
     dtype: torch.dtype = torch.float64,
     expected: Tensor | None = None,
+    directions: Directions | None = None,
     make: Any = torch.optim.SGD,
     **options: Any,
 ) -> float:
     """The error of cos_in and, relatively, of grad_norm, in the second of two steps that move nothing."""
     optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.0)
-    directions, _ = directions_of(dtype)
+    directions = directions or directions_of(dtype)[0]
     with probe.attach(optimizer, directions, model=model, cache_dir=None, **options) as attached:
         for _ in range(2):
             step(model, optimizer)
             optimizer.zero_grad()
     record = attached.records[-1]
     if record.cos_in is None or record.grad_norm is None:
-        raise InputError("record:", expected="a number", found=str(record.null_reason))
+        raise InputError("step", expected="a number", found=str(record.null_reason))
     cos, norm = expected if expected is not None else naive(dtype)
     return max(abs(record.cos_in - float(cos)), abs(record.grad_norm / float(norm) - 1))
 
@@ -330,6 +349,81 @@ def tensor_parallel(rank: int) -> float:
     return of_rank(model, rank)
 
 
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+GROUPED = {**TINY, "intermediate_size": 96, "num_key_value_heads": 2}
+EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+HYBRID = {**DELTA, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+RANKS = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+ROUTING = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], float]] = {  # model type, options, share that has coordinates
+    "Llama": ("llama", GROUPED, 1.0),
+    "Gemma 3": ("gemma3_text", {**GROUPED, "head_dim": 16}, 1.0),
+    "GPT-2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, 1.0),
+    "OPT": ("opt", {**TINY, "ffn_dim": 96, "word_embed_proj_dim": 64}, 1.0),
+    "StarCoder2": ("starcoder2", GROUPED, 1.0),
+    "Phi-3, fused qkv": ("phi3", {**GROUPED, "pad_token_id": 0}, 1.0),
+    "GPT-NeoX, fused qkv": ("gpt_neox", {**TINY, "intermediate_size": 96}, 1.0),
+    "BLOOM, fused qkv": ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, 1.0),
+    "GLM, fused gate and up": ("glm", {**GROUPED, "head_dim": 16, "pad_token_id": 0}, 1.0),
+    "Mixtral, fused experts": ("mixtral", {**GROUPED, "num_local_experts": 4}, 0.14),
+    "Qwen3-MoE, fused experts": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "num_experts": 4}, 0.33),
+    "gpt-oss, fused experts": ("gpt_oss", {**GROUPED, "head_dim": 16, "num_local_experts": 4}, 0.14),
+    "Qwen3-Next, linear attention": ("qwen3_next", {**EXPERTS, **HYBRID, "num_experts": 4}, 0.82),
+    "Qwen3.5, linear attention": ("qwen3_5_text", {**GROUPED, **HYBRID}, 0.99),
+    "Falcon-H1, Mamba": ("falcon_h1", {**GROUPED, **MAMBA}, 0.90),
+    "DeepSeek-V3, latent attention": ("deepseek_v3", {**EXPERTS, **RANKS, **ROUTING, "num_key_value_heads": 4}, 0.69),
+}
+
+
+def built(name: str) -> nn.Module:
+    """A random model of an architecture; in float32, the most that fused experts take."""
+    torch.manual_seed(0)
+    model_type, options, _ = ARCHITECTURES[name]
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **options)).float().eval()
+
+
+def architecture_error(name: str) -> float:
+    """LoRA on the default targets, against dL/dW in full."""
+    coordinates = attach(built(name), basis="svd", model_id=name, cache_dir=None)
+    directions = random_directions(coordinates)
+    model = built(name).requires_grad_(True)
+    loss_of(model).backward()
+    expected = cos_and_norm(model, directions, coordinates)
+    model = get_peft_model(built(name), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    return error_of(model, step=one_step, directions=directions, expected=expected)
+
+
+def quantised_error(**options: Any) -> float:
+    """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
+    coordinates = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
+    directions = random_directions(coordinates)
+    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
+    model = AutoModelForCausalLM.from_pretrained(
+        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
+    )
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    weights = {}
+
+    def see(module: str, x: Tensor, y: Tensor) -> None:
+        def add(gradient: Tensor) -> None:
+            weights[module] = gradient.flatten(0, -2).double().T @ x.detach().flatten(0, -2).double()
+
+        y.register_hook(add)
+
+    for module in directions.vectors:
+        layer = model.get_base_model().get_submodule(module)
+        layer.register_forward_hook(lambda _, inputs, y, module=module: see(module, inputs[0], y))
+    loss_of(model).backward()
+    model.zero_grad()
+    gradients = {}
+    for module in directions.vectors:
+        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        gradients[module] = torch.diagonal(U.T @ weights[module] @ Vh.T)
+    return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
+
+
 BF16, FP16 = torch.bfloat16, torch.float16
 SINGLE = [
     Row("loop", "all weights", lambda _: error_of(all_trained(), step=one_step)),
@@ -358,6 +452,12 @@ SINGLE = [
     Row("loop, optimizer with super().step()", "LoRA of q and v", lambda _: subclass_error()),
     Row("loop, kernel round a module", "LoRA of all Linears", fused_kernel, refused=True),
 ]
+BNB = "bitsandbytes"
+SINGLE += [
+    Row("loop, nf4 base", "LoRA", lambda _: quantised_error(load_in_4bit=True, bnb_4bit_quant_type="nf4"), needs=BNB),
+    Row("loop, int8 base", "LoRA", lambda _: quantised_error(load_in_8bit=True), BF16, needs=BNB),
+    *(Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES),
+]
 DOUBLE = [
     Row("DDP", "LoRA of all Linears", lambda rank: of_rank(parallel(of_all()), rank)),
     Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
@@ -383,6 +483,15 @@ DOUBLE = [
     Row("FSDP2 after attach", "all weights", sharded_later, refused=True),
     Row("tensor parallelism", "all weights", tensor_parallel, refused=True),
 ]
+
+
+NOT_RUN = (
+    "any GPU, nccl, Mamba and attention kernels",
+    "FSDP2 with CPU offload or a custom gradient divide factor",
+    "FSDP1 (refused by name)",
+    "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
+    "verl, prime-rl, Unsloth",
+)
 
 
 def fused_adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -444,6 +553,8 @@ def main() -> None:
     run_rows(SINGLE, 0, only)
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(in_process, args=(f"{folder}/store", only), nprocs=2)
+    for engine in NOT_RUN:
+        print(f"| {engine} | | not run here |")
 
 
 if __name__ == "__main__":
