@@ -12,6 +12,7 @@ Shapes: M and W (d_out, d_in), r coordinates of a module; U (d_out, r), Vh (r, d
 To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,11 @@ from extraction.adapters.sharded import whole
 from extraction.adapters.singular import direct_tap
 from extraction.adapters.svd import combine, digest, factorise_all
 from extraction.adapters.targets import is_quantised, weight_matrix
+from extraction.words import Storage
 from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
+
+MUCH = 2**30  # bytes of frames from which on their memory is said
 
 
 class Frame(ABC):
@@ -174,6 +178,7 @@ def make_frames(
     if fingerprint["basis"] == "svd":
         # Both singular frames of every weight: one that is not stored would follow from W only until W is trained.
         storage = fingerprint.get("storage", "float32")
+        _say_memory(weights, fingerprint["rank"], storage)
         for name, entry in factorise_all(weights, cache_dir, rank=fingerprint["rank"], storage=storage).items():
             frames[name] = SvdFrame(*svd.frames(entry.factors, weights[name]), entry.factors.S.dtype)
         return frames
@@ -183,6 +188,25 @@ def make_frames(
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.to(weight.device, dtype), scale, len(weight), dtype)
     return frames
+
+
+def _say_memory(weights: Mapping[str, Tensor], rank: int | None, storage: Storage) -> None:
+    """Say what U and Vh of all modules will take, before they take it."""
+    total = 0
+    for weight in weights.values():
+        small, large = sorted(weight.shape)
+        exact = max(weight.dtype.itemsize, 4)
+        stored = 2 if storage == "bfloat16" else exact
+        # The larger frame of a matrix that is not square follows from the other one, and is not rounded.
+        total += min(small, rank or small) * (small * stored + large * (stored if small == large else exact))
+    logging.getLogger(__name__).log(
+        logging.WARNING if total >= MUCH else logging.INFO,
+        "frames of %d modules take up to %.3g GiB of %s in every process; those of directions that were extracted with "
+        "a model.svd_rank or model.svd_storage=bfloat16 take less",
+        len(weights),
+        total / 2**30,
+        next(iter(weights.values())).device,
+    )
 
 
 def _device(layer: nn.Module) -> torch.device:

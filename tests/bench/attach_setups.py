@@ -9,7 +9,6 @@ with that of one process. Two processes talk by gloo. "exact" is an error below 
 
 import argparse
 import contextlib
-import sys
 import tempfile
 import traceback
 import warnings
@@ -522,10 +521,8 @@ def run_rows(rows: list[Row], rank: int, only: str) -> None:
         result = row.result(rank)
         as_expected = ("not run", "refused" if row.refused else "exact")
         if rank == 0:
-            print(
-                f"| {row.engine} | {row.trained} | {result} |", "" if result.startswith(as_expected) else "UNEXPECTED"
-            )
-            sys.stdout.flush()
+            mark = "" if result.startswith(as_expected) else " UNEXPECTED"
+            print(f"| {row.engine} | {row.trained} | {result} |{mark}", flush=True)
 
 
 def in_process(rank: int, store: str, only: str = "") -> None:

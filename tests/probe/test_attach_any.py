@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import probe
+from extraction.adapters import frames
 from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.interface import Coordinates
+from extraction.adapters.svd import factorise_all
 from extraction.controls import haar_directions
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
@@ -371,14 +373,23 @@ def random_directions(model: nn.Module, cache: Path, **options) -> Directions:
 
 
 @pytest.mark.parametrize("options", [{"rank": 20, "targets": ["o_proj", "up_proj"]}, {"storage": "bfloat16"}])
-def test_options_of_the_basis_are_those_of_the_directions(cache: Path, options: dict) -> None:
-    """The largest triplets, rounded frames, other modules: as the adapter with these options."""
+def test_options_of_the_basis_are_those_of_the_directions(
+    cache: Path, options: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The largest triplets, rounded frames, other modules: as the adapter with these options. Its memory is said."""
+    said = []
+    monkeypatch.setattr(frames, "MUCH", 0)
+    monkeypatch.setattr(frames, "factorise_all", lambda *a, **k: said.extend(caplog.messages) or factorise_all(*a, **k))
     coordinates = attach(organism(), basis="svd", model_id="organism", cache_dir=cache, **options)
     loss_of(coordinates.model).backward()
     model = stock_lora()
     watched = Watched(model, random_directions(organism(), cache, **options), cache)
     loss_of(model).backward()
     assert_equal(watched.gradients(), coordinates.gradients())
+    taken = [
+        U.nbytes + Vh.nbytes for U, Vh in ((frame.U, frame.Vh) for frame in watched.probe._measured._frames.values())
+    ]
+    assert f"{sum(taken) / 2**30:.3g} GiB" in said[0]
 
 
 def test_gpt2s_transposed_weights(cache: Path) -> None:
