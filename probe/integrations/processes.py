@@ -72,6 +72,11 @@ def _other_sharding(model: nn.Module) -> str | None:
         return "parameters of tensor parallelism"
     if len({parameter.device_mesh for parameter in sharded}) > 1:
         return "parameters on several device meshes"
+    # With one, `.grad` is no mean over the processes, which taps are.
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    if any(group.gradient_divide_factor is not None for group in groups):
+        return "a gradient divide factor of FSDP2"
     return None
 
 

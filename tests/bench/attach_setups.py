@@ -286,6 +286,13 @@ def sharded(model: nn.Module, **options: Any) -> nn.Module:
     return model
 
 
+def divided(model: nn.Module) -> Any:
+    """FSDP2 that adds gradients up."""
+    model = sharded(model)
+    model.set_gradient_divide_factor(1.0)
+    return model
+
+
 def hybrid(model: nn.Module) -> nn.Module:
     """FSDP2 over a mesh of two dimensions."""
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
@@ -480,13 +487,16 @@ DOUBLE = [
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
     Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
     Row("FSDP2 after attach", "all weights", sharded_later, refused=True),
+    Row(
+        "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
+    ),
     Row("tensor parallelism", "all weights", tensor_parallel, refused=True),
 ]
 
 
 NOT_RUN = (
     "any GPU, nccl, Mamba and attention kernels",
-    "FSDP2 with CPU offload or a custom gradient divide factor",
+    "FSDP2 with CPU offload",
     "FSDP1 (refused by name)",
     "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
     "verl, prime-rl, Unsloth",

@@ -435,6 +435,8 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     moved = organism()
     moved.get_submodule(fingerprint["targets"][3]).weight.data[0, 0] += 1
     query = [name.replace("q_proj", "query") for name in fingerprint["targets"]]
+    partitioned = organism()
+    next(partitioned.parameters()).ds_id = 0  # as DeepSpeed marks what it has partitioned
     renamed = replace(directions, metadata={"fingerprint": {**fingerprint, "targets": query}})
 
     fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
@@ -448,6 +450,7 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
         ({"model": norms_alone(), "project": True}, "something trained"),
         ({"model": ia3(), "project": True}, "plain LoRA"),
         ({"model": nn.DataParallel(model)}, "DataParallel"),
+        ({"model": partitioned}, "ZeRO-3"),
     ]
     for changes, message in cases:
         options = {"optimizer": optimizer, "directions": directions, "model": model, "cache_dir": cache} | changes
