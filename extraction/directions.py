@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from extraction.files import resolve_directions
 from extraction.words import Method
 from replay_pools.errors import InputError
 from replay_pools.storage.tensors import read_tensors, write_tensors
@@ -227,9 +228,9 @@ def save_directions(path: Path, directions: Directions) -> None:
     _save(path, groups, directions.metadata)
 
 
-def load_directions(path: Path) -> Directions:
-    """Read a direction file; InputError when it is missing, damaged or something else."""
-    groups, metadata = _load(path, ("V", "S", "votes"))
+def load_directions(file: str | Path) -> Directions:
+    """Read a direction file, or the one of that name in out/directions; InputError when it is missing or damaged."""
+    groups, metadata = _load(resolve_directions(file), ("V", "S", "votes"))
     return Directions(vectors=groups["V"], singular_values=groups["S"], votes=groups["votes"], metadata=metadata)
 
 

@@ -31,6 +31,7 @@ from extraction.directions import (
     load_pair_gradients,
     save_pair_gradients,
 )
+from extraction.files import resolve_directions
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, pairs_sha
@@ -211,9 +212,9 @@ class DirectionLibrary:
         settings: ExtractionSettings,
         normaliser: Normaliser | None = None,
         *,
-        cache_dir: Path,
+        cache_dir: str | Path,
         seed: int = 0,
-        v_hack: Path | None = None,
+        v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         """A library for the policy with the adapter of `coordinates`; InputError for dr_grpo without its divisor.
@@ -221,7 +222,7 @@ class DirectionLibrary:
         Args:
             normaliser: that of the loss which the directions are for; default: grpo's.
             seed: of the random controls.
-            v_hack: a direction file to read instead of extracting.
+            v_hack: a direction file to read instead of extracting, or its name in out/directions.
             say: gets a line where the cache is damaged.
         """
         self.normaliser = normaliser or Normaliser()
@@ -229,7 +230,8 @@ class DirectionLibrary:
             where = "objective.max_completion_length"
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
-        self.cache_dir, self.seed, self.v_hack_file, self.say = cache_dir, seed, v_hack, say
+        self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
+        self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
         self.cache_misses = 0  # sources of pairs whose gradients the cache did not hold, so that they were measured
 
     def get(self, kind: str) -> Directions:
@@ -326,7 +328,7 @@ def attach_basis(
     policy: Policy,
     basis: Basis,
     *,
-    cache_dir: Path,
+    cache_dir: str | Path,
     lora_rank: int | None = None,
     svd_rank: int | None = None,
     svd_storage: Storage = "float32",
@@ -341,7 +343,7 @@ def attach_basis(
         policy.model,
         basis=basis,
         model_id=policy.base_model,
-        cache_dir=cache_dir / "svd",
+        cache_dir=Path(cache_dir) / "svd",
         targets=targets,
         start_adapter=policy.adapter_sha,
         **of_basis,

@@ -31,6 +31,7 @@ from extraction.adapters.lora import (
     lora_options,
     orthonormal_frames,
 )
+from extraction.adapters.sharded import whole
 from extraction.adapters.singular import attach_delta_s, delta_s_coordinates
 from extraction.adapters.targets import ALL, adapted_share, find_targets
 from extraction.words import Basis, Storage
@@ -44,7 +45,7 @@ def attach(
     *,
     basis: Basis,
     model_id: str,
-    cache_dir: Path | None = SVD_CACHE,
+    cache_dir: str | Path | None = SVD_CACHE,
     rank: int | None = None,
     alpha: float | None = None,
     targets: Sequence[str] = (ALL,),
@@ -144,7 +145,7 @@ def _is_lora_of(layers: Mapping[str, nn.Module], like: Mapping[str, Any]) -> boo
         assert isinstance(layer, LoraLayer)
         if not is_plain(layer) or ADAPTER not in layer.lora_A or lora_options(layer) != options:
             return False
-        factors.append(lora_factors(layer)[0].detach().cpu())
+        factors.append(whole(lora_factors(layer)[0]).cpu())
     drawn = orthonormal_frames([(len(A), A.shape[1]) for A in factors], like["init_seed"])
     for A, frame in zip(factors, drawn, strict=True):
         if not torch.allclose(A, frame.to(A), rtol=0.0, atol=ROUNDING * torch.finfo(A.dtype).eps):

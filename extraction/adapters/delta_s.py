@@ -27,9 +27,9 @@ from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_adapters_to_merge
 from peft.utils import PeftType, register_peft_method
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
+from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factorised, Factors, Rounding, factorise_all, frames
 from extraction.adapters.targets import default_suffixes, weight_matrix
 from extraction.words import STORAGES, Storage
@@ -112,8 +112,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     def base_weight(self) -> Tensor:
         """W (d_out, d_in), without any adapter that may be merged into it; gathered from all ranks if sharded."""
         if self.unmerged_weight is None:
-            weight = weight_matrix(self.base_layer, self.name)
-            return weight.full_tensor() if isinstance(weight, DTensor) else weight
+            return whole(weight_matrix(self.base_layer, self.name))
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ Shapes: M and W (d_out, d_in), r coordinates of a module; U (d_out, r), Vh (r, d
 To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,15 @@ from torch import Tensor, nn
 from extraction.adapters import svd
 from extraction.adapters.interface import Tap
 from extraction.adapters.lora import orthonormal_frames, outer_tap
+from extraction.adapters.sharded import whole
 from extraction.adapters.singular import direct_tap
 from extraction.adapters.svd import combine, digest, factorise_all
-from extraction.adapters.targets import weight_matrix
+from extraction.adapters.targets import is_quantised, weight_matrix
+from extraction.words import Storage
 from replay_pools.errors import InputError
+from replay_pools.policy.load import load_policy
+
+MUCH = 2**30  # bytes of frames from which on their memory is said
 
 
 class Frame(ABC):
@@ -140,6 +146,8 @@ def make_frames(
 ) -> dict[str, Frame]:
     """The frame of every layer, on the device of its weight.
 
+    Frames of quantised layers are those of the checkpoint of the fingerprint, which is loaded for it.
+
     Args:
         where: the direction file, for messages.
         layers: those of `target_layers`; adapters around them are not read.
@@ -149,8 +157,15 @@ def make_frames(
     Raises:
         InputError: weights that are not those of the fingerprint.
     """
-    weights = {name: weight_matrix(base_layer(layer), name).detach() for name, layer in layers.items()}
-    sha256 = combine({name: digest(weight) for name, weight in weights.items()})
+    bases = {name: base_layer(layer) for name, layer in layers.items()}
+    quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
+    # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
+    for dtype in ("float32", "bfloat16"):
+        read = _unquantised(bases, quantised[0], str(fingerprint["model_id"]), dtype) if quantised else bases
+        weights = {name: whole(weight_matrix(base, name)) for name, base in read.items()}
+        sha256 = combine({name: digest(weight) for name, weight in weights.items()})
+        if sha256 == fingerprint["weights_sha256"] or not quantised:
+            break
     if sha256 != fingerprint["weights_sha256"]:
         raise InputError(
             where,
@@ -158,10 +173,12 @@ def make_frames(
             found=f"directions of other weights, {fingerprint['weights_sha256'][:16]}...",
             fix="load the model, and its dtype, that they were extracted from, or run probe extract on this one",
         )
+    weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
     frames: dict[str, Frame] = {}
     if fingerprint["basis"] == "svd":
         # Both singular frames of every weight: one that is not stored would follow from W only until W is trained.
         storage = fingerprint.get("storage", "float32")
+        _say_memory(weights, fingerprint["rank"], storage)
         for name, entry in factorise_all(weights, cache_dir, rank=fingerprint["rank"], storage=storage).items():
             frames[name] = SvdFrame(*svd.frames(entry.factors, weights[name]), entry.factors.S.dtype)
         return frames
@@ -171,3 +188,41 @@ def make_frames(
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.to(weight.device, dtype), scale, len(weight), dtype)
     return frames
+
+
+def _say_memory(weights: Mapping[str, Tensor], rank: int | None, storage: Storage) -> None:
+    """Say what U and Vh of all modules will take, before they take it."""
+    total = 0
+    for weight in weights.values():
+        small, large = sorted(weight.shape)
+        exact = max(weight.dtype.itemsize, 4)
+        stored = 2 if storage == "bfloat16" else exact
+        # The larger frame of a matrix that is not square follows from the other one, and is not rounded.
+        total += min(small, rank or small) * (small * stored + large * (stored if small == large else exact))
+    logging.getLogger(__name__).log(
+        logging.WARNING if total >= MUCH else logging.INFO,
+        "frames of %d modules take up to %.3g GiB of %s in every process; those of directions that were extracted with "
+        "a model.svd_rank or model.svd_storage=bfloat16 take less",
+        len(weights),
+        total / 2**30,
+        next(iter(weights.values())).device,
+    )
+
+
+def _device(layer: nn.Module) -> torch.device:
+    return next(layer.parameters()).device
+
+
+def _unquantised(layers: Mapping[str, nn.Module], quantised: str, model_id: str, dtype: str) -> dict[str, nn.Module]:
+    """The layers of these names in the checkpoint `model_id`; InputError, as of the `quantised` one, without it."""
+    try:
+        model = load_policy(model_id, dtype=dtype, device="cpu").model
+    except InputError as error:
+        found = f"{type(layers[quantised]).__name__} of {layers[quantised].weight.dtype}, and no model {model_id!r}"
+        raise InputError(
+            f"module {quantised}",
+            expected="a floating-point weight, or the unquantised model that the directions were extracted from",
+            found=found,
+            fix=f"put that model where {model_id!r} names it ({error}), or load this one unquantised",
+        ) from error
+    return {name: model.get_submodule(name) for name in layers}

@@ -27,6 +27,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from extraction.adapters.sharded import spread_as, whole
 from extraction.batch import Segments
 from extraction.words import Adapted, Basis
 from replay_pools.errors import InputError
@@ -123,7 +124,7 @@ class Coordinates(ABC):
         """A copy of the coordinates, {module: (r,)}."""
         values = {}
         for module in self.layers:
-            values[module] = torch.cat([parameter.detach().flatten() for parameter in self.trainable(module)])
+            values[module] = torch.cat([whole(parameter).flatten() for parameter in self.trainable(module)])
         return values
 
     @torch.no_grad()
@@ -132,7 +133,7 @@ class Coordinates(ABC):
         self._check(values)
         for module, vector in values.items():
             for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
-                parameter.copy_(part)
+                parameter.copy_(spread_as(parameter, part))
 
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -151,7 +152,7 @@ class Coordinates(ABC):
             parts = []
             for parameter in self.trainable(module):
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parts.append(gradient.flatten())
+                parts.append(whole(gradient).flatten())
             gradients[module] = torch.cat(parts)
         return gradients
 
@@ -166,7 +167,7 @@ class Coordinates(ABC):
         for module, vector in gradients.items():
             for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
                 if parameter.grad is not None:
-                    parameter.grad.copy_(part)
+                    parameter.grad.copy_(spread_as(parameter.grad, part))
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""

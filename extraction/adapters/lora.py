@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.interface import Coordinates, Tap, wrap
+from extraction.adapters.sharded import whole
 from extraction.adapters.svd import combine, digest
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import Segments
@@ -84,7 +85,7 @@ def lora_coordinates(
     """The coordinates of LoRA layers of equal options in `model`, whose A came from `seed`."""
     options = lora_options(next(iter(layers.values())))
     weights = {name: weight_matrix(layer.get_submodule("base_layer"), name) for name, layer in layers.items()}
-    weights_sha256 = combine({name: digest(weight) for name, weight in weights.items()})
+    weights_sha256 = combine({name: digest(whole(weight)) for name, weight in weights.items()})
     return LoraCoordinates(
         model,
         layers,

@@ -167,7 +167,7 @@ def attach_delta_s(
     targets: Sequence[str],
     identity: Mapping[str, Any],
     *,
-    cache_dir: Path | None,
+    cache_dir: str | Path | None,
     rank: int | None,
     storage: Storage,
 ) -> DeltaSCoordinates:

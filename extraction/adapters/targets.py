@@ -8,19 +8,42 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from extraction.words import Adapted
 from replay_pools.errors import InputError
 
-# {model type: {kind of projections: its suffixes}}; never embeddings or the head
-DEFAULT_SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    "attention": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-}
-SUFFIXES_BY_MODEL_TYPE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gpt2": {"attention": ("c_attn", "attn.c_proj"), "mlp": ("c_fc", "mlp.c_proj")}
+Kinds = Mapping[str, tuple[str, ...]]  # {kind of projections: its suffixes}; never embeddings or the head
+ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+DEFAULT_SUFFIXES: Kinds = {"attention": ATTENTION, "mlp": MLP}
+# Experts are stacks of matrices without Linears, which nothing here can name: their share is said (`adapted_share`).
+EXPERTS: Kinds = {"attention": ATTENTION}
+# Fused to one Linear: one vector of coordinates for all that is in it.
+NEOX: Kinds = {"attention": ("query_key_value", "dense"), "mlp": ("dense_h_to_4h", "dense_4h_to_h")}
+QWEN3_5 = tuple(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"))
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+SUFFIXES_BY_MODEL_TYPE: Mapping[str, Kinds] = {
+    "gpt2": {"attention": ("c_attn", "attn.c_proj"), "mlp": ("c_fc", "mlp.c_proj")},
+    "gpt_neox": NEOX,
+    "bloom": NEOX,
+    "opt": {"attention": ("q_proj", "k_proj", "v_proj", "out_proj"), "mlp": ("fc1", "fc2")},
+    "starcoder2": {"attention": ATTENTION, "mlp": ("c_fc", "c_proj")},
+    "phi3": {"attention": ("qkv_proj", "o_proj"), "mlp": ("gate_up_proj", "down_proj")},
+    "glm": {"attention": ATTENTION, "mlp": ("gate_up_proj", "down_proj")},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS,
+    "qwen3_next": {
+        "attention": (*ATTENTION, *(f"linear_attn.{name}" for name in ("in_proj_qkvz", "in_proj_ba", "out_proj"))),
+        "mlp": MLP,  # of shared experts
+    },
+    "qwen3_5_text": {"attention": (*ATTENTION, *QWEN3_5), "mlp": MLP},
+    "qwen3_5_moe_text": {"attention": (*ATTENTION, *QWEN3_5), "mlp": MLP},
+    # Without mamba.out_proj: the kernel of a training on a GPU reads its weight and never calls it.
+    "falcon_h1": {"attention": (*ATTENTION, "mamba.in_proj"), "mlp": MLP},
+    "deepseek_v3": {"attention": LATENT, "mlp": MLP},
 }
 ALL = "all"  # every kind
 
@@ -65,12 +88,13 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
     # One misspelt suffix among good ones must not silently adapt fewer modules.
     unmatched = [suffix for suffix in suffixes if suffix not in matched]
     if unmatched or not suffixes:
-        candidates = sorted({name.rpartition(".")[2] for name in linears})
+        kinds = SUFFIXES_BY_MODEL_TYPE.get(model.config.model_type, DEFAULT_SUFFIXES)
+        candidates = [ALL, *kinds, *sorted({name.rpartition(".")[2] for name in linears})]
         raise InputError(
-            f"target suffixes of {type(model).__name__}",
+            f"model.targets of {type(model).__name__}",
             expected="suffixes that each match a Linear or Conv1D",
             found=f"no match for {', '.join(unmatched) or 'an empty list'}",
-            fix=f"choose among all, attention, mlp, {', '.join(candidates) or 'nothing: the model has no Linear'}",
+            fix=f"choose among {', '.join(candidates)}",
         )
     return paths
 
@@ -108,14 +132,26 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
         InputError: `module` is neither, or its weight is quantised.
     """
     weight = module.weight if isinstance(module, nn.Linear | Conv1D) else None
-    if weight is None or not weight.is_floating_point():
+    if weight is None or is_quantised(weight):
+        found = type(module).__name__
+        if weight is not None:
+            found += f" of {type(weight.data).__name__}, {weight.dtype}"
         raise InputError(
             f"module {name}",
             expected="a Linear or Conv1D with a floating-point weight",
-            found=type(module).__name__ if weight is None else str(weight.dtype),
+            found=found,
             fix="choose other target suffixes or load the model unquantised",
         )
     return weight.T if isinstance(module, Conv1D) else weight
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight holds its matrix in another way than as numbers of at least 16 bits.
+
+    float8 has scales beside it; the tensors of torchao call themselves floating-point.
+    """
+    kept_as_numbers = type(weight.data) in (Tensor, DTensor) and weight.is_floating_point()
+    return not kept_as_numbers or weight.dtype.itemsize < 2
 
 
 def has_suffix(name: str, suffix: str) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from extraction.words import PAIR_GRADIENTS
+from extraction.files import resolve_directions
 from probe.cli._frame import known_pools, one_of, several_of
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
@@ -27,8 +27,8 @@ from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
-from replay_pools.errors import InputError, unknown_name
-from replay_pools.storage.files import by_name, dump_json, read_json, sha256
+from replay_pools.errors import InputError
+from replay_pools.storage.files import dump_json, read_json, sha256
 from replay_pools.storage.tables import field_of, flat, keys_of
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -171,24 +171,8 @@ def run_config(ctx: click.Context, verb: Verb, out: Path) -> Any:
         actual = repr(given["intervention.extraction.pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
     # A preset or a spec, whose runs come by --config, may name a file of OUT/directions as the flag does.
-    v_hack = resolve_directions(Path(intervention.v_hack), out)
+    v_hack = resolve_directions(intervention.v_hack, out)
     return replace(config, intervention=replace(intervention, v_hack=str(v_hack)))
-
-
-def resolve_directions(file: Path, out: Path) -> Path:
-    """A direction file: a path, or else the name of one in `out`/directions.
-
-    Raises:
-        InputError: there is none; those in `out`/directions are listed.
-    """
-    folder = out / "directions"
-    path = by_name(file, folder / f"{file.name}.safetensors")
-    if path.is_file():
-        return path
-    expected = f"a file of probe extract, or the name of one in {folder}"
-    raise unknown_name(
-        f"directions {file}", file.name, direction_names(out), expected=expected, fix="run probe extract"
-    )
 
 
 def default_name(stem: str, shape: Any = None) -> str:
@@ -196,12 +180,6 @@ def default_name(stem: str, shape: Any = None) -> str:
     plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
     parts = [plain[:MOST_LETTERS].strip("-._"), *([] if shape is None else [sha256(dump_json(shape))[:DIGITS]])]
     return "-".join(filter(None, parts))
-
-
-def direction_names(out: Path) -> list[str]:
-    """The names of the direction files in `out`/directions, sorted."""
-    files = (out / "directions").glob("*.safetensors")
-    return sorted(path.stem for path in files if not path.name.endswith(PAIR_GRADIENTS))
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from extraction.files import direction_names, resolve_directions
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_of, out_option
-from probe.cli._settings import direction_names, resolve_directions
 from probe.cli._stored import KINDS, list_stored
 from probe.records.run import CONFIG_FILE, DEFAULT_OUT, elsewhere, read_run, run_names
 from replay_pools.errors import InputError, unknown_name
@@ -76,7 +76,7 @@ def show(
         from probe.cli.extract import show_directions
 
         other = None if compare is None else resolve_directions(compare, out)
-        show_directions(resolve_directions(Path(source), out), other, as_json)
+        show_directions(resolve_directions(source, out), other, as_json)
     else:
         _show_pool(source, _pool(source, out), step, sample, out, as_json)
 

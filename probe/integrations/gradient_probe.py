@@ -11,6 +11,7 @@ What g is of which model: `probe.integrations.measured`. Mathematics and gates: 
 new trainer: `probe.integrations`.
 """
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,26 +23,27 @@ from typing import TypedDict
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import OptimizedModule
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from extraction.adapters.coordinates import SVD_CACHE, existing_coordinates
 from extraction.adapters.interface import check_fingerprint
 from extraction.directions import Directions, load_directions
 from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
+from probe.integrations.processes import Averaged, averaging_groups, unwrapped
+from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
-from replay_pools.storage.files import append_jsonl
 
+LOGGER = logging.getLogger(__name__)
+PREFIX = "probe/"
 NO_GRADIENT = "gradient is 0"
 NOT_FINITE = "gradient is not finite"
-SHARDED_FIX = "a gate needs whole gradients: train with plain data parallelism"
+NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
+REPLACED_FIX = "attach after fully_shard or accelerator.prepare, to the optimizer that trains"
+MOST_NAMED = 3
 GATED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 
 
@@ -53,6 +55,7 @@ class ProbeOptions(TypedDict, total=False):
     overshoot: float
     path: str | Path | None
     cache_dir: str | Path | None
+    process_group: Averaged
 
 
 class GradientProbe:
@@ -65,11 +68,14 @@ class GradientProbe:
 
     Args:
         model: any model of the weights that the directions were extracted from, trained whole or by an adapter.
-        directions: `Directions`, or their file.
+        directions: `Directions`, or their file, or its name in out/directions.
         project: put the gated gradient into `.grad`, for the optimizer; for trained weights, LoRA and `delta_S`.
         gate, overshoot: as in `probe.step.projection`.
-        path: a new file to which every record is appended as a line of JSON; None keeps records in memory only.
+        path: a file to which every record is appended as a line of JSON; None keeps records in memory only. One that
+            exists goes on, along the same directions; steps that are done again replace those from before.
         cache_dir: the folder where `probe extract` left the SVDs, read for svd directions; None computes them.
+        process_group: that over which the trainer averages gradients, where no wrapper of `model` says it; "self"
+            where this process trains a model of its own.
         scaler: the GradScaler of the loop, or of accelerate.
 
     Attributes:
@@ -77,7 +83,8 @@ class GradientProbe:
 
     Raises:
         InputError: directions of other weights or of another adapter, or an empty set of them; `project` where no gate
-            is defined; sharded parameters; an unknown gate; `path` exists.
+            is defined; parameters sharded in another way than by FSDP2; an unknown gate; `path` has
+            records along other directions.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class GradientProbe:
         overshoot: float = 1.0,
         path: str | Path | None = None,
         cache_dir: str | Path | None = SVD_CACHE,
+        process_group: Averaged = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.records: list[GradientRecord] = []
@@ -98,7 +106,8 @@ class GradientProbe:
         if not overshoot >= 0:
             raise InputError("overshoot", expected="at least 0", found=str(overshoot))
         where, directions = _loaded(directions)
-        self._model = _whole(model)
+        self._wrapped, self._model = model, unwrapped(model)
+        self._process_group: Averaged = process_group
         fingerprint = directions.metadata["fingerprint"]
         # The adapter of the directions where the model has that, its weights otherwise.
         coordinates = existing_coordinates(self._model, like=fingerprint)
@@ -113,66 +122,91 @@ class GradientProbe:
         _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
         self._gated = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
-        self._project, self._path = project, None if path is None else Path(path)
-        if self._path is not None and self._path.exists():
-            raise InputError(self._path, expected="a new file", found="one that exists", fix="name another")
+        self._project, self._directions_sha = project, directions_sha(directions)
+        self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
+        self._has_warned = False
         self._pending: GradientRecord | None = None  # between before_step and after_step
 
-    def start(self, optimizer: object) -> Optimizer:
+    def start(self, optimizer: object, model: nn.Module | None = None) -> Optimizer:
         """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
 
+        Args:
+            optimizer: that of the loop.
+            model: the model in the wrappers that it has got since the probe was made.
+
         Raises:
-            InputError: no torch optimizer (as those of DeepSpeed), or one that does not step what is measured.
+            InputError: no torch optimizer (as those of DeepSpeed), or one that does not step what is measured; as
+                `probe.integrations.processes`, processes that are not known or not here.
         """
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         # Those of DeepSpeed, which hold shards of the gradients, are none.
         if not isinstance(optimizer, Optimizer):
             found = type(optimizer).__qualname__
-            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=SHARDED_FIX)
-        # By identity: == of two tensors compares their values.
-        stepped: set[int] = set()
-        for group in optimizer.param_groups:
-            stepped |= {id(parameter) for parameter in group["params"]}
+            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=NO_TORCH_FIX)
+        if model is not None:
+            self._wrapped, self._model = model, unwrapped(model)
+        self._optimizer, self._parameters = optimizer, self._measured.stepped()
+        stepped = self._stepped()
+        # The last of each module: of LoRA that is B, which has a gradient at the start, where that of A is 0.
         witnesses: list[nn.Parameter] = []
-        for module, parameters in self._measured.stepped().items():
+        for module, parameters in self._parameters.items():
             if any(id(parameter) not in stepped for parameter in parameters):
                 raise InputError(
                     f"optimizer, module {module}",
                     expected="every trained parameter of the module",
                     found="one that it does not step",
-                    fix="build the optimizer from the parameters of this model, or freeze those that it leaves out",
+                    fix=f"{REPLACED_FIX}; freeze the parameters that it leaves out on purpose",
                 )
-            # The last: of LoRA that is B, which has a gradient at the start, where that of A is 0.
             witnesses.append(parameters[-1])
         witnesses += [p for p in self._model.parameters() if p.requires_grad and id(p) in stepped]
         if not witnesses:
             raise InputError(
                 "optimizer", expected="parameters of the model", found="none", fix="give attach the model it trains"
             )
-        self._measured.start(witnesses[0])
+        self._witness = witnesses[0]
+        self._measured.start(self._witness, averaging_groups(self._wrapped, self._process_group))
         return optimizer
 
     def stop(self) -> None:
         """Stop watching the model; the records stay."""
         self._measured.stop()
+        if (
+            self._project
+            and self.records
+            and not any(record.projected and record.frac_fired for record in self.records)
+        ):
+            LOGGER.warning("the gate removed nothing in %d steps", len(self.records))
+
+    @property
+    def next_step(self) -> int:
+        """The number of the next step: that after the last record, which may be in the file already."""
+        if self.records:
+            return self.records[-1].step + 1
+        return 0 if self._file is None else self._file.next_step
 
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
         """Measure what is in `.grad`; with `project`, replace it by the gated gradient.
+
+        Raises:
+            InputError: the parameters were replaced since `start`, or none that the optimizer steps has a gradient.
 
         Args:
             step: number that the record gets.
             loss_scale: factor that a loss scaler left on the gradients. Cosines and gates do not depend on it; the
                 recorded norm is divided by it.
         """
+        self._check_parameters()
         gradients = self._measured.gradients(loss_scale)
         projection = self._gated(gradients)
         haar_sd = haar_variance(gradients, self._vectors).sqrt()
         measures = _numbers(projection.measures() | {"norm": projection.before.norm, "haar_sd": haar_sd})
         norm = measures.pop("norm")
         reason = None
-        if norm is None:
+        if self._measured.unseen:
+            norm, reason = None, _not_seen(self._measured.unseen, len(gradients))
+        elif norm is None:
             reason = NOT_FINITE
         elif norm == 0:
             reason = NO_GRADIENT
@@ -193,9 +227,45 @@ class GradientProbe:
             hackward_frac_update=None,
             projected=projected,
             null_reason=reason,
+            directions=self._directions_sha,
         )
+        if reason is not None and not self._has_warned:
+            self._has_warned = True
+            effect = "the gate did nothing" if self._project else "the step has no number"
+            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
         self._measured.remember()
         self._pending = record
+
+    def _stepped(self) -> dict[int, nn.Parameter]:
+        """What the optimizer steps, by identity: == of two tensors compares their values."""
+        stepped = {}
+        for group in self._optimizer.param_groups:
+            stepped |= {id(parameter): parameter for parameter in group["params"]}
+        return stepped
+
+    def _check_parameters(self) -> None:
+        """InputError where a step would be of other parameters than those that are measured and gated."""
+        stepped = self._stepped()
+        now = self._measured.stepped()
+        replaced = [] if id(self._witness) in stepped else ["model"]
+        for module, parameters in self._parameters.items():
+            is_same = all(one is other for one, other in zip(parameters, now[module], strict=True))
+            if not is_same or any(id(parameter) not in stepped for parameter in parameters):
+                replaced.append(module)
+        if replaced:
+            raise InputError(
+                f"optimizer.step(), {replaced[-1]}",
+                expected="the parameters that the model and the optimizer had when the probe was attached",
+                found="others, put in their place since then",
+                fix=REPLACED_FIX,
+            )
+        if all(parameter.grad is None for parameter in stepped.values()):
+            raise InputError(
+                "optimizer.step()",
+                expected="a gradient in `.grad` of some parameter that it steps",
+                found=f"none in {len(stepped)}",
+                fix=f"call backward before step() and zero_grad() after it; {REPLACED_FIX}",
+            )
 
     @torch.no_grad()
     def after_step(self) -> GradientRecord:
@@ -211,8 +281,8 @@ class GradientProbe:
             record = replace(record, **realised)
         self._pending = None
         self.records.append(record)
-        if self._path is not None:
-            append_jsonl(self._path, record.to_json())
+        if self._file is not None:
+            self._file.append(record)
         return record
 
 
@@ -256,29 +326,11 @@ def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -
         )
 
 
-def _whole(model: nn.Module) -> nn.Module:
-    """The model without DistributedDataParallel and torch.compile.
-
-    Raises:
-        InputError: its parameters are sharded or on several devices.
-    """
-    while isinstance(model, DistributedDataParallel | OptimizedModule):
-        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    if isinstance(model, nn.DataParallel):
-        fix = "train with torchrun, a process for each GPU"
-        raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if sharded or any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise InputError("model", expected="whole parameters", found="sharded ones", fix=SHARDED_FIX)
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
-        raise InputError(
-            "model",
-            expected="all of it on one device",
-            found=f"parts on {', '.join(devices)}",
-            fix="load it without a device_map",
-        )
-    return model
+def _not_seen(unseen: Sequence[str], num_modules: int) -> str:
+    """The reason why a step has no number."""
+    more = f" and {len(unseen) - MOST_NAMED} more" if len(unseen) > MOST_NAMED else ""
+    named = ", ".join(unseen[:MOST_NAMED]) + more
+    return f"no backward came through {len(unseen)} of {num_modules} modules: {named}"
 
 
 def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float | None]:

@@ -13,8 +13,10 @@ The probe runs on the hooks of `optimizer.step()`, so that it sees the gradient 
 stays below its cap.
 """
 
+import sys
 from pathlib import Path
-from typing import Any, Self, Unpack
+from types import FrameType
+from typing import Any, Protocol, Self, Unpack
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -22,9 +24,16 @@ from torch import nn
 from torch.optim import Optimizer
 
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
+from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
 from replay_pools.errors import InputError
+
+
+class Log(Protocol):
+    """How trackers are given numbers."""
+
+    def __call__(self, values: dict[str, float], /, *, step: int) -> object:
+        """{name: number} of a step."""
 
 
 def attach(
@@ -34,6 +43,8 @@ def attach(
     model: nn.Module,
     scaler: torch.amp.GradScaler | None = None,
     allow_scaled: bool = False,
+    first_step: int | None = None,
+    log: Log | None = None,
     **options: Unpack[ProbeOptions],
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the gated gradient.
@@ -44,8 +55,9 @@ def attach(
 
     Args:
         optimizer: any torch optimizer, or accelerate's wrapper of one, that trains `model`.
-        directions: `Directions`, or a file of `probe extract`, of the weights that `model` has now.
-        model: a plain model, trained whole or in part, or one with a `delta_S`, LoRA or other adapter of peft.
+        directions: `Directions`, or a file of `probe extract`, or its name; of the weights that `model` has now.
+        model: a plain model, trained whole or in part, or one with a `delta_S`, LoRA or other adapter of peft; in its
+            wrapper of DistributedDataParallel, or after `fully_shard`, whose processes the gradient is averaged over.
         scaler: the GradScaler of the loop, where it has one and a LoRA or frozen weights are measured: their gradients
             are seen before `unscale_`. That of accelerate's wrapper is known.
         allow_scaled: accept gradients that a GradScaler leaves for a fused optimizer to unscale. They are gated as they
@@ -53,29 +65,45 @@ def attach(
         project: put the gated gradient into `.grad` (False); needs trained weights, plain LoRA or `delta_S`. Without
             it, `*_out` and `frac_fired` say what the gate would do (`means()` calls them `would_cos_out` and so on).
         gate: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
-        path: a new file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md). With several
-            processes, attach in all of them, and give it in one.
+        first_step: the number of the first step; None goes on after the last record in `path`. A loop that resumes from
+            an older checkpoint gives its own, and what was recorded after that is replaced.
+        log: gets the means of every step, as `accelerator.log`, `wandb.log` and other trackers take them.
+        path: a file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md), which goes on if it
+            exists. With several processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs (out/cache/svd); None computes them.
+        process_group: over which the gradient is averaged, where several processes run and no wrapper of `model` says
+            it; "self" where this process trains a model of its own.
 
     Returns:
         A handle with `records` and their `means()`. `detach()`, or the end of its `with` block, removes the probe.
 
     Raises:
         InputError: directions of other weights or of another adapter, `project` where no gate is defined, parameters
-            that the optimizer does not step or that are sharded, DeepSpeed, an unknown gate, a `path` that exists.
-            In the loop: scaled gradients, a closure, a model that is not the one that is trained.
+            that the optimizer does not step, DeepSpeed, FSDP1, processes that do not attach, an unknown gate, a `path`
+            of other directions. In the loop: scaled gradients, a closure, a model that is not the one that is trained,
+            parameters that were replaced.
     """
     if scaler is None and isinstance(optimizer, AcceleratedOptimizer):
         scaler = optimizer.scaler
     probe = GradientProbe(model, directions, scaler=scaler, **options)
-    return Attached(probe, probe.start(optimizer), allow_scaled=allow_scaled)
+    return Attached(probe, probe.start(optimizer), allow_scaled=allow_scaled, first_step=first_step, log=log)
 
 
 class Attached:
     """A GradientProbe on the hooks of an optimizer, until `detach()`; made by `attach`."""
 
-    def __init__(self, probe: GradientProbe, optimizer: Optimizer, *, allow_scaled: bool) -> None:
-        self._probe, self._allow_scaled = probe, allow_scaled
+    def __init__(
+        self,
+        probe: GradientProbe,
+        optimizer: Optimizer,
+        *,
+        allow_scaled: bool,
+        first_step: int | None = None,
+        log: Log | None = None,
+    ) -> None:
+        self._probe, self._allow_scaled, self._log = probe, allow_scaled, log
+        self._next_step = probe.next_step if first_step is None else first_step
+        self._step: FrameType | None = None  # the running call of `optimizer.step()`
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
@@ -103,6 +131,10 @@ class Attached:
         self.detach()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A subclass may call super().step(), which has hooks too: the outermost call is the step. One that is no longer
+        # on the stack has raised.
+        if self._step is not None and self._step in _stack():
+            return
         # args[0] is the optimizer; what else `step` was given is a closure, by position or by name.
         if any(value is not None for value in (*args[1:], kwargs.get("closure"))):
             raise InputError(
@@ -111,10 +143,16 @@ class Attached:
                 found="one",
                 fix="call backward, then step()",
             )
-        self._probe.before_step(len(self.records), loss_scale=self._loss_scale(optimizer))
+        self._probe.before_step(self._next_step, loss_scale=self._loss_scale(optimizer))
+        self._step = sys._getframe(1)
 
     def _after(self, *_: object) -> None:
-        self._probe.after_step()
+        if sys._getframe(1) is self._step:
+            self._step = None
+            record = self._probe.after_step()
+            self._next_step += 1
+            if self._log is not None:
+                self._log({PREFIX + name: mean for name, mean in means([record]).items()}, step=record.step)
 
     def _loss_scale(self, optimizer: Optimizer) -> float:
         """The factor that a GradScaler left on the gradients; 1 where they are unscaled."""
@@ -130,3 +168,12 @@ class Attached:
                 fix="call scaler.unscale_(optimizer) before scaler.step(optimizer), or attach with allow_scaled=True",
             )
         return float(scale)
+
+
+def _stack() -> list[FrameType]:
+    """The calls that are running, the innermost first."""
+    frames, frame = [], sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames

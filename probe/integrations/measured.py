@@ -41,7 +41,9 @@ from extraction.adapters.coordinates import is_plain
 from extraction.adapters.frames import Frame, make_frames, target_layers
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.lora import lora_factors
+from extraction.adapters.sharded import spread_as, whole
 from extraction.directions import Directions
+from probe.integrations.processes import Groups, check_known, meet
 from probe.integrations.taps import Taps
 from replay_pools.errors import InputError
 
@@ -52,10 +54,12 @@ class MeasuredAdapter:
     Attributes:
         sizes: {module: r}.
         device: of the gradients.
+        unseen: modules that the last `gradients` do not know, as in `Taps`.
     """
 
     def __init__(self, coordinates: Coordinates) -> None:
         self._coordinates = coordinates
+        self.unseen: list[str] = []
         self.sizes = coordinates.sizes
         self.device = coordinates.parameters()[0].device
 
@@ -81,7 +85,7 @@ class MeasuredAdapter:
         after = self._coordinates.values()
         return {module: before - after[module] for module, before in self._before.items()}
 
-    def start(self, witness: nn.Parameter) -> None:
+    def start(self, witness: nn.Parameter, groups: Groups | None) -> None:
         """Everything is in `.grad`: nothing to watch."""
 
     def stop(self) -> None:
@@ -91,8 +95,13 @@ class MeasuredAdapter:
 class Part(ABC):
     """The trained parameters of one module, and how a step of theirs moves the coordinates of its weight."""
 
-    def __init__(self, frame: Frame, parameters: tuple[nn.Parameter, ...]) -> None:
-        self.frame, self.parameters = frame, parameters
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+
+    @property
+    @abstractmethod
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those that the layer has now: a trainer may shard a model after it was given to the probe."""
 
     @abstractmethod
     def step(self) -> Tensor:
@@ -129,15 +138,20 @@ class Part(ABC):
         weights = torch.linalg.pinv(self.gram(V), hermitian=True) @ (wanted - V @ self.step())
         for parameter, change in zip(self.parameters, self.pulled(weights @ V), strict=True):
             if parameter.grad is not None:
-                parameter.grad.add_(change)
+                parameter.grad.add_(spread_as(parameter.grad, change))
 
 
 class LinearPart(Part):
     """A trained weight: J = c, which is also that of the loss."""
 
     def __init__(self, frame: Frame, layer: nn.Linear | Conv1D) -> None:
-        super().__init__(frame, (cast(nn.Parameter, layer.weight),))
-        self._is_transposed = isinstance(layer, Conv1D)
+        super().__init__(frame)
+        self._layer, self._is_transposed = layer, isinstance(layer, Conv1D)
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """(W,)."""
+        return (cast(nn.Parameter, self._layer.weight),)
 
     def step(self) -> Tensor:
         """c(W.grad)."""
@@ -159,6 +173,7 @@ class LinearPart(Part):
         return self._coordinates(before[0].to(self.frame.dtype) - self.parameters[0].detach().to(self.frame.dtype))
 
     def _coordinates(self, matrix: Tensor) -> Tensor:
+        matrix = whole(matrix)
         return self.frame.coordinates(matrix.T if self._is_transposed else matrix)
 
 
@@ -166,20 +181,28 @@ class LoraPart(Part):
     """LoRA, W + s B A, with A and B trained, or one of them."""
 
     def __init__(self, frame: Frame, layer: LoraLayer, adapter: str) -> None:
-        self._factors = lora_factors(layer, adapter)
-        self._scale = layer.scaling[adapter]
-        super().__init__(frame, tuple(factor for factor in self._factors if factor.requires_grad))
+        super().__init__(frame)
+        self._layer, self._adapter, self._scale = layer, adapter, layer.scaling[adapter]
+
+    @property
+    def _factors(self) -> tuple[nn.Parameter, nn.Parameter]:
+        return lora_factors(self._layer, self._adapter)
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """(A, B), or one of them."""
+        return tuple(factor for factor in self._factors if factor.requires_grad)
 
     def step(self) -> Tensor:
         """s c(B G_A + G_B A)."""
-        A, B = (factor.detach() for factor in self._factors)
-        G_A, G_B = (torch.zeros_like(f) if f.grad is None else f.grad for f in self._factors)
+        A, B = map(whole, self._factors)
+        G_A, G_B = (whole(torch.zeros_like(f) if f.grad is None else f.grad) for f in self._factors)
         return self._scale * (self.frame.coordinates(B, G_A) + self.frame.coordinates(G_B, A))
 
     def pulled(self, v: Tensor) -> list[Tensor]:
         """s B^T M and s M A^T, M the matrix of v; that of a frozen factor is left out."""
         left, right = self.frame.factors(v)
-        A, B = (factor.detach().to(left.dtype) for factor in self._factors)
+        A, B = (whole(factor).to(left.dtype) for factor in self._factors)
         of_both = (B.T @ left) @ right, left @ (right @ A.T)
         return [self._scale * part for part, factor in zip(of_both, self._factors, strict=True) if factor.requires_grad]
 
@@ -190,7 +213,8 @@ class LoraPart(Part):
     def moved(self, before: tuple[Tensor, ...]) -> Tensor:
         """s c(B A) before, minus now: by parts, so that a small step is not lost in rounding."""
         (A, B), (old_A, old_B) = (factor.detach() for factor in self._factors), before
-        return self._scale * (self.frame.coordinates(old_B - B, old_A) + self.frame.coordinates(B, old_A - A))
+        by_B = self.frame.coordinates(whole(old_B - B), whole(old_A))
+        return self._scale * (by_B + self.frame.coordinates(whole(B), whole(old_A - A)))
 
 
 class MeasuredWeights:
@@ -244,6 +268,11 @@ class MeasuredWeights:
         """{module: trained weight or LoRA factors}."""
         return {module: part.parameters for module, part in self._parts.items()}
 
+    @property
+    def unseen(self) -> list[str]:
+        """Modules that the last `gradients` do not know, as in `Taps`."""
+        return [] if self._taps is None else self._taps.unseen
+
     def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
         """That of the loss, c(dL/dW), or with `project` that of the step, J g."""
         tapped = {} if self._taps is None else self._taps.gradients(loss_scale)
@@ -282,10 +311,16 @@ class MeasuredWeights:
                 update[module] = torch.zeros(frame.size, dtype=frame.dtype, device=self.device)
         return update
 
-    def start(self, witness: nn.Parameter) -> None:
-        """Begin to watch forwards and backwards; `.grad` of `witness` says when gradients are zeroed."""
+    def start(self, witness: nn.Parameter, groups: Groups | None) -> None:
+        """Begin to watch forwards and backwards, as `Taps.start`.
+
+        Raises:
+            InputError: taps are needed, and no groups are known (None), or not all of their processes are here.
+        """
         if self._taps is not None:
-            self._taps.start(witness)
+            groups = check_known(groups)
+            meet(groups)
+            self._taps.start(witness, groups)
 
     def stop(self) -> None:
         """Remove them."""

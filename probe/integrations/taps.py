@@ -5,8 +5,9 @@
 x is what a layer reads and y what it gives, its adapters included: dL/dW is the gradient of a change of W below them.
 Padding has dL/dy = 0. A forward without gradients (generation, a reference) is not watched; one that is done twice, as
 under activation checkpointing, has one backward; `torch.autograd.grad`, which adds to no `.grad`, is none. Sums live as
-long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. Under
-DistributedDataParallel they are averaged over the processes, as it averages `.grad`.
+long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. They are averaged over
+the processes over which the trainer averages `.grad` (`probe.integrations.processes`). How often each layer was seen is
+counted beside its sums: a layer that a kernel goes round, reading its weight itself, is not seen, and its 0 is no sum.
 
 Whether it has zeroed them is asked of one parameter, the witness, before a backward adds to anything. Where zeros stand
 in the place of None, only the values tell: they are compared where they lie, since a GPU would have to be waited for.
@@ -16,12 +17,15 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from extraction.adapters.frames import Frame
 from extraction.adapters.interface import Tap
+from extraction.adapters.sharded import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_output
+from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
 NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
@@ -43,16 +47,27 @@ class Taps:
         self._taps = {module: frames[module].tap(module) for module in layers}
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
-        # In one piece, so that one operation sets all of it to 0. All frames of a model have one dtype.
-        self._total = torch.zeros(sum(sizes), dtype=next(iter(frames.values())).dtype, device=device)
-        self._sums = dict(zip(layers, self._total.split(sizes), strict=True))
+        # In one piece, so that one operation sets all of it to 0: the sums, and how often each layer was seen. All
+        # frames of a model have one dtype.
+        self._sizes = [*sizes, len(sizes)]
+        self._total = torch.zeros(sum(self._sizes), dtype=next(iter(frames.values())).dtype, device=device)
+        *sums, counts = self._total.split(self._sizes)
+        self._sums = dict(zip(layers, sums, strict=True))
+        self._counts = dict(zip(layers, counts, strict=True))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._has_seen = False
+        self.unseen: list[str] = []  # modules that no backward came through, of what `gradients` last returned
 
-    def start(self, witness: nn.Parameter) -> None:
-        """Watch the layers; `witness` is a parameter that the trainer steps, and whose `.grad` it zeroes."""
+    def start(self, witness: nn.Parameter, groups: Groups) -> None:
+        """Watch the layers.
+
+        Args:
+            witness: a parameter that the trainer steps, and whose `.grad` it zeroes.
+            groups: over which the trainer averages gradients.
+        """
         self.stop()
-        self._witness = witness
+        self._witness, self._groups = witness, groups
+        self._backward = NO_BACKWARD  # the last one whose end is waited for
         self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
         self._was_filled = torch.zeros((), dtype=torch.bool, device=self._total.device)
         self._handles = [
@@ -75,6 +90,13 @@ class Taps:
         Raises:
             InputError: there is a `.grad`, but no backward has come through the layers.
         """
+        total = self._total.clone()
+        total[-self._sizes[-1] :].clamp_(max=1)
+        *means, seen = average(total, self._groups).split(self._sizes)
+        # Of a process that has not seen a module, its part of the mean is missing.
+        shares = dict(zip(self._sums, seen.tolist(), strict=True))
+        self.unseen = [module for module, share in shares.items() if share < 1]
+        self._has_seen = self._has_seen or any(shares.values())
         if not self._has_seen and self._witness.grad is not None:
             raise InputError(
                 "model",
@@ -82,14 +104,9 @@ class Taps:
                 found="none",
                 fix="give attach the model that is trained, before it first runs if it is compiled",
             )
-        total = self._total.clone()
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            distributed.all_reduce(total)
-            total = total / distributed.get_world_size()
         if self._scaler is not None:
-            total = total * (loss_scale / self._scaler.get_scale())
-        parts = total.split([len(part) for part in self._sums.values()])
-        return dict(zip(self._sums, parts, strict=True))
+            means = [part * (loss_scale / self._scaler.get_scale()) for part in means]
+        return dict(zip(self._sums, means, strict=True))
 
     def stepped(self) -> None:
         """The optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
@@ -106,7 +123,7 @@ class Taps:
                 self._total.zero_()
                 self._is_empty = True
         elif self._may_be_zeroed:
-            is_zero = ~gradient.any()
+            is_zero = ~whole(gradient.any())
             # Without a step, zeros may be what the last backward gave.
             self._total.masked_fill_(is_zero if self._has_stepped else is_zero & self._was_filled, 0.0)
         # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
@@ -116,7 +133,12 @@ class Taps:
         """The witness has a `.grad` now, and so the sums are no longer empty."""
         self._is_empty = False
         if self._witness.grad is not None:
-            self._was_filled = self._witness.grad.any()
+            self._was_filled = whole(self._witness.grad.any())
+
+    def _fill_if_there(self) -> None:
+        """`_fill` at the end of a backward, if the trainer let its gradients into `.grad`."""
+        if self._witness.grad is not None:
+            self._fill()
 
     def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """Forward hook: where a backward can follow, let dL/dy pass by `_add`."""
@@ -140,7 +162,12 @@ class Taps:
                 fix="attach with scaler=, the GradScaler of the loop",
             )
         self._empty_with_grad()
-        self._has_seen = True
+        backward = torch._C._current_graph_task_id()
+        if isinstance(self._witness, DTensor) and backward != self._backward:
+            # FSDP2 sets `.grad` at the end of a backward, past the hooks of the parameter.
+            torch.autograd.Variable._execution_engine.queue_callback(self._fill_if_there)
+            self._backward = backward
+        self._counts[tap.module] += 1
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]

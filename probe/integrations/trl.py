@@ -13,10 +13,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from extraction.directions import Directions
-from probe.integrations.gradient_probe import GradientProbe, ProbeOptions, means
+from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
-
-PREFIX = "probe/"
 
 
 class GradientProbeCallback(TrainerCallback):
@@ -26,9 +24,9 @@ class GradientProbeCallback(TrainerCallback):
     >>> trainer.add_callback(GradientProbeCallback(trainer, "v_hack.safetensors"))                  # doctest: +SKIP
 
     Args:
-        trainer: of any model; without DeepSpeed and FSDP.
-        directions: with `project`, `gate`, `overshoot` and `cache_dir` as in `probe.attach`.
-        path: a new file for the records, which the main process alone writes.
+        trainer: of any model; without DeepSpeed and FSDP1.
+        directions: with `project`, `gate`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
+        path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
     Raises:
         InputError: as in `probe.attach`. What is wrong with the optimizer is raised when training starts.
@@ -57,7 +55,7 @@ class GradientProbeCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Refuse an optimizer that the probe cannot serve, which the trainer makes only now; begin to watch."""
-        self._probe.start(kwargs["optimizer"])
+        self._probe.start(kwargs["optimizer"], self._trainer.model_wrapped)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

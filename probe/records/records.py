@@ -207,6 +207,7 @@ class GradientRecord:
         bool, "the optimizer got the gated gradient; if not, `*_out` and `frac_fired` say what would be"
     ]
     null_reason: Annotated[str | None, "why the cosines are null"]
+    directions: Annotated[str, "16 digits of a sha256 of the directions"]
 
     def to_json(self) -> dict[str, Any]:
         """The row that is written: {field: value} in field order; InputError as in `SampleRecord.to_json`."""

@@ -75,3 +75,17 @@ def test_the_share_of_the_linear_weights_is_counted_by_hand(build_model, archite
     mlp = ["mlp.c_fc", "mlp.c_proj"] if architecture == "gpt2" else ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
     assert list(part.linears) == mlp
     assert find_targets(model, ["attention", *part.linears]) == find_targets(model)
+
+
+class Quantised(torch.Tensor):
+    """A tensor that keeps numbers in its own way and calls itself floating-point, as those of torchao do."""
+
+
+@pytest.mark.parametrize("kind", ["subclass", "float8"])
+def test_quantised_weights_are_refused(kind: str) -> None:
+    """With their kind in the message; hashing or factorising them would fail or take codes for values."""
+    layer = torch.nn.Linear(4, 4)
+    weight = layer.weight.data.as_subclass(Quantised) if kind == "subclass" else layer.weight.to(torch.float8_e4m3fn)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(InputError, match="Quantised|float8"):
+        weight_matrix(layer, "q_proj")

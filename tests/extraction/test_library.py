@@ -50,9 +50,9 @@ def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(t
     libraries = []
     for name in ("organism", str(tmp_path / "other")):
         loaded = load_policy(name)
-        coordinates = attach_basis(loaded, "svd", cache_dir=tmp_path, targets=("attention",))
+        coordinates = attach_basis(loaded, "svd", cache_dir=str(tmp_path), targets=("attention",))
         settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-        libraries.append(DirectionLibrary(loaded, coordinates, settings, cache_dir=tmp_path))
+        libraries.append(DirectionLibrary(loaded, coordinates, settings, cache_dir=str(tmp_path)))
     fingerprints = [library.coordinates.fingerprint()["weights_sha256"] for library in libraries]
     gradients = [library.pair_gradients for library in libraries]
     assert fingerprints[0] == fingerprints[1]

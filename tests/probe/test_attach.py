@@ -9,7 +9,6 @@ import torch
 from accelerate import Accelerator
 from peft import PeftModel
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 
 import probe
 from extraction.adapters.coordinates import attach
@@ -114,12 +113,13 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
 
 
 def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
-    """Missing, zero, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
+    """Zero, missing, infinite: null with a reason, nothing replaced; None stays None, which an optimizer skips."""
     optimizer = adapted.optimizer()
     parameters = adapted.coordinates.parameters()
     with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        parameters[0].grad = torch.zeros_like(parameters[0])
         optimizer.step()
-        assert all(parameter.grad is None for parameter in parameters), "a gradient of zeros would be stepped"
+        assert all(parameter.grad is None for parameter in parameters[1:]), "a gradient of zeros would be stepped"
         adapted.backward()
         parameters[3].grad = None
         optimizer.step()
@@ -134,19 +134,52 @@ def test_gradients_that_have_no_direction(adapted: Adapted) -> None:
     assert (infinite.cos_in, infinite.null_reason, infinite.grad_norm) == (None, "gradient is not finite", None)
 
 
-def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path) -> None:
-    """One line a step, the records exactly; a second probe does not write into the same file."""
+def test_lines_are_written_until_it_is_detached(adapted: Adapted, tmp_path: Path, monkeypatch) -> None:
+    """One line a step, the records exactly. Directions by name; a tracker gets every step."""
     optimizer, path = adapted.optimizer(), tmp_path / "deep" / "gradients.jsonl"
-    save_directions(tmp_path / "v.safetensors", adapted.directions)
-    attached = probe.attach(optimizer, tmp_path / "v.safetensors", model=adapted.model, path=path)
+    save_directions(tmp_path / "out" / "directions" / "v.safetensors", adapted.directions)
+    monkeypatch.chdir(tmp_path)
+    sent: list[tuple[dict[str, float], int]] = []
+    log = lambda values, *, step: sent.append((values, step))  # noqa: E731
+    attached = probe.attach(optimizer, "v", model=adapted.model, path=path, log=log)
     adapted.train(optimizer, steps=2)
     attached.detach()
     adapted.train(optimizer, steps=1)
     rows = decode_jsonl(path.read_bytes(), path)
     assert [GradientRecord.from_json(row, "line") for row in rows] == attached.records
     assert [record.step for record in attached.records] == [0, 1]
-    with pytest.raises(InputError, match="gradients"):
-        probe.attach(optimizer, adapted.directions, model=adapted.model, path=path)
+    assert [(values["probe/cos_in"], step) for values, step in sent] == [(r.cos_in, r.step) for r in attached.records]
+
+
+def test_a_file_of_records_goes_on(adapted: Adapted, tmp_path: Path) -> None:
+    """After a half-written line too; steps done again replace the old ones, and other directions are refused."""
+    optimizer, path = adapted.optimizer(), tmp_path / "gradients.jsonl"
+
+    def steps(turns: int, **options) -> list[int]:
+        with probe.attach(optimizer, adapted.directions, model=adapted.model, path=path, **options):
+            adapted.train(optimizer, steps=turns)
+        return [row["step"] for row in decode_jsonl(path.read_bytes(), path)]
+
+    assert steps(3) == [0, 1, 2]
+    path.write_bytes(path.read_bytes() + b'{"step": 3, "cos')
+    assert steps(2) == [0, 1, 2, 3, 4]
+    assert steps(1, first_step=2) == [0, 1, 2]
+    other = haar_directions(adapted.directions, seed=4)
+    with pytest.raises(InputError, match="line 1"):
+        probe.attach(optimizer, other, model=adapted.model, path=path)
+
+
+def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptureFixture) -> None:
+    """Where there is no gradient to gate, once; and at the end, that nothing was removed."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True):
+        for _ in range(2):
+            for parameter in adapted.coordinates.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first.startswith("step 0: the gate did nothing: gradient is 0")
+    assert last == "the gate removed nothing in 2 steps"
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -208,17 +241,47 @@ def test_refusals(adapted: Adapted) -> None:
             optimizer.step(closure=lambda: 0.0)
 
 
-def test_sharded_parameters_are_refused(adapted: Adapted, tmp_path: Path) -> None:
-    """FSDP 2 for real, in one process: every parameter becomes a DTensor."""
-    model = attach(load_policy("organism").model, basis="lora", model_id="organism", rank=4).model
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        fully_shard(model)
-        optimizer = SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        with pytest.raises(InputError, match="sharded"):
-            probe.attach(optimizer, adapted.directions, model=model)
-    finally:
-        torch.distributed.destroy_process_group()
+class Subclass(torch.optim.AdamW):
+    """Its step calls that of its base class, which runs the hooks of the optimizer again."""
+
+    fails = False
+
+    def step(self, closure=None):
+        if self.fails:
+            raise MemoryError
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_is_one(adapted: Adapted) -> None:
+    """One record a step, also after one that raised."""
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # torch hooks a class when it first makes one of it
+    optimizer = adapted.optimizer(Subclass)
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        adapted.train(optimizer, steps=2)
+        adapted.backward()
+        optimizer.fails = True
+        with pytest.raises(MemoryError):
+            optimizer.step()
+        optimizer.fails = False
+        optimizer.step()
+    assert len(attached.records) == 3
+    assert all(record.cos_update is not None and record.projected for record in attached.records)
+
+
+def test_what_is_stepped_must_be_what_is_measured(adapted: Adapted) -> None:
+    """DeepSpeed and accelerate put other tensors into an optimizer, which a gate would not reach."""
+    optimizer = adapted.optimizer()
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True) as attached:
+        adapted.backward()
+        group = optimizer.param_groups[0]
+        group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
+        with pytest.raises(InputError, match="when the probe was attached"):
+            optimizer.step()
+        group["params"] = adapted.coordinates.parameters()
+        optimizer.zero_grad()
+        with pytest.raises(InputError, match="a gradient in `.grad`"):
+            optimizer.step()
+    assert not attached.records
 
 
 def test_a_saved_adapter_is_attached_to(adapted: Adapted, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -70,16 +69,6 @@ num_problems = 1
 """
 
 
-def start(num: int, code: str) -> list[BaseProcess]:
-    """`num` ranks that execute `code` in the environment that torchrun gives them, without its agent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    owns = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(num))
-    return [processes.start(code, environment={name: str(value) for name, value in own.items()}) for own in owns]
-
-
 def finish(ranks: list[BaseProcess]) -> list[int | None]:
     """Their exit codes."""
     return [processes.finish(rank) for rank in ranks]
@@ -119,7 +108,7 @@ def test_a_replay_that_lost_a_rank_is_resumed_by_three_to_the_bytes_of_one_proce
     os.kill(psutil.Process(agent.pid).children()[1].pid, signal.SIGKILL)
     assert agent.wait(300) != 0
     assert not (directory / "manifest.json").exists(), "a run that died must not look complete"
-    assert finish(start(3, command(*command_line))) == [0, 0, 0]
+    assert finish(processes.start_ranks(3, command(*command_line))) == [0, 0, 0]
     assert contents(directory) == contents(whole)
 
 
@@ -134,7 +123,7 @@ def preset(tmp_path_factory: pytest.TempPathFactory, few_pairs: list[str], small
 def trained_by_two(out: Path, preset: str) -> Path:
     """A run of two ranks that was never stopped."""
     command_line = command("train", "--preset", preset, "--name", "two-processes", "--out", str(out))
-    assert finish(start(2, command_line)) == [0, 0]
+    assert finish(processes.start_ranks(2, command_line)) == [0, 0]
     return out / "runs" / "two-processes"
 
 
@@ -159,7 +148,7 @@ def test_two_ranks_train_as_one_process_does(trained_by_two: Path, out: Path, pr
 
 def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Path, out: Path, preset: str) -> None:
     command_line = command("train", "--preset", preset, "--name", "two-killed", "--out", str(out))
-    ranks = start(2, command_line)
+    ranks = processes.start_ranks(2, command_line)
     directory = out / "runs" / "two-killed"
     wait_for(directory / "checkpoint" / "step_000002.pt", ranks[0].is_alive)
     for rank in ranks:
@@ -167,7 +156,7 @@ def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Pa
     assert finish(ranks) == [-signal.SIGKILL] * 2
     assert not (directory / "manifest.json").exists()
     assert run(cli, ["train", "--preset", preset, "--name", "two-killed", "--out", str(out)]) == 2, "by one rank"
-    assert finish(start(2, command_line)) == [0, 0]
+    assert finish(processes.start_ranks(2, command_line)) == [0, 0]
     assert contents(directory) == contents(trained_by_two)
 
 
@@ -229,7 +218,8 @@ def check_sharded_base(model: str, cache: str) -> None:
 
 def test_a_sharded_base_gives_the_same_gradients_and_samples(small: str, out: Path) -> None:
     source = textwrap.dedent(inspect.getsource(check_sharded_base))
-    assert finish(start(2, f"{source}\ncheck_sharded_base({small!r}, {str(out / 'cache')!r})")) == [0, 0]
+    ranks = processes.start_ranks(2, f"{source}\ncheck_sharded_base({small!r}, {str(out / 'cache')!r})")
+    assert finish(ranks) == [0, 0]
 
 
 @given(num_rows=st.integers(0, 50), size=st.integers(1, 9))

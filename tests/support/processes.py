@@ -1,6 +1,7 @@
 """Real processes, to be killed for real, that start quickly: forks of one server with torch and the verbs imported."""
 
 import multiprocessing
+import socket
 from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -38,3 +39,13 @@ def finish(process: BaseProcess, seconds: float = 300) -> int | None:
 def command(*arguments: str) -> str:
     """What a process executes to run `probe ARGUMENTS`."""
     return f"import sys; from probe.cli import cli; from probe.cli._frame import run; sys.exit(run(cli, {arguments!r}))"
+
+
+def start_ranks(num: int, code: str) -> list[BaseProcess]:
+    """`num` ranks that execute `code` in the environment that torchrun gives them, without its agent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": num, "LOCAL_WORLD_SIZE": num, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    owns = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(num))
+    return [start(code, environment={name: str(value) for name, value in own.items()}) for own in owns]

@@ -1,0 +1,155 @@
+"""What a trainer has put around a model: wrappers taken off, and the processes over which it averages the gradient.
+
+Taps are averaged over the same processes, never over the whole world, where rollouts or other policies may live:
+
+    DistributedDataParallel     its process group
+    fully_shard (FSDP2)         the mesh of its parameters, every dimension in turn
+    neither                     `process_group=`; "self" where each process trains a model of its own
+
+Sharding of other kinds is refused by name: the parameters that are then in the model are not the weights.
+"""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Literal
+
+from torch import Tensor, distributed, nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from replay_pools.errors import InputError
+
+Groups = tuple[ProcessGroup, ...]
+Averaged = ProcessGroup | Literal["self"] | None  # what a caller says; None leaves it to the wrappers
+# Long enough for a process that loads its model late, short beside the timeout of a collective call.
+PATIENCE = timedelta(minutes=5)
+_met: Counter[tuple[int, ...]] = Counter()  # {ranks: probes that these have started}
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without DistributedDataParallel and torch.compile.
+
+    Raises:
+        InputError: it is sharded in another way than by `fully_shard`, or on several devices.
+    """
+    while isinstance(model, DistributedDataParallel | OptimizedModule):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    if isinstance(model, nn.DataParallel):
+        fix = "train with torchrun, a process for each GPU"
+        raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)
+    if (sharding := _other_sharding(model)) is not None:
+        fix = "shard it by fully_shard (FSDP2), or train with DistributedDataParallel"
+        raise InputError("model", expected="whole parameters, or those of FSDP2", found=sharding, fix=fix)
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise InputError(
+            "model",
+            expected="all of it on one device",
+            found=f"parts on {', '.join(devices)}",
+            fix="load it without a device_map",
+        )
+    return model
+
+
+def _other_sharding(model: nn.Module) -> str | None:
+    """How the parameters are sharded, unless by FSDP2 alone over one mesh."""
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        return "FullyShardedDataParallel (FSDP1)"
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        return "parameters of DeepSpeed ZeRO-3"
+    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
+    if not sharded:
+        return None
+    for parameter in sharded:
+        shards = [type(placement) for placement in parameter.placements if type(placement) is not Replicate]
+        if shards not in ([], [Shard]):
+            return f"parameters sharded as {parameter.placements}"
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+        return "parameters of tensor parallelism"
+    if len({parameter.device_mesh for parameter in sharded}) > 1:
+        return "parameters on several device meshes"
+    # With one, `.grad` is no mean over the processes, which taps are.
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
+    if any(group.gradient_divide_factor is not None for group in groups):
+        return "a gradient divide factor of FSDP2"
+    return None
+
+
+def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None:
+    """The groups over which the gradient of a model is averaged, one after the other; () of one process alone.
+
+    Args:
+        model: as it is trained, with its wrappers.
+        process_group: that of the caller, who knows more than the wrappers.
+
+    Returns:
+        None where several processes run and nothing says which of them train this model.
+    """
+    if process_group == "self" or not distributed.is_available() or not distributed.is_initialized():
+        return ()
+    if isinstance(process_group, ProcessGroup):
+        return (process_group,)
+    while isinstance(model, OptimizedModule):
+        model = model._orig_mod
+    if isinstance(model, DistributedDataParallel):
+        assert isinstance(model.process_group, ProcessGroup)
+        return (model.process_group,)
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            return tuple(parameter.device_mesh.get_all_groups())
+    return () if distributed.get_world_size() == 1 else None
+
+
+def average(total: Tensor, groups: Groups) -> Tensor:
+    """The mean over the processes of the groups; `total` is overwritten."""
+    for group in groups:
+        distributed.all_reduce(total, group=group)
+        total /= distributed.get_world_size(group)
+    return total
+
+
+def meet(groups: Groups) -> None:
+    """Wait until every process of the groups has come here as often as this one.
+
+    By the store, not by a collective call: where one process alone attaches, that would meet a call of the training.
+
+    Raises:
+        InputError: others have not come within PATIENCE.
+    """
+    for group in groups:
+        ranks = tuple(distributed.get_process_group_ranks(group))
+        keys = [f"gradient-probe/{','.join(map(str, ranks))}/{_met[ranks]}/{rank}" for rank in ranks]
+        own_key = keys[ranks.index(distributed.get_rank())]
+        store = _get_default_store()
+        store.set(own_key, "attached")
+        try:
+            store.wait(keys, PATIENCE)
+        except RuntimeError as error:
+            absent = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
+            store.delete_key(own_key)
+            raise InputError(
+                "attach",
+                expected=f"a probe in each of the {len(ranks)} processes that train the model",
+                found=f"none in rank {', '.join(map(str, absent))} after {PATIENCE.total_seconds():.0f} s",
+                fix="attach in every process, with path= in all of them or in one",
+            ) from error
+        _met[ranks] += 1
+
+
+def check_known(groups: Groups | None) -> Groups:
+    """The groups; InputError where they are not known."""
+    if groups is None:
+        raise InputError(
+            "process_group",
+            expected=f"a model wrapped by DistributedDataParallel or fully_shard, since "
+            f"{distributed.get_world_size()} processes run",
+            found="a model without",
+            fix='give attach the wrapped model, or process_group= (the group that averages its gradient; "self" where '
+            "each process trains a model of its own)",
+        )
+    return groups

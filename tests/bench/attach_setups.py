@@ -1,0 +1,568 @@
+"""The table of set-ups of probe.attach in spec/guide/trainers.md, one measured row each:
+
+    python tests/bench/attach_setups.py [--only WORD]
+
+A random Qwen3 of two layers is trained in every set-up on the same batch. What the probe records is compared with the
+dL/dW of a copy of which every weight is trained, in full, read densely through U and V of the SVD; a gated step
+with that of one process. Two processes talk by gloo. "exact" is an error below the rounding of one number in the dtype.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from peft import IA3Config, LoraConfig, get_peft_model
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.functional import linear
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers.pytorch_utils import Conv1D
+
+import probe
+from extraction.adapters.coordinates import attach
+from extraction.adapters.delta_s import DeltaSConfig
+from extraction.adapters.sharded import whole
+from extraction.controls import haar_directions
+from extraction.directions import Directions
+from probe.integrations import processes
+from probe.step.projection import sample_cosines
+from replay_pools.errors import InputError
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
+
+SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)
+IDS = torch.randint(5, 120, (4, 12), generator=torch.Generator().manual_seed(1))
+EVERY = slice(None)
+FLOOR = 1e-6  # records hold float32
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a set-up does, and how far the probe is off; an InputError instead is its refusal."""
+
+    engine: str
+    trained: str
+    run: Callable[[int], float]
+    dtype: torch.dtype = torch.float64
+    refused: bool = False  # what should come of it; otherwise exact
+    needs: str | None = None  # a package
+
+    def result(self, rank: int) -> str:
+        """The last cell of the table."""
+        if self.needs is not None and find_spec(self.needs) is None:
+            return f"not run here: {self.needs} is not installed"
+        try:
+            error = self.run(rank)
+        except InputError as refusal:
+            return f"refused: {refusal.where}: found {refusal.found}"
+        except Exception:  # noqa: BLE001 a crash is a result
+            return "CRASH " + traceback.format_exc().strip().splitlines()[-1]
+        tolerance = max(torch.finfo(self.dtype).eps, FLOOR)
+        return f"exact ({error:.0e})" if error <= tolerance else f"WRONG ({error:.0e})"
+
+
+def plain(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The base model."""
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(CONFIG).to(dtype).eval()
+
+
+def all_trained(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A full fine-tune."""
+    return plain(dtype).requires_grad_(True)
+
+
+def adapted(config: Any = LoraConfig, dtype: torch.dtype = torch.float64, **options: Any) -> nn.Module:
+    """The base model with an adapter of peft, whose B is not 0 where it has one."""
+    torch.manual_seed(0)
+    model = get_peft_model(plain(dtype), config(task_type="CAUSAL_LM", **options))
+    return model.to(dtype) if dtype == torch.float64 else model
+
+
+def of_all(**options: Any) -> nn.Module:
+    """LoRA of every Linear."""
+    return adapted(target_modules="all-linear", **options)
+
+
+def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
+    """The mean NLL of some rows."""
+    return model(input_ids=IDS[rows], labels=IDS[rows]).loss
+
+
+@cache
+def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
+    """Directions of the base model, and the adapter whose frames they are in."""
+    coordinates = attach(plain(dtype), basis="svd", model_id="random", cache_dir=None)
+    return random_directions(coordinates), coordinates
+
+
+def random_directions(coordinates: Any) -> Directions:
+    """Two random directions a module."""
+    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
+    like = Directions(vectors=two, singular_values={}, votes={}, metadata={"fingerprint": coordinates.fingerprint()})
+    return haar_directions(like, seed=0)
+
+
+def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
+    """cos_in and grad_norm by hand: dL/dW in full, of every module."""
+    directions, coordinates = directions_of(dtype)
+    model = all_trained(dtype)
+    with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
+        loss = loss_of(model, rows)
+    loss.backward()
+    return cos_and_norm(model, directions, coordinates)
+
+
+def cos_and_norm(model: nn.Module, directions: Directions, coordinates: Any) -> Tensor:
+    """cos_in and grad_norm of what is in `weight.grad`, read densely through U and V."""
+    gradients = {}
+    for module in directions.vectors:
+        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        layer = model.get_submodule(module)
+        assert layer.weight.grad is not None
+        gradient = layer.weight.grad.double()
+        gradients[module] = torch.diagonal(U.T @ (gradient.T if isinstance(layer, Conv1D) else gradient) @ Vh.T)
+    return summary(gradients, directions)
+
+
+def summary(gradients: dict[str, Tensor], directions: Directions) -> Tensor:
+    """cos_in and grad_norm of coordinates."""
+    cos = sample_cosines(gradients, {module: V.double() for module, V in directions.vectors.items()}).cos
+    return torch.stack([cos, torch.cat([*gradients.values()]).norm()])
+
+
+def error_of(
+    model: nn.Module,
+    *,
+    step: Callable[[nn.Module, Any], None],
+    dtype: torch.dtype = torch.float64,
+    expected: Tensor | None = None,
+    directions: Directions | None = None,
+    make: Any = torch.optim.SGD,
+    **options: Any,
+) -> float:
+    """The error of cos_in and, relatively, of grad_norm, in the second of two steps that move nothing."""
+    optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.0)
+    directions = directions or directions_of(dtype)[0]
+    with probe.attach(optimizer, directions, model=model, cache_dir=None, **options) as attached:
+        for _ in range(2):
+            step(model, optimizer)
+            optimizer.zero_grad()
+    record = attached.records[-1]
+    if record.cos_in is None or record.grad_norm is None:
+        raise InputError("step", expected="a number", found=str(record.null_reason))
+    cos, norm = expected if expected is not None else naive(dtype)
+    return max(abs(record.cos_in - float(cos)), abs(record.grad_norm / float(norm) - 1))
+
+
+def one_step(model: nn.Module, optimizer: Any, rows: slice = EVERY) -> None:
+    """Forward, backward, step."""
+    loss_of(model, rows).backward()
+    optimizer.step()
+
+
+def in_halves(model: nn.Module, optimizer: Any) -> None:
+    """Two micro-batches."""
+    for rows in (slice(0, 2), slice(2, 4)):
+        (loss_of(model, rows) / 2).backward()
+    optimizer.step()
+
+
+def gated_error(make: Callable[[], nn.Module], wrap: Callable[[nn.Module], nn.Module], rank: int, **options) -> float:
+    """How far a gated step of the wrapped model on this process's rows ends from that of one process on all rows."""
+    directions, _ = directions_of()
+    ends = []
+    for is_wrapped in (False, True):
+        torch.manual_seed(0)
+        model = wrap(make()) if is_wrapped else make()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        group = {} if is_wrapped else {"process_group": "self"}
+        with probe.attach(
+            optimizer, directions, model=model, cache_dir=None, project=True, **group, **options
+        ) as attached:
+            one_step(model, optimizer, mine(rank) if is_wrapped else EVERY)
+        if not attached.records[-1].projected:
+            return 1.0
+        ends.append(torch.cat([whole(p).flatten() for p in model.parameters() if p.requires_grad]))
+    return float((ends[1] - ends[0]).abs().max())
+
+
+def away_from_start(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """The model with LoRA away from its start, where the gate of A has something to do."""
+
+    def made() -> nn.Module:
+        model, noise = make(), torch.Generator().manual_seed(5)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data += 0.1 * torch.randn(parameter.shape, generator=noise, dtype=parameter.dtype)
+        return model
+
+    return made
+
+
+def scaled_by(scaler: torch.amp.GradScaler) -> Callable[[nn.Module, Any], None]:
+    """A step in float16 with loss scaling."""
+
+    def step(model: nn.Module, optimizer: Any) -> None:
+        with half(torch.float16):
+            loss = loss_of(model)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def half(dtype: torch.dtype) -> torch.autocast:
+    """Autocast on a CPU."""
+    return torch.autocast("cpu", dtype=dtype)
+
+
+def autocast_step(model: nn.Module, optimizer: Any) -> None:
+    """A step in bfloat16."""
+    with half(torch.bfloat16):
+        loss = loss_of(model)
+    loss.backward()
+    optimizer.step()
+
+
+def checkpointed(reentrant: bool) -> nn.Module:
+    """LoRA under activation checkpointing."""
+    model = of_all().train()
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+def fused_kernel(_rank: int) -> float:
+    """Two projections whose weights a kernel reads, without a call of the module."""
+    model = of_all()
+
+    def kernel(layer: Any, x: Tensor) -> Tensor:
+        A, B = (part["default"].weight for part in (layer.lora_A, layer.lora_B))
+        return linear(x, layer.base_layer.weight) + layer.scaling["default"] * linear(linear(x, A), B)
+
+    for layer in model.get_base_model().model.layers:
+        for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            module.__class__ = type("Fused", (type(module),), {"__call__": kernel})
+    return error_of(model, step=one_step)
+
+
+class Subclass(torch.optim.AdamW):
+    """An optimizer whose step calls that of its base class, which has hooks too."""
+
+    def step(self, closure=None):
+        """As torch's."""
+        return super().step(closure)
+
+
+def mine(rank: int) -> slice:
+    """The rows of a process."""
+    return slice(2 * rank, 2 * rank + 2)
+
+
+def parallel(model: nn.Module) -> nn.Module:
+    """Data parallel."""
+    return DistributedDataParallel(model)
+
+
+def sharded(model: nn.Module, **options: Any) -> nn.Module:
+    """FSDP2: a unit a layer, and the rest."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for layer in base.model.layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def divided(model: nn.Module) -> Any:
+    """FSDP2 that adds gradients up."""
+    model = sharded(model)
+    model.set_gradient_divide_factor(1.0)
+    return model
+
+
+def hybrid(model: nn.Module) -> nn.Module:
+    """FSDP2 over a mesh of two dimensions."""
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    return sharded(model, mesh=mesh)
+
+
+def of_rank(model: nn.Module, rank: int, **options: Any) -> float:
+    """The error where every process has its rows."""
+    return error_of(model, step=lambda *args: one_step(*args, rows=mine(rank)), **options)
+
+
+def waiting(model: nn.Module, rank: int) -> float:
+    """Accumulation of micro-batches that are reduced once; a backward whose step is left out comes before."""
+
+    def step(model: Any, optimizer: Any) -> None:
+        loss_of(model, mine(1 - rank)).backward()
+        optimizer.zero_grad()
+        for row in (2 * rank, 2 * rank + 1):
+            is_last = row % 2 == 1
+            if isinstance(model, DistributedDataParallel):
+                context = contextlib.nullcontext() if is_last else model.no_sync()
+            else:
+                model.set_requires_gradient_sync(is_last)
+                context = contextlib.nullcontext()
+            with context:
+                (loss_of(model, slice(row, row + 1)) / 2).backward()
+        optimizer.step()
+
+    return error_of(model, step=step)
+
+
+def alone(rank: int) -> float:
+    """One process of two attaches."""
+    processes.PATIENCE = timedelta(seconds=2)
+    model = parallel(adapted())
+    try:
+        return of_rank(model, rank) if rank == 0 else 0.0
+    finally:
+        distributed.barrier()
+        processes.PATIENCE = timedelta(minutes=5)
+
+
+def sharded_later(rank: int) -> float:
+    """`fully_shard` comes after attach, and the optimizer is re-pointed as accelerate does."""
+    model = all_trained()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=True)
+    sharded(model)
+    optimizer.param_groups[0]["params"] = [*model.parameters()]
+    one_step(model, optimizer, mine(rank))
+    return 1.0
+
+
+def tensor_parallel(rank: int) -> float:
+    """One projection split by columns."""
+    model = all_trained()
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in model.model.layers:
+        parallelize_module(layer.mlp, mesh, {"up_proj": ColwiseParallel()})
+    return of_rank(model, rank)
+
+
+TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
+GROUPED = {**TINY, "intermediate_size": 96, "num_key_value_heads": 2}
+EXPERTS = {**GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+HYBRID = {**DELTA, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+RANKS = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+ROUTING = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any], float]] = {  # model type, options, share that has coordinates
+    "Llama": ("llama", GROUPED, 1.0),
+    "Gemma 3": ("gemma3_text", {**GROUPED, "head_dim": 16}, 1.0),
+    "GPT-2": ("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, 1.0),
+    "OPT": ("opt", {**TINY, "ffn_dim": 96, "word_embed_proj_dim": 64}, 1.0),
+    "StarCoder2": ("starcoder2", GROUPED, 1.0),
+    "Phi-3, fused qkv": ("phi3", {**GROUPED, "pad_token_id": 0}, 1.0),
+    "GPT-NeoX, fused qkv": ("gpt_neox", {**TINY, "intermediate_size": 96}, 1.0),
+    "BLOOM, fused qkv": ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128}, 1.0),
+    "GLM, fused gate and up": ("glm", {**GROUPED, "head_dim": 16, "pad_token_id": 0}, 1.0),
+    "Mixtral, fused experts": ("mixtral", {**GROUPED, "num_local_experts": 4}, 0.14),
+    "Qwen3-MoE, fused experts": ("qwen3_moe", {**EXPERTS, "head_dim": 16, "num_experts": 4}, 0.33),
+    "gpt-oss, fused experts": ("gpt_oss", {**GROUPED, "head_dim": 16, "num_local_experts": 4}, 0.14),
+    "Qwen3-Next, linear attention": ("qwen3_next", {**EXPERTS, **HYBRID, "num_experts": 4}, 0.82),
+    "Qwen3.5, linear attention": ("qwen3_5_text", {**GROUPED, **HYBRID}, 0.99),
+    "Falcon-H1, Mamba": ("falcon_h1", {**GROUPED, **MAMBA}, 0.90),
+    "DeepSeek-V3, latent attention": ("deepseek_v3", {**EXPERTS, **RANKS, **ROUTING, "num_key_value_heads": 4}, 0.69),
+}
+
+
+def built(name: str) -> nn.Module:
+    """A random model of an architecture; in float32, the most that fused experts take."""
+    torch.manual_seed(0)
+    model_type, options, _ = ARCHITECTURES[name]
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **options)).float().eval()
+
+
+def architecture_error(name: str) -> float:
+    """LoRA on the default targets, against dL/dW in full."""
+    coordinates = attach(built(name), basis="svd", model_id=name, cache_dir=None)
+    directions = random_directions(coordinates)
+    model = built(name).requires_grad_(True)
+    loss_of(model).backward()
+    expected = cos_and_norm(model, directions, coordinates)
+    model = get_peft_model(built(name), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    return error_of(model, step=one_step, directions=directions, expected=expected)
+
+
+def quantised_error(**options: Any) -> float:
+    """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
+    coordinates = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
+    directions = random_directions(coordinates)
+    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
+    model = AutoModelForCausalLM.from_pretrained(
+        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
+    )
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
+    weights = {}
+
+    def see(module: str, x: Tensor, y: Tensor) -> None:
+        def add(gradient: Tensor) -> None:
+            weights[module] = gradient.flatten(0, -2).double().T @ x.detach().flatten(0, -2).double()
+
+        y.register_hook(add)
+
+    for module in directions.vectors:
+        layer = model.get_base_model().get_submodule(module)
+        layer.register_forward_hook(lambda _, inputs, y, module=module: see(module, inputs[0], y))
+    loss_of(model).backward()
+    model.zero_grad()
+    gradients = {}
+    for module in directions.vectors:
+        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        gradients[module] = torch.diagonal(U.T @ weights[module] @ Vh.T)
+    return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
+
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SINGLE = [
+    Row("loop", "all weights", lambda _: error_of(all_trained(), step=one_step)),
+    Row("loop", "all weights, in bfloat16", lambda _: error_of(all_trained(BF16), step=one_step, dtype=BF16), BF16),
+    Row("loop", "LoRA of q and v", lambda _: error_of(adapted(), step=one_step)),
+    Row("loop", "LoRA of all Linears", lambda _: error_of(of_all(), step=one_step)),
+    Row("loop", "DoRA", lambda _: error_of(adapted(use_dora=True), step=one_step)),
+    Row("loop", "IA3", lambda _: error_of(adapted(IA3Config), step=one_step)),
+    Row("loop, micro-batches", "LoRA of all Linears", lambda _: error_of(of_all(), step=in_halves)),
+    Row("loop, checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(False), step=one_step)),
+    Row("loop, reentrant checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(True), step=one_step)),
+    Row(
+        "loop, bfloat16 autocast",
+        "LoRA of all Linears",
+        lambda _: error_of(
+            of_all(dtype=torch.float32),
+            step=autocast_step,
+            dtype=torch.float32,
+            expected=naive(torch.float32, autocast=BF16),
+        ),
+        BF16,
+    ),
+    Row("loop, float16 autocast, GradScaler", "LoRA of all Linears", lambda _: scaled_error(), FP16),
+    Row("loop, torch.compile", "LoRA of q and v", lambda _: error_of(torch.compile(adapted()), step=one_step)),
+    Row("loop, fused AdamW", "all weights", lambda _: error_of(all_trained(), step=one_step, make=fused_adamw)),
+    Row("loop, optimizer with super().step()", "LoRA of q and v", lambda _: subclass_error()),
+    Row("loop, kernel round a module", "LoRA of all Linears", fused_kernel, refused=True),
+]
+BNB = "bitsandbytes"
+SINGLE += [
+    Row("loop, nf4 base", "LoRA", lambda _: quantised_error(load_in_4bit=True, bnb_4bit_quant_type="nf4"), needs=BNB),
+    Row("loop, int8 base", "LoRA", lambda _: quantised_error(load_in_8bit=True), BF16, needs=BNB),
+    *(Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES),
+]
+DOUBLE = [
+    Row("DDP", "LoRA of all Linears", lambda rank: of_rank(parallel(of_all()), rank)),
+    Row("DDP, no_sync and a skipped step", "LoRA of all Linears", lambda rank: waiting(parallel(of_all()), rank)),
+    Row("DDP", "all weights", lambda rank: of_rank(parallel(all_trained()), rank)),
+    Row("DDP, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), parallel, rank)),
+    Row("DDP, one process attaches", "LoRA of q and v", alone, refused=True),
+    Row(
+        'a policy a process, process_group="self"',
+        "LoRA of q and v",
+        lambda rank: of_rank(adapted(), rank, process_group="self", expected=naive(rows=mine(rank))),
+    ),
+    Row("two processes, no wrapper", "LoRA of q and v", lambda rank: of_rank(adapted(), rank), refused=True),
+    Row("FSDP2", "LoRA of all Linears", lambda rank: of_rank(sharded(of_all()), rank)),
+    Row(
+        "FSDP2, one reduction and a skipped step", "LoRA of all Linears", lambda rank: waiting(sharded(of_all()), rank)
+    ),
+    Row("FSDP2, checkpointing", "LoRA of all Linears", lambda rank: of_rank(sharded(checkpointed(False)), rank)),
+    Row("FSDP2", "all weights", lambda rank: of_rank(sharded(all_trained()), rank)),
+    Row("FSDP2, two mesh dimensions", "LoRA of all Linears", lambda rank: of_rank(hybrid(of_all()), rank)),
+    Row("FSDP2, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), sharded, rank)),
+    Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
+    Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
+    Row("FSDP2 after attach", "all weights", sharded_later, refused=True),
+    Row(
+        "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
+    ),
+    Row("tensor parallelism", "all weights", tensor_parallel, refused=True),
+]
+
+
+NOT_RUN = (
+    "any GPU, nccl, Mamba and attention kernels",
+    "FSDP2 with CPU offload",
+    "FSDP1 (refused by name)",
+    "DeepSpeed ZeRO-1, 2, 3 (refused by name)",
+    "verl, prime-rl, Unsloth",
+)
+
+
+def fused_adamw(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """AdamW in one kernel."""
+    return torch.optim.AdamW(parameters, lr=lr, fused=True)
+
+
+def subclass_error() -> float:
+    """With hooks on the base class, which torch sets when it first makes one."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+    return error_of(adapted(), step=one_step, make=Subclass)
+
+
+def scaled_error() -> float:
+    """float16 with loss scaling."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    expected = naive(torch.float32, autocast=FP16)
+    model = of_all(dtype=torch.float32)
+    return error_of(model, step=scaled_by(scaler), dtype=torch.float32, expected=expected, scaler=scaler)
+
+
+def run_rows(rows: list[Row], rank: int, only: str) -> None:
+    """Print a line for every row; that of one that did not come out as it should says so."""
+    for row in rows:
+        if only not in f"{row.engine}, {row.trained}":
+            continue
+        torch.manual_seed(0)
+        result = row.result(rank)
+        as_expected = ("not run", "refused" if row.refused else "exact")
+        if rank == 0:
+            mark = "" if result.startswith(as_expected) else " UNEXPECTED"
+            print(f"| {row.engine} | {row.trained} | {result} |{mark}", flush=True)
+
+
+def in_process(rank: int, store: str, only: str = "") -> None:
+    """One of the two processes, which meet in the file `store`."""
+    quiet()
+    patience = timedelta(seconds=60)
+    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+    run_rows(DOUBLE, rank, only)
+    distributed.destroy_process_group()
+
+
+def quiet() -> None:
+    """No warnings, one thread."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="rows with this in their first two cells")
+    only = parser.parse_args().only
+    quiet()
+    print("| engine | trained | result |\n|---|---|---|", flush=True)
+    run_rows(SINGLE, 0, only)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(in_process, args=(f"{folder}/store", only), nprocs=2)
+    for engine in NOT_RUN:
+        print(f"| {engine} | | not run here |")
+
+
+if __name__ == "__main__":
+    main()
