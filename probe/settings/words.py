@@ -4,6 +4,7 @@ To add a word (an estimator, a gate): add it to its Literal here, and a row to t
 it means, which the comment beside the Literal names. A test compares the words with their tables.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal, get_args
 
@@ -70,10 +71,17 @@ class Word(StrEnum):
     NOT_SEEN = "NOT SEEN"
 
 
-OF_REPLAY: tuple[Word, ...] = (
-    *(Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC),
-    *(Word.UNDERPOWERED, Word.LIKELY, Word.GO),
-)
+# {word: what it means for who decides about a training}
+PLAIN: Mapping[Word, str] = {
+    Word.BROKEN: "Read no number of this run: a part of the measurement is broken.",
+    Word.SKIP: "Do not train with these directions: the gate would have too little to remove.",
+    Word.CONFOUNDED: "Do not train yet: hacks and clean answers cannot be compared in these rollouts.",
+    Word.GENERIC: "Do not train with these directions: what they remove is not the hack.",
+    Word.UNDERPOWERED: "Do not train yet: these rollouts leave a question open.",
+    Word.LIKELY: "Probably worth a training, but not shown to be.",
+    Word.GO: "Worth a training with controls.",
+}
+OF_REPLAY: tuple[Word, ...] = tuple(PLAIN)
 OF_ARM: tuple[Word, ...] = (
     *(Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.LOWERS),
     *(Word.RAISES, Word.NO_EFFECT, Word.UNDERPOWERED),

@@ -47,7 +47,7 @@ from probe.analysis.statistics.thresholds import (
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
-from probe.settings.words import ALL, Word
+from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
     "pictures run from -0.5 to 1.5, with a mark at the size from which a share counts. For the last question it is "
@@ -307,6 +307,7 @@ def decide(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Find
         about={"run": evidence.run, "condition": evidence.condition, "basis": evidence.basis},
         word=word,
         sentence=sentence,
+        plain=PLAIN.get(word, ""),
         findings=findings,
         caveats=_caveats(word, evidence, parts),
     )

@@ -48,6 +48,7 @@ class Verdict:
     about: Mapping[str, Any]  # what was judged: run and condition of a replay; arm, condition, seeds, ... of an arm
     word: str  # a `Word`; of a spec the name of its decision
     sentence: str  # why; of a spec what follows from the decision
+    plain: str = ""  # of a replay: what the word means for who decides about a training
     findings: Sequence[Finding]
     caveats: Sequence[str] = ()
     next: Next = field(default_factory=Next)
@@ -73,6 +74,8 @@ def finding_lines(finding: Finding) -> list[str]:
 def verdict_lines(head: str, verdict: Verdict, *, asked: bool = True) -> list[str]:
     """`HEAD: WORD` with every finding, or, where these were not asked, with the sentence."""
     lines = wrap(f"{head}: {verdict.word}", indent="  ")
+    if verdict.plain:
+        lines += wrap(f"  {verdict.plain}", indent="  ")
     if not asked:
         return [*lines, *wrap(f"  {verdict.sentence}", indent="  ")]
     for finding in verdict.findings:
