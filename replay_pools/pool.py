@@ -28,7 +28,6 @@ from replay_pools.storage.files import (
     encode_jsonl,
     first_difference,
     read_gz,
-    read_json,
     read_sealed,
     remove_leftovers,
     sha256,
@@ -100,9 +99,6 @@ class Pool:
     def verify(self) -> list[str]:
         """Every fault, one line each: damaged, changed or unlisted files, and rollouts that contradict themselves."""
         files, faults = self.manifest["files"], list[InputError]()
-        if SEAL not in read_json(self.path / MANIFEST_NAME):  # of a pool that was written before manifests had it
-            where, fix = self.path / MANIFEST_NAME, "make the pool again"
-            faults.append(InputError(where, expected=f"its {SEAL}", found="none: changes cannot be seen", fix=fix))
         for path in step_files(self.path):
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))

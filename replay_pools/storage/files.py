@@ -165,16 +165,16 @@ def read_sealed(path: Path) -> dict[str, Any]:
     """The object in a file of `write_sealed`, without its hash.
 
     Raises:
-        InputError: as `read_json`; no object, or any byte is another than was written. One without a hash is taken, as
-            versions before this one wrote it.
+        InputError: as `read_json`; no object, no hash, or any byte is another than was written.
     """
     plain = read_plain(path, MAX_DOCUMENT)
     table = parse_json(plain, path)
     if not isinstance(table, dict):
         raise InputError(path, expected="an object", found=type(table).__name__)
     seal = table.pop(SEAL, None)
-    if seal is not None and plain != _sealed(table):
-        expected, found = f"its {SEAL} {str(seal)[:16]}", f"{sha256(dump_json(table))[:16]}, or other spaces"
+    if plain != _sealed(table):
+        expected = f"its {SEAL}" + f" {str(seal)[:16]}" * (seal is not None)
+        found = "none" if seal is None else f"{sha256(dump_json(table))[:16]}, or other spaces"
         raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again, or make it again")
     return table
 

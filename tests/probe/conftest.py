@@ -16,7 +16,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import MANIFEST_FILE
 from replay_pools.pool import BUILTIN
-from replay_pools.storage.files import read_sealed, write_json
+from replay_pools.storage.files import read_sealed, write_sealed
 
 ARMS = "vanilla,projected,random,permuted,placebo"
 
@@ -70,7 +70,7 @@ def pools(common: Path, small: str) -> Path:
             shutil.copytree(BUILTIN / name, common / "of-small" / name)
             manifest = read_sealed(common / "of-small" / name / MANIFEST_FILE)
             policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
-            write_json(common / "of-small" / name / MANIFEST_FILE, manifest | {"policy": policy})
+            write_sealed(common / "of-small" / name / MANIFEST_FILE, manifest | {"policy": policy})
     return common / "of-small"
 
 

@@ -22,7 +22,7 @@ from probe.records.run import MANIFEST_FILE, Run, read_run
 from probe.settings.words import Word
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.rollout import UNSAFE
-from replay_pools.storage.files import read_sealed, sha256, write_json
+from replay_pools.storage.files import read_sealed, sha256, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def pool_at(path: Path, **changes: dict[str, Any]) -> Path:
     """The built-in pool `teacher` at another place, with parts of its manifest changed."""
     shutil.copytree(BUILTIN / "teacher", path)
     manifest = read_sealed(path / MANIFEST_NAME)
-    write_json(path / MANIFEST_NAME, manifest | {part: manifest[part] | new for part, new in changes.items()})
+    write_sealed(path / MANIFEST_NAME, manifest | {part: manifest[part] | new for part, new in changes.items()})
     return path
 
 
@@ -104,7 +104,7 @@ def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(
     own = pool_at(directory / "rollouts", grader={"isolation": UNSAFE})
     manifest = read_sealed(directory / MANIFEST_FILE)
     manifest["files"][f"rollouts/{MANIFEST_NAME}"] = sha256((own / MANIFEST_NAME).read_bytes())
-    write_json(directory / MANIFEST_FILE, manifest)
+    write_sealed(directory / MANIFEST_FILE, manifest)
     evidence = Evidence(read_run(directory))
     broken = Finding(name="grader canaries", question="", says=Word.BROKEN, text="")
     _doctor, regrade, again = (
@@ -148,7 +148,7 @@ def test_a_recipe_makes_the_same_pool(name: str, options: list[str], tmp_path: P
     assert contents(pools / f"{name}-again") == contents(pools / name), command
     path = pools / name / "manifest.json"
     served = {"base_model": "my models/small", "adapter": "hacker", "base_weights_sha256": None, "dtype": None}
-    write_json(path, read_sealed(path) | {"policy": served, "engine": {"kind": "server"}})
+    write_sealed(path, read_sealed(path) | {"policy": served, "engine": {"kind": "server"}})
     words = shlex.split(recipe_of(Path("out"), name))
     assert {"rollouts.engine=server", 'model.name="my models/small"', "rollouts.served_model=hacker"} <= {*words}
     assert words[words.index("--url") + 1] == "URL"

@@ -48,7 +48,7 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert run(cli, ["show", str(v_hack), "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
-    assert card == json.loads(card_path(v_hack).read_bytes()) == read_card(v_hack)
+    assert card == read_card(v_hack)
     assert card["sha256"] == sha256(v_hack.read_bytes())
     assert card["held_out"] == sign_accuracy(pairs, directions)
     assert card["fingerprint"] == directions.metadata["fingerprint"]

@@ -15,7 +15,7 @@ from probe.cli.doctor import CHECKS, CheckError, CheckResult, diagnose
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import honest, tiers
 from replay_pools.pool import Pool
-from replay_pools.storage.files import read_sealed, write_json
+from replay_pools.storage.files import read_sealed, write_sealed
 
 CHECK = dict(CHECKS)
 
@@ -100,7 +100,7 @@ def test_other_weights_are_found(monkeypatch: pytest.MonkeyPatch, builtin: Path,
     """Pools of other weights than the organism's."""
     manifest = read_sealed(builtin / "fake" / "manifest.json")
     manifest["policy"]["base_weights_sha256"] = "0" * 64
-    write_json(builtin / "fake" / "manifest.json", manifest)
+    write_sealed(builtin / "fake" / "manifest.json", manifest)
     assert "pool fake is of 0000000000000000" in result("organism", tmp_path).found
 
 

@@ -1,7 +1,6 @@
 """`probe policy finetune`: its gradient, what it learns, and what it writes."""
 
 import itertools
-import json
 import shutil
 import signal
 from collections.abc import Callable, Sequence
@@ -225,7 +224,7 @@ def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Pol
     copy = tmp_path / "other"
     shutil.copytree(source, copy)
     manifest = read_sealed(copy / "manifest.json")
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "tokenizer_sha256": "0" * 64}))
+    write_sealed(copy / "manifest.json", {**manifest, "tokenizer_sha256": "0" * 64})
     with pytest.raises(InputError, match="expected ids of the tokenizer of organism"):
         stored(policy, open_pool(copy), "honest", 0)
 

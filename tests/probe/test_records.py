@@ -11,7 +11,7 @@ from made_records import sample_record, step_record
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
 from probe.records.run import file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
 from replay_pools.errors import InputError
-from replay_pools.storage.files import write_json
+from replay_pools.storage.files import write_json, write_sealed
 
 SEED_FIELDS = (
     *("step", "sample_id", "src_pool", "src_step", "src_sample", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len"),
@@ -49,7 +49,7 @@ def write_run(directory, samples=(SAMPLE,), steps=(STEP,)):
     write_json(directory / "config.json", {"arms": ["vanilla"]})
     write_samples(directory, 0, samples)
     write_steps(directory, steps)
-    write_json(directory / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(directory)})
+    write_sealed(directory / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(directory)})
     return directory
 
 
@@ -183,7 +183,7 @@ def test_changed_missing_and_extra_files_are_refused(tmp_path):
     (tmp_path / "step_001.cos.jsonl.gz").unlink()
     with pytest.raises(InputError, match="config.json: expected sha256"):
         read_run(tmp_path)
-    write_json(tmp_path / "manifest.json", {})
+    write_sealed(tmp_path / "manifest.json", {})
     with pytest.raises(InputError, match="files: {name: sha256}"):
         read_run(tmp_path)
 

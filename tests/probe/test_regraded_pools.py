@@ -17,7 +17,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.agreement import REGRADES_DIR, Agreement, Grading, Regrade
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
-from replay_pools.storage.files import read_sealed, write_json
+from replay_pools.storage.files import read_sealed, write_sealed
 
 NAME = "regrade agreement"
 COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)")
@@ -106,11 +106,11 @@ def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
     replay("moved", "--replay-dirs", "moved", "--arm", "vanilla", *few_pairs)
     command = labels_repeat(analysed("moved"))["text"]
     manifest = read_sealed(pool.path / "manifest.json")
-    write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
+    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
     assert "moved or changed before it was graded again" in labels_repeat(analysed("moved"))["text"]
-    write_json(pool.path / "manifest.json", manifest)
+    write_sealed(pool.path / "manifest.json", manifest)
     run_commands(command)
-    write_json(pool.path / "manifest.json", manifest | {"note": "changed"})
+    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
     assert labels_repeat(analysed("moved"))["says"] == "HOLDS"
     record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
     for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):

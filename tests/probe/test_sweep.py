@@ -29,7 +29,7 @@ from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import read_config
 from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json, write_json
+from replay_pools.storage.files import read_json, write_json, write_sealed
 from replay_pools.storage.tables import flat
 
 CONDITIONS = {"plain": {}, "narrow": {"intervention.extraction.k": 2}}
@@ -73,7 +73,7 @@ class Scripted:
             config = {"settings": {"verb": "replay", "preregistered": self.spec.mark}}
             write_json(directory / "config.json", config)
             (directory / "steps.jsonl").write_bytes(b"")
-            write_json(directory / "manifest.json", {})
+            write_sealed(directory / "manifest.json", {})
         self.jobs.append(Ended(code, f"working\nprobe: error: ended with {code}\nsubmitit INFO - done"))
         return self.jobs[-1]
 

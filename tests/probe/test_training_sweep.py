@@ -30,7 +30,7 @@ from probe.experiments.sweep import SweepState, sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json, read_sealed, sha256, write_json
+from replay_pools.storage.files import read_json, read_sealed, sha256, write_json, write_sealed
 from replay_pools.storage.tables import overlaid
 
 SETTINGS = {
@@ -247,7 +247,7 @@ def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepS
     del config["settings"]["model"]["targets"]  # as before there was this setting: the default is meant
     write_json(directory / "config.json", config)
     manifest["files"]["config.json"] = sha256((directory / "config.json").read_bytes())
-    write_json(directory / "manifest.json", manifest | {"stopped": "kl 12.5 above 10 for 3 steps"})
+    write_sealed(directory / "manifest.json", manifest | {"stopped": "kl 12.5 above 10 for 3 steps"})
     stopped = evaluate_spec(spec, tmp_path / "out", num_draws=99)
     assert sorted(text.split(":")[0] for text in cautions(stopped)) == ["MIXED", "STOPPED"]
     assert any("base differ in optimizer.lr:" in text for text in cautions(stopped))

@@ -16,7 +16,15 @@ from probe.report.inputs import Report, View
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import dump_json, encode_jsonl, read_sealed, sha256, write_atomic, write_json
+from replay_pools.storage.files import (
+    dump_json,
+    encode_jsonl,
+    read_sealed,
+    sha256,
+    write_atomic,
+    write_json,
+    write_sealed,
+)
 
 HOSTILE = (
     "<script>window.pwned = 1</script>",
@@ -110,7 +118,7 @@ class Maker:
             "additivity": {"tolerance": 1e-4, "largest": 1e-7, "exceeded_steps": []},
             "files": file_hashes(directory),
         }
-        write_json(directory / "manifest.json", manifest)
+        write_sealed(directory / "manifest.json", manifest)
 
     def _pools(self, recipe: Recipe, directory: Path) -> dict[tuple[str, int, int], Rollout]:
         """The pools of the recipe, and {(pool, step, sample): rollout}."""

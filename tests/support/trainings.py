@@ -20,7 +20,7 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json
+from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json, write_sealed
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
 Planted = Callable[[Path, str, Mapping[str, Rates]], tuple[Spec, Path]]  # the fixture `planted`
@@ -65,7 +65,7 @@ def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header:
 def seal(directory: Path, **changes: Any) -> None:
     """Give a run that was changed the hashes of its files as they are, and its manifest these changes."""
     manifest = read_sealed(directory / MANIFEST_FILE) | changes
-    write_json(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
+    write_sealed(directory / MANIFEST_FILE, manifest | {"files": manifest["files"] | file_hashes(directory)})
 
 
 def _flags(rate: float, problems: int, rng: np.random.Generator) -> np.ndarray:

@@ -28,7 +28,7 @@ from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.storage.files import write_json
+from replay_pools.storage.files import write_json, write_sealed
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
 HACKED = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)
@@ -170,7 +170,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     config = {"settings": settings, "pools": pools, "model": "organism", "base_weights_sha256": ""}
     write_json(directory / CONFIG_FILE, config)
     files = file_hashes(directory)
-    write_json(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
+    write_sealed(directory / MANIFEST_FILE, {"schema": RUN_SCHEMA, "additivity": {"tolerance": 1e-4}, "files": files})
     return directory
 
 
