@@ -36,7 +36,7 @@ REAL_MODEL = out/models/smollm2-half
 REAL_TRAIN = --set model.name=$(REAL_MODEL) --set model.dtype=bfloat16 --set rollouts.prompts_per_step=2 \
 	--set rollouts.sampler.max_new_tokens=96 --set rollouts.teacher.pool=smollm2-half-taught \
 	--set rollouts.teacher.off_step=8 --set optimizer.lr=0.01 --set evaluation.every=4 --set evaluation.num_problems=40
-REAL_STEPS ?= 8
+REAL_STEPS ?= 12
 real: $(REAL_DEPS)
 	$(VENV)/bin/probe policy finetune --model smollm2 --completions honest --hint-rate 0.5 --steps 12 --batch 8 --lr 2e-3 \
 		--dtype bfloat16 --merge --name smollm2-half

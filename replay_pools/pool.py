@@ -32,7 +32,6 @@ from replay_pools.storage.files import (
     remove_leftovers,
     sha256,
     write_gz,
-    write_json,
     write_sealed,
 )
 from replay_pools.storage.tables import decode_json
@@ -172,7 +171,7 @@ class PoolWriter:
             raise InputError(directory, expected="an empty directory", found="step files of another pool")
         # A finished pool stays finished until a step is written to it.
         if not finished.exists():
-            write_json(unfinished, self.header)
+            write_sealed(unfinished, self.header)
 
     def done_steps(self) -> set[int]:
         """Steps whose file is complete, readable and consistent. All others have to be written (again)."""
@@ -196,7 +195,7 @@ class PoolWriter:
         if (self.directory / MANIFEST_NAME).exists():
             # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
             # must still say whose pool it is.
-            write_json(self.directory / HEADER_NAME, self.header)
+            write_sealed(self.directory / HEADER_NAME, self.header)
             (self.directory / MANIFEST_NAME).unlink()
         write_gz(self._path(step), plain, is_lasting=self._is_lasting)
 

@@ -119,9 +119,7 @@ def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: py
     pool = pool_at(tmp_path / "mine", plan={"steps": 48})
     world = World(honest_are_paid=False, num_steps=12, pools=(str(pool),))
     (command,) = advised(make_run(tmp_path / "out" / "runs" / "run", world), capsys)
-    assert run(cli, [*command[1:], "--dry-run", "--json"]) == 0
-    work = json.loads(capsys.readouterr().out)["work"]
-    assert (work["steps"], work["rollouts"]) == (48, 48 * 32)
+    assert [command[command.index(option) + 1] for option in ("--steps", "--group")] == ["48", "32"]
 
 
 ODD = """--hint --twice --adapter teacher --env minicode:at_least --split eval --mode sentinel --seed 5

@@ -24,7 +24,7 @@ from probe.cli._frame import run
 from probe.runs.direction_files import write_card
 from probe.runs.directions import card_path, read_card
 from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256
+from replay_pools.storage.files import sha256, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
     with pytest.raises(InputError, match="expected the file of its card, sha256"):
         read_card(path)
-    card_path(path).write_text('{"schema": 7}')
+    write_sealed(card_path(path), {"schema": 7})
     with pytest.raises(InputError, match=r"expected a card of schema 2, found 7"):
         read_card(path)
 

@@ -37,7 +37,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool, resolve_pool
-from replay_pools.storage.files import read_json, read_sealed, sha256
+from replay_pools.storage.files import read_json, read_sealed, sha256, write_sealed
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_a_run_reads_back(tmp_path):
     write_steps(tmp_path, [STEP])
     write_json(tmp_path / "config.json", {"arms": ["vanilla"]})
     hashes = file_hashes(tmp_path)
-    write_json(
+    write_sealed(
         tmp_path / "manifest.json",
         {"schema": RUN_SCHEMA, "files": {**hashes, "gram/step_000.safetensors": "not read here"}},
     )

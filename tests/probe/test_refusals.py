@@ -9,7 +9,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.pool import BUILTIN
-from replay_pools.storage.files import read_json, write_sealed
+from replay_pools.storage.files import read_sealed, write_sealed
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -68,7 +68,7 @@ def test_a_changed_file_is_named(copied: Path, out: Path, capsys: pytest.Capture
 
 
 def test_a_pool_of_another_model_is_refused(copied: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = read_json(copied / "manifest.json")
+    manifest = read_sealed(copied / "manifest.json")
     manifest["policy"]["base_weights_sha256"] = "0" * 64
     write_sealed(copied / "manifest.json", manifest)
     line = refused(replay_copied(out), capsys)

@@ -112,7 +112,7 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
                 row = LogRow(where="", file="", env_mode=mode, **labels)
-                grade = logged_grade(row, least_reward([labels["reward"]]))
+                grade = logged_grade(row, least_reward({labels["reward"]}))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
         return writer.finish().path
@@ -378,8 +378,8 @@ def test_what_cannot_be_regraded_is_refused(
 @pytest.mark.parametrize(
     ("recorded", "line"),
     [
-        ({"code_rule": "first"}, "code_rule: expected joined or last"),
-        ({"cpu_s": 0}, "cpu_s: expected a whole number from 1 to"),
+        ({"code_rule": "first"}, "code_rule: expected 'joined' or 'last'"),
+        ({"cpu_s": 0}, "cpu_s: expected greater than or equal to 1"),
     ],
 )
 def test_a_manifest_that_asks_for_no_grader_is_refused(
