@@ -167,7 +167,7 @@ TABLES: Sequence[Table] = (
         "nulls",
         2,
         "Nulls (arm {arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels permuted within "
-        "prompts: of cos_in a diagnostic, no null; pair-swap: hack and clean swapped within pairs)",
+        "prompts: of cos_in a diagnostic, no null)",
         lambda analysis: sorted(
             analysis.permutation.rows if analysis.permutation else [], key=lambda row: (row.metric, row.null)
         ),
