@@ -13,7 +13,7 @@ that it must beat: a solution by the base model and a hack by the teacher get th
 not tell them apart.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -23,19 +23,14 @@ from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval,
 from probe.analysis.statistics.nulls import HaarMean, HaarTest, haar_mean, haar_test
 from probe.analysis.statistics.significance import (
     SKEWED_CAVEAT,
-    equivalence_test,
     holm,
     mean_interval,
     mean_test,
     welch_test,
 )
-from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
-# What two arms are compared in. To add a measure: a field of StepRecord, its name here and in MEASURES.
-Measure = Literal["cos_in", "cos_out", "hackward_frac_out"]
-MEASURES: tuple[Measure, ...] = ("cos_in", "cos_out", "hackward_frac_out")
 # To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
@@ -59,20 +54,6 @@ class ArmSummary:
     mean_hackward_frac_in: float | None
     mean_cos_update: float | None
     haar: HaarMean | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmComparison:
-    """`arm` minus `versus` in one measure, paired by prompt."""
-
-    metric: Measure
-    arm: str
-    num_prompts: int
-    difference: float | None
-    interval: Interval | None  # 95%
-    p: float | None  # sign-flip
-    equivalence_p: float | None  # that it is inside +-NEAR_ZERO
-    identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
 
 
 def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
@@ -108,51 +89,12 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
     )
 
 
-def compare_arms(
-    steps: Sequence[StepRecord], arm: str, versus: str, metric: Measure, *, trains: bool, seed: int = 0
-) -> ArmComparison:
-    """Compare two arms that saw identical batches, prompt by prompt.
-
-    Args:
-        steps: step records of both arms.
-        arm: the arm to compare.
-        versus: the arm that is subtracted.
-        metric: field of the step records.
-        trains: whether the weights moved; then no test over prompts is given.
-        seed: of sampled sign flips.
-    """
-    values, versus_values = _by_prompt(steps, arm, metric), _by_prompt(steps, versus, metric)
-    differences = [values[prompt] - versus_values[prompt] for prompt in values if prompt in versus_values]
-    test = mean_test(differences, seed=seed)
-    return ArmComparison(
-        metric=metric,
-        arm=arm,
-        num_prompts=test.n,
-        difference=test.mean,
-        interval=None if trains else mean_interval(differences),
-        p=None if trains else test.p,
-        equivalence_p=None if trains else equivalence_test(differences, NEAR_ZERO),
-        identical=test.n > 0 and not any(differences),
-    )
-
-
 def num_problems(steps: Iterable[StepRecord]) -> int:
     """How many different problems the steps used; a step with several groups uses several."""
     problems: set[str] = set()
     for step in steps:
         problems.update(step.problem_id.split(PROBLEM_SEPARATOR))
     return len(problems)
-
-
-def _by_prompt(steps: Sequence[StepRecord], arm: str, metric: Measure) -> Mapping:
-    """{prompt: mean of a metric over the arm's steps that have it}."""
-    values, prompts = [], []
-    for step in steps:
-        value = getattr(step, metric)
-        if step.arm == arm and value is not None:
-            values.append(value)
-            prompts.append(step.problem_id)
-    return prompt_means(values, prompts)
 
 
 # The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.

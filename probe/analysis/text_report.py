@@ -78,7 +78,6 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     "haar_of_step": lambda step: (
         haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
     ),
-    "bounds": lambda row: "identical" if row.identical else None if row.interval is None else f"{row.interval:+.3f}",
     "lowered": lambda row: f"{row.num_lowered}/{row.num_steps - row.num_null}",
     "sign": lambda row: "-0+"[row.advantage_sign + 1],
     "label": lambda row: "hacked" if row.hacked else "clean",
@@ -181,14 +180,6 @@ TABLES: Sequence[Table] = (
         lambda analysis: analysis.summaries,
         "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
         "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.shared.z:+.1f | p = haar.shared.p:p",
-    ),
-    (
-        "comparisons",
-        2,
-        "Arms minus {arm}, paired by prompt (TOST: equivalence within +-.05)",
-        lambda analysis: sorted(analysis.comparisons, key=lambda row: row.metric),
-        "measure = metric | arm = arm | prompts = num_prompts | difference = difference:+.3f | 95% interval = bounds | "
-        "flip p = p:p | TOST p = equivalence_p:p",
     ),
     (
         "gates",

@@ -33,7 +33,6 @@ from probe.analysis.statistics.intervals import (
 )
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
 from probe.analysis.statistics.significance import (
-    equivalence_test,
     max_t,
     mde,
     mean_interval,
@@ -247,10 +246,11 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     p = null_test(by_prompt.mean(), cosines(permuted, found).mean(1)).p
     unit = mean_module_unit(found, np.full(n, 1 / n))
     significant = max_t(along_modules(truth, unit)[0], along_modules(permuted, unit))[1] < 0.05
-    interval, equal = mean_interval(by_prompt), equivalence_test(by_prompt, 0.05)
+    interval, narrow = mean_interval(by_prompt), mean_interval(by_prompt, level=0.9)
+    equal = narrow.low > -0.05 and narrow.high < 0.05  # two one-sided tests
     found_live = float(significant[carries].mean()) if live else math.nan
     false = bool(significant[~carries].any())
-    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal < 0.05, found_live, false
+    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal, found_live, false
 
 
 def pair_gram(pairs, k: int = 2) -> PairGram:

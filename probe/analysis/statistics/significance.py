@@ -200,23 +200,6 @@ def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -
     return MeanTest(n=len(x), mean=float(x.mean()) if len(x) else None, p=p, skewed=skewed)
 
 
-def equivalence_test(values: ArrayLike, bound: float) -> float | None:
-    """p of two one-sided tests that the mean lies inside +-bound (Schuirmann 1987); None without variance.
-
-    The largest of the one-sided p-values, Hall's among them for a skewed sample; p < alpha exactly when the interval of
-    level 1 - 2 alpha lies inside.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if not varies(x):
-        return None
-    error = x.std(ddof=1) / np.sqrt(len(x))
-    above_lower, below_upper = [(x.mean() + bound) / error], [(bound - x.mean()) / error]
-    if is_skewed(x):
-        above_lower.append(_hall(x, -bound))
-        below_upper.append(-_hall(x, bound))
-    return float(stats.t.sf(min(*above_lower, *below_upper), len(x) - 1))
-
-
 def hall_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
     """The means that H does not reject: H is a cubic in w that only rises, so that its inverse has a closed form.
 
