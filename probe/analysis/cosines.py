@@ -44,15 +44,9 @@ class ArmSummary:
     num_steps: int
     num_null: int
     num_prompts: int  # problems of the steps with a cosine, each once
-    trains: bool  # an optimizer steps: steps are autocorrelated
     mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, over prompts
     sign_flip_p: float | None  # over prompts
-    mean_cos_out: float | None
-    num_lowered: int  # steps with cos_out < cos_in
-    mean_frac_fired: float | None
-    mean_hackward_frac_in: float | None
-    mean_cos_update: float | None
     haar: HaarMean | None
 
 
@@ -69,22 +63,15 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
     counted = [step for step in arm_steps if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
     lawful = [(step.cos_in, step.haar_sd) for step in counted if step.cos_in is not None and step.haar_sd]
-    lowered = [step for step in counted if step.cos_out is not None and step.cos_out < (step.cos_in or 0.0)]
     by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
     return ArmSummary(
         arm=arm,
         num_steps=len(arm_steps),
         num_null=len(arm_steps) - len(counted),
         num_prompts=num_problems(counted),
-        trains=trains,
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else mean_interval(by_prompt),
         sign_flip_p=None if trains else mean_test(by_prompt, seed=seed).p,
-        mean_cos_out=mean_or_none(present(step.cos_out for step in counted)),
-        num_lowered=len(lowered),
-        mean_frac_fired=mean_or_none(present(step.frac_fired for step in counted)),
-        mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step in counted)),
-        mean_cos_update=mean_or_none(present(step.cos_update for step in counted)),
         haar=haar_mean([cosine for cosine, _ in lawful], [sd for _, sd in lawful]),
     )
 

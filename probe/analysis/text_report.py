@@ -78,7 +78,6 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     "haar_of_step": lambda step: (
         haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
     ),
-    "lowered": lambda row: f"{row.num_lowered}/{row.num_steps - row.num_null}",
     "sign": lambda row: "-0+"[row.advantage_sign + 1],
     "label": lambda row: "hacked" if row.hacked else "clean",
     "mean_or_empty": lambda row: "empty" if row.mean is None else f"{row.mean:+.3f}",
@@ -180,14 +179,6 @@ TABLES: Sequence[Table] = (
         lambda analysis: analysis.summaries,
         "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
         "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.shared.z:+.1f | p = haar.shared.p:p",
-    ),
-    (
-        "gates",
-        1,
-        "Gates (means over steps; mechanism, no evidence but for cos_update)",
-        lambda analysis: analysis.summaries,
-        "arm = arm | cos_out = mean_cos_out:+.3f | cos_out < cos_in = lowered | frac_fired = mean_frac_fired:.2f | "
-        "hackward_frac_in = mean_hackward_frac_in:.2f | cos_update = mean_cos_update:+.3f",
     ),
     (
         "cells",

@@ -31,7 +31,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
         "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or "
         "below zero is an identity of the gate, not a finding.",
-        ("arms", "nulls", "gates", "steps"),
+        ("arms", "nulls", "steps"),
         "No step was recorded.",
     ),
     (
