@@ -23,7 +23,7 @@ taken out by centring every column within its prompt. They need no assumption ab
 as the random effects of a mixed model do. A step has one prompt, so they absorb the step effects too.
 Shapes: B responses at once, rows of samples, C prompts.
 
-`detection_power` and `mde` are the power of t-tests. Independent groups are compared by Welch's test, which estimates
+`mde` is from the exact power of t-tests. Independent groups are compared by Welch's test, which estimates
 its degrees of freedom: at Student's detectable effect it finds 70% with 3 units a side, 75% with 4, where Student's
 test finds 80%.
 """
@@ -294,10 +294,10 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
     return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
-def detection_power(
-    effect: float, sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05
+def mde(
+    sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05, power: float = 0.8
 ) -> float:
-    """Probability that a two-sided t-test (unpaired: Welch's) rejects when the means differ by `effect`.
+    """Minimum detectable effect: the difference of means that a t-test (unpaired: Welch's) finds with `power`.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
@@ -307,34 +307,18 @@ def detection_power(
     the two sample variances, df(R) = (n - 1) / (R^2 + (1 - R)^2). R is independent of the statistic and has the law
     Beta((n - 1) / 2, (n - 1) / 2): the power is the mean over R.
 
-    Args:
-        effect: difference of the means, in the unit of sd.
-        sd: standard deviation of one group between units.
-        n: units (seeds, prompts) in each group, or pairs.
-        paired_correlation: between the two measurements of a pair; None for independent groups.
-        alpha: level of the test, both tails together.
-
-    Raises:
-        ValueError: sd or alpha out of range, or fewer than 2 units, which show no variance.
-    """
-    error = _standard_error(sd, n, paired_correlation, alpha)
-    return _power(abs(effect) / error, n, paired_correlation is not None, alpha)
-
-
-def mde(
-    sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05, power: float = 0.8
-) -> float:
-    """Minimum detectable effect: the difference of means that a test finds with probability `power`.
-
     `mde(0.15, 3)` is .53: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
     .53 to be found. Infinite for n = 1, since one unit shows no variance.
 
     Args:
-        sd, n, paired_correlation, alpha: as `detection_power`.
+        sd: standard deviation of one group between units.
+        n: units (seeds, prompts) in each group, or pairs.
+        paired_correlation: between the two measurements of a pair; None for independent groups.
+        alpha: level of the test, both tails together.
         power: probability of finding the effect.
 
     Raises:
-        ValueError: as `detection_power`; `power` not between alpha and 1.
+        ValueError: sd, n or alpha out of range; `power` not between alpha and 1.
     """
     if not alpha < power < 1:
         raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")
