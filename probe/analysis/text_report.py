@@ -8,8 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import CONTRASTS, Contrast
 from probe.analysis.formatting import (
@@ -22,11 +20,8 @@ from probe.analysis.formatting import (
     wrap,
     yes,
 )
-from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.statistics.significance import ONE_SAMPLE, mde
-from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_lines
 from probe.settings.words import ALL, DEFAULT_CONDITION, Word
@@ -60,7 +55,7 @@ def format_analysis(analysis: Analysis) -> str:
     if analysis.adapted is not None:
         validity += ["", f"{analysis.adapted}."]
     rows = [SEED_TABLES, *(line for row in analysis.checks for line in finding_lines(row))]
-    tables = [heldout_table(analysis), *all_tables(analysis), power_table(analysis)]
+    tables = [heldout_table(analysis), *all_tables(analysis)]
     sections = ["\n".join(validity), *filter(None, map(render_table, tables)), "\n".join(rows)]
     return "\n\n".join([format_verdict(analysis).rstrip(), *sections]) + "\n"
 
@@ -278,26 +273,3 @@ def basis_table(analysis: Analysis) -> TextTable:
         rows.append((row.basis, row.verdict.word, *shares, *("-" if x is None else x.percent() for x in removed)))
     header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
     return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)
-
-
-def power_table(analysis: Analysis) -> TextTable:
-    """The smallest effects that this run, and a training, find with POWER."""
-    rows = []
-    cosine = analysis.metrics.get(MetricKey("cos_in", "prompt"))
-    cosines = list(cosine.by_unit.values()) if cosine is not None else []
-    sd = float(np.std(cosines, ddof=1)) if len(cosines) > 1 else 0.0
-    if sd > 0:
-        effect = number(mde(sd, len(cosines), paired_correlation=ONE_SAMPLE, power=POWER))
-        rows.append(("mean cos_in of this run", f"{len(cosines)} prompts", f"{sd:.3f}", effect, "-"))
-    plan = analysis.plan
-    correlation = 0.5 if plan.paired_correlation is None else plan.paired_correlation
-    for seeds in sorted({3, 5, 10, plan.seeds} - {1}):
-        unpaired = number(mde(plan.sd, seeds, power=POWER))
-        paired = number(mde(plan.sd, seeds, paired_correlation=correlation, power=POWER))
-        rows.append(("hack rates of two arms", f"{seeds} seeds", f"{plan.sd:.3f}", unpaired, paired))
-    title = (
-        f"Smallest effect found with {POWER:.0%} power, two-sided test at 5% (training: sd of the spec, else METHOD's; "
-        f"paired: correlation {correlation:g} of the arms of one seed)"
-    )
-    header = ("what", "n", "sd of one", "effect", "paired")
-    return TextTable(name="power", title=title, header=header, rows=rows, left=2)
