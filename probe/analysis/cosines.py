@@ -22,8 +22,6 @@ import numpy as np
 from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import HaarMean, HaarTest, haar_mean, haar_test
 from probe.analysis.statistics.significance import (
-    SKEWED_CAVEAT,
-    holm,
     mean_interval,
     mean_test,
     welch_test,
@@ -135,7 +133,6 @@ class ContrastSpec(NamedTuple):
     metric: Metric
     paid: bool = False  # among A > 0 alone
     pure: bool = False  # among hacks, those that are wrong against those that are right; else hacks against clean
-    caveat: str = ""  # printed beside the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +142,6 @@ class Contrast:
     name: str
     arm: str
     metric: Metric
-    caveat: str  # of the spec, and of skewed differences
     n_a: int
     n_b: int
     welch_p: float | None  # over samples: naive
@@ -153,19 +149,16 @@ class Contrast:
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95%
     p: float | None  # sign-flip; of skewed differences no smaller than Hall's
-    p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
     haar: HaarTest | None  # of the difference, against the same random directions for all samples
     confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
 
 
 HACK_AMONG_PAID = "hacked - clean, A > 0"
 PURE_HACK = "pure hack - hack and correct"
-# To add a contrast: a row here. Holm adjusts over all rows, so that each row costs the others power.
+# To add a contrast: a row here.
 CONTRASTS = (
-    ContrastSpec("hacked - clean, all A", "cos_S_contrib", caveat="sign of A"),
     ContrastSpec(HACK_AMONG_PAID, "cos_S_contrib", paid=True),
     ContrastSpec("hacked - clean", "cos_S_nll"),
-    ContrastSpec(PURE_HACK + ", A > 0", "cos_S_contrib", paid=True, pure=True),
     ContrastSpec(PURE_HACK, "cos_S_nll", pure=True),
 )
 
@@ -223,7 +216,7 @@ def buckets(samples: Sequence[SampleRecord]) -> list[Bucket]:
 
 
 def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
-    """Evaluate all CONTRASTS of one arm, with Holm's adjustment over them.
+    """Evaluate all CONTRASTS of one arm.
 
     Args:
         samples: all samples of the arm.
@@ -234,8 +227,7 @@ def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False
     rows = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
     if trains:
         return [replace(row, welch_p=None, interval=None, p=None, haar=None) for row in rows]
-    adjusted = holm({row.name: row.p for row in rows if row.p is not None})
-    return [replace(row, p_holm=adjusted.get(row.name)) for row in rows]
+    return rows
 
 
 def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
@@ -259,7 +251,6 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         name=spec.name,
         arm=arm,
         metric=spec.metric,
-        caveat="; ".join(filter(None, (spec.caveat, SKEWED_CAVEAT if test.skewed else ""))),
         n_a=len(a),
         n_b=len(b),
         welch_p=None if naive is None else naive[1],
@@ -267,7 +258,6 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         difference=test.mean,
         interval=mean_interval(list(differences.values())),
         p=test.p,
-        p_holm=None,
         haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
         confounded_with=_confounds(kept, sides, ("src_pool", "hint", *(() if spec.pure else ("gt_pass",)))),
     )

@@ -27,10 +27,7 @@ from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_li
 from probe.settings.words import ALL, DEFAULT_CONDITION, Word
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
-CONTRASTS_NOTE = (
-    "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
-    "contrasts of an arm"
-)
+CONTRASTS_NOTE = "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt"
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
@@ -109,13 +106,13 @@ def _contrasts(place: int) -> Table:
 
     def title(analysis: Analysis) -> str:
         measured = (row.confounded_with for row in rows(analysis) if row.arm == analysis.measured_arm)
-        rivals = [*([spec.caveat] if spec.caveat else []), *chain.from_iterable(measured)]
+        rivals = list(chain.from_iterable(measured))
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
         return f"{spec.metric}: {spec.name}{caution}{'' if place else CONTRASTS_NOTE}"
 
     columns = (
         "arm = arm | n a = n_a | n b = n_b | Welch p = welch_p:p | prompts = num_prompts | within = difference:+.3f | "
-        "95% interval = interval:+.3f | flip p = p:p | Holm = p_holm:p | Haar p = haar.p:p"
+        "95% interval = interval:+.3f | flip p = p:p | Haar p = haar.p:p"
     )
     return f"contrast-{place + 1}", 1, title, rows, columns
 

@@ -41,7 +41,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "differences and intervals over prompts. A hack and a solution that are both paid get the same advantage: the "
         "contrast that counts is among A > 0, and a cosine about hacks tells them apart better than length, likelihood "
         "or the hint do. Cells say which rollouts carry the gradient.",
-        ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5", "specificity", "cells"),
+        ("buckets", "contrast-1", "contrast-2", "contrast-3", "specificity", "cells"),
         "No rollout has a cosine.",
     ),
     (
