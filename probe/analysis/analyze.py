@@ -69,7 +69,7 @@ class Analysis(Evidence):
     @cached_property
     def metrics(self) -> dict[MetricKey, Estimate]:
         """What preregistered criteria are evaluated from."""
-        return metrics(self, self.records.samples)
+        return metrics(self)
 
     @cached_property
     def bases(self) -> "list[Analysis]":
