@@ -69,7 +69,7 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
         num_prompts=num_problems(counted),
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else mean_interval(by_prompt),
-        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed).p,
+        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed),
         haar=haar_mean([cosine for cosine, _ in lawful], [sd for _, sd in lawful]),
     )
 
@@ -245,8 +245,8 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     a = [value for value, side in zip(values, sides, strict=True) if side]
     b = [value for value, side in zip(values, sides, strict=True) if not side]
     naive = welch_test(a, b)
-    differences = within_prompt_differences(values, sides, prompts)
-    test = mean_test(list(differences.values()), seed=seed)
+    differences = list(within_prompt_differences(values, sides, prompts).values())
+    difference = mean_or_none(differences)
     return Contrast(
         name=spec.name,
         arm=arm,
@@ -254,11 +254,11 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         n_a=len(a),
         n_b=len(b),
         welch_p=None if naive is None else naive[1],
-        num_prompts=test.n,
-        difference=test.mean,
-        interval=mean_interval(list(differences.values())),
-        p=test.p,
-        haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
+        num_prompts=len(differences),
+        difference=difference,
+        interval=mean_interval(differences),
+        p=mean_test(differences, seed=seed),
+        haar=_haar_difference(difference, [sample.haar_sd for sample in kept], sides, prompts),
         confounded_with=_confounds(kept, sides, ("src_pool", "hint", *(() if spec.pure else ("gt_pass",)))),
     )
 

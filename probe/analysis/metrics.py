@@ -120,7 +120,7 @@ def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
         unit="",
         interval=interval(0.95),
         interval_90=interval(0.9),
-        p=mean_test(values).p,
+        p=mean_test(values),
         minimum=min(values, default=None),
         maximum=max(values, default=None),
     )

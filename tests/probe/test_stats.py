@@ -79,7 +79,7 @@ def test_false_positive_rates_under_intra_prompt_correlation(icc):
         values, labels, prompts = clustered(rng, icc)
         rows = values.tolist(), labels.tolist(), prompts.tolist()
         differences = within_prompt_differences(*rows)
-        rejected["sign flip"] += mean_test([*differences.values()], num_draws=999).p < 0.05
+        rejected["sign flip"] += mean_test([*differences.values()], num_draws=999) < 0.05
         rejected["interval"] += excludes(mean_interval([*differences.values()]), 0.0)
         rejected["AUROC"] += excludes(auroc_interval(values, labels, rows[2]), 0.5)
         length = rng.normal(size=len(values)) + labels
@@ -196,9 +196,9 @@ def test_halls_interval_inverts_its_test():
     assert (hull.low, hull.high) == (min(found.low, student.low), max(found.high, student.high))
     assert mean_interval(-x).low == pytest.approx(-hull.high)
     flips, tested = sign_flip_test(x - 1.0), mean_test(x - 1.0)
-    assert (tested.skewed, tested.p > flips) == (True, True)
+    assert tested > flips
     symmetric = np.arange(9.0)
-    assert (mean_interval(symmetric), mean_test(symmetric).p) == (t_interval(symmetric), sign_flip_test(symmetric))
+    assert (mean_interval(symmetric), mean_test(symmetric)) == (t_interval(symmetric), sign_flip_test(symmetric))
 
 
 def test_rates_over_units_by_hand():

@@ -13,7 +13,7 @@ and g the skewness,
 
 is compared with Student's t. Where a sample is visibly skewed, what stands here is no more certain than both allow.
 That leaves 11%, 8% and 6%: nothing known to us holds 5% of lognormal values at n = 8, because a sample that misses the
-tail does not look skewed. So a reader is told as well (`MeanTest.skewed`).
+tail does not look skewed. So a reader is told as well (`is_skewed`).
 
 `effects_by_prompt` is the effect of a label with the other labels held constant: regression with fixed prompt effects,
 
@@ -30,7 +30,6 @@ test finds 80%.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -53,16 +52,6 @@ CHUNK = 1 << 20  # signs in memory at once
 SKEWED = 0.24
 MIN_SKEWED = 8  # below, the skewness of a sample says nothing about that of its population
 SKEWED_CAVEAT = "skewed values: interval and p allow for it in part, at 8 to 17 of them by half"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanTest:
-    """Result of a test of mean zero. `mean` and `p` are None without values."""
-
-    n: int
-    mean: float | None
-    p: float | None  # two-sided: of sign flips; of a skewed sample no smaller than Hall's
-    skewed: bool
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
@@ -186,18 +175,20 @@ def mean_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
     return Interval(low=min(student.low, hall.low), high=max(student.high, hall.high))
 
 
-def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> MeanTest:
+def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
     """Two-sided test of mean zero: sign flips, and of a skewed sample Hall's test, whichever is less certain.
+
+    None without values.
 
     Args:
         values: (n,) one independent value per cluster.
         num_draws, seed: as `sign_flip_test`.
     """
     x = np.asarray(values, dtype=np.float64)
-    p, skewed = sign_flip_test(x, num_draws=num_draws, seed=seed), is_skewed(x)
-    if skewed and p is not None:
+    p = sign_flip_test(x, num_draws=num_draws, seed=seed)
+    if p is not None and is_skewed(x):
         p = max(p, float(2 * stats.t.sf(abs(_hall(x, 0.0)), len(x) - 1)))
-    return MeanTest(n=len(x), mean=float(x.mean()) if len(x) else None, p=p, skewed=skewed)
+    return p
 
 
 def hall_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
