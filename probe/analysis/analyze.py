@@ -31,7 +31,7 @@ AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown no
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "plan", "checks", "permutation", "transfer"),
-    *("adapted", "comparisons", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
+    *("adapted", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
 )
 
 
@@ -69,7 +69,7 @@ class Analysis(Evidence):
     @cached_property
     def metrics(self) -> dict[MetricKey, Estimate]:
         """What preregistered criteria are evaluated from."""
-        return metrics(self, self.records.samples)
+        return metrics(self)
 
     @cached_property
     def bases(self) -> "list[Analysis]":

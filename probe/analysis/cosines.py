@@ -13,7 +13,7 @@ that it must beat: a solution by the base model and a hack by the teacher get th
 not tell them apart.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -22,20 +22,13 @@ import numpy as np
 from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import HaarMean, HaarTest, haar_mean, haar_test
 from probe.analysis.statistics.significance import (
-    SKEWED_CAVEAT,
-    equivalence_test,
-    holm,
     mean_interval,
     mean_test,
     welch_test,
 )
-from probe.analysis.statistics.thresholds import NEAR_ZERO
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
-# What two arms are compared in. To add a measure: a field of StepRecord, its name here and in MEASURES.
-Measure = Literal["cos_in", "cos_out", "hackward_frac_out"]
-MEASURES: tuple[Measure, ...] = ("cos_in", "cos_out", "hackward_frac_out")
 # To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
@@ -49,30 +42,10 @@ class ArmSummary:
     num_steps: int
     num_null: int
     num_prompts: int  # problems of the steps with a cosine, each once
-    trains: bool  # an optimizer steps: steps are autocorrelated
     mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, over prompts
     sign_flip_p: float | None  # over prompts
-    mean_cos_out: float | None
-    num_lowered: int  # steps with cos_out < cos_in
-    mean_frac_fired: float | None
-    mean_hackward_frac_in: float | None
-    mean_cos_update: float | None
     haar: HaarMean | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmComparison:
-    """`arm` minus `versus` in one measure, paired by prompt."""
-
-    metric: Measure
-    arm: str
-    num_prompts: int
-    difference: float | None
-    interval: Interval | None  # 95%
-    p: float | None  # sign-flip
-    equivalence_p: float | None  # that it is inside +-NEAR_ZERO
-    identical: bool  # every prompt gives exactly the same number in both arms: nothing was compared
 
 
 def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
@@ -88,51 +61,16 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
     counted = [step for step in arm_steps if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
     lawful = [(step.cos_in, step.haar_sd) for step in counted if step.cos_in is not None and step.haar_sd]
-    lowered = [step for step in counted if step.cos_out is not None and step.cos_out < (step.cos_in or 0.0)]
     by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
     return ArmSummary(
         arm=arm,
         num_steps=len(arm_steps),
         num_null=len(arm_steps) - len(counted),
         num_prompts=num_problems(counted),
-        trains=trains,
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else mean_interval(by_prompt),
-        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed).p,
-        mean_cos_out=mean_or_none(present(step.cos_out for step in counted)),
-        num_lowered=len(lowered),
-        mean_frac_fired=mean_or_none(present(step.frac_fired for step in counted)),
-        mean_hackward_frac_in=mean_or_none(present(step.hackward_frac_in for step in counted)),
-        mean_cos_update=mean_or_none(present(step.cos_update for step in counted)),
+        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed),
         haar=haar_mean([cosine for cosine, _ in lawful], [sd for _, sd in lawful]),
-    )
-
-
-def compare_arms(
-    steps: Sequence[StepRecord], arm: str, versus: str, metric: Measure, *, trains: bool, seed: int = 0
-) -> ArmComparison:
-    """Compare two arms that saw identical batches, prompt by prompt.
-
-    Args:
-        steps: step records of both arms.
-        arm: the arm to compare.
-        versus: the arm that is subtracted.
-        metric: field of the step records.
-        trains: whether the weights moved; then no test over prompts is given.
-        seed: of sampled sign flips.
-    """
-    values, versus_values = _by_prompt(steps, arm, metric), _by_prompt(steps, versus, metric)
-    differences = [values[prompt] - versus_values[prompt] for prompt in values if prompt in versus_values]
-    test = mean_test(differences, seed=seed)
-    return ArmComparison(
-        metric=metric,
-        arm=arm,
-        num_prompts=test.n,
-        difference=test.mean,
-        interval=None if trains else mean_interval(differences),
-        p=None if trains else test.p,
-        equivalence_p=None if trains else equivalence_test(differences, NEAR_ZERO),
-        identical=test.n > 0 and not any(differences),
     )
 
 
@@ -142,17 +80,6 @@ def num_problems(steps: Iterable[StepRecord]) -> int:
     for step in steps:
         problems.update(step.problem_id.split(PROBLEM_SEPARATOR))
     return len(problems)
-
-
-def _by_prompt(steps: Sequence[StepRecord], arm: str, metric: Measure) -> Mapping:
-    """{prompt: mean of a metric over the arm's steps that have it}."""
-    values, prompts = [], []
-    for step in steps:
-        value = getattr(step, metric)
-        if step.arm == arm and value is not None:
-            values.append(value)
-            prompts.append(step.problem_id)
-    return prompt_means(values, prompts)
 
 
 # The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.
@@ -206,7 +133,6 @@ class ContrastSpec(NamedTuple):
     metric: Metric
     paid: bool = False  # among A > 0 alone
     pure: bool = False  # among hacks, those that are wrong against those that are right; else hacks against clean
-    caveat: str = ""  # printed beside the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +142,6 @@ class Contrast:
     name: str
     arm: str
     metric: Metric
-    caveat: str  # of the spec, and of skewed differences
     n_a: int
     n_b: int
     welch_p: float | None  # over samples: naive
@@ -224,19 +149,16 @@ class Contrast:
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95%
     p: float | None  # sign-flip; of skewed differences no smaller than Hall's
-    p_holm: float | None  # the same, adjusted over all CONTRASTS of the arm
     haar: HaarTest | None  # of the difference, against the same random directions for all samples
     confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
 
 
 HACK_AMONG_PAID = "hacked - clean, A > 0"
 PURE_HACK = "pure hack - hack and correct"
-# To add a contrast: a row here. Holm adjusts over all rows, so that each row costs the others power.
+# To add a contrast: a row here.
 CONTRASTS = (
-    ContrastSpec("hacked - clean, all A", "cos_S_contrib", caveat="sign of A"),
     ContrastSpec(HACK_AMONG_PAID, "cos_S_contrib", paid=True),
     ContrastSpec("hacked - clean", "cos_S_nll"),
-    ContrastSpec(PURE_HACK + ", A > 0", "cos_S_contrib", paid=True, pure=True),
     ContrastSpec(PURE_HACK, "cos_S_nll", pure=True),
 )
 
@@ -294,7 +216,7 @@ def buckets(samples: Sequence[SampleRecord]) -> list[Bucket]:
 
 
 def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
-    """Evaluate all CONTRASTS of one arm, with Holm's adjustment over them.
+    """Evaluate all CONTRASTS of one arm.
 
     Args:
         samples: all samples of the arm.
@@ -305,8 +227,7 @@ def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False
     rows = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
     if trains:
         return [replace(row, welch_p=None, interval=None, p=None, haar=None) for row in rows]
-    adjusted = holm({row.name: row.p for row in rows if row.p is not None})
-    return [replace(row, p_holm=adjusted.get(row.name)) for row in rows]
+    return rows
 
 
 def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
@@ -324,22 +245,20 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     a = [value for value, side in zip(values, sides, strict=True) if side]
     b = [value for value, side in zip(values, sides, strict=True) if not side]
     naive = welch_test(a, b)
-    differences = within_prompt_differences(values, sides, prompts)
-    test = mean_test(list(differences.values()), seed=seed)
+    differences = list(within_prompt_differences(values, sides, prompts).values())
+    difference = mean_or_none(differences)
     return Contrast(
         name=spec.name,
         arm=arm,
         metric=spec.metric,
-        caveat="; ".join(filter(None, (spec.caveat, SKEWED_CAVEAT if test.skewed else ""))),
         n_a=len(a),
         n_b=len(b),
         welch_p=None if naive is None else naive[1],
-        num_prompts=test.n,
-        difference=test.mean,
-        interval=mean_interval(list(differences.values())),
-        p=test.p,
-        p_holm=None,
-        haar=_haar_difference(test.mean, [sample.haar_sd for sample in kept], sides, prompts),
+        num_prompts=len(differences),
+        difference=difference,
+        interval=mean_interval(differences),
+        p=mean_test(differences, seed=seed),
+        haar=_haar_difference(difference, [sample.haar_sd for sample in kept], sides, prompts),
         confounded_with=_confounds(kept, sides, ("src_pool", "hint", *(() if spec.pure else ("gt_pass",)))),
     )
 

@@ -9,9 +9,7 @@ from functools import cached_property
 
 from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
-    MEASURES,
     SCORES,
-    ArmComparison,
     ArmSummary,
     Bucket,
     Cell,
@@ -19,7 +17,6 @@ from probe.analysis.cosines import (
     Specificity,
     advantage_cells,
     buckets,
-    compare_arms,
     contrasts,
     num_problems,
     specificity,
@@ -192,19 +189,6 @@ class Evidence:
     def summary(self, arm: str | None) -> ArmSummary | None:
         """The row of an arm."""
         return next((row for row in self.summaries if row.arm == arm), None)
-
-    @cached_property
-    def comparisons(self) -> list[ArmComparison]:
-        """Every other arm against the measured one, in every measure."""
-        if self.measured_arm is None:
-            return []
-        rows = []
-        for arm in self.arms:
-            if arm != self.measured_arm:
-                for name in MEASURES:
-                    row = compare_arms(self.steps, arm, self.measured_arm, name, trains=self.trains, seed=self.seed)
-                    rows.append(row)
-        return rows
 
     @cached_property
     def contrasts(self) -> list[Contrast]:

@@ -1,8 +1,8 @@
 """Every number of a run as one table, from which criteria are evaluated; and which metrics there are (below).
 
 A key names the metric, the unit that its n counts, and the arm and condition where those are not the arm that stands
-for vanilla and the first condition. Names are those of the records (`cos_in`, `advantage/abs_max`, `kl/mean`,
-`cos_S_contrib`, `hacked`, ...), in training those of `probe.analysis.training_runs` (`hack_final`, ...), and
+for vanilla and the first condition. Names are those of the steps' records (`cos_in`, `advantage/abs_max`, `kl/mean`,
+...), in training those of `probe.analysis.training_runs` (`hack_final`, ...), and
 
     d_cos_in            cos_in of a prompt minus its mean under N2
     hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
@@ -20,7 +20,7 @@ for vanilla and the first condition. Names are those of the records (`cos_in`, `
 In a run that trains, the steps are autocorrelated: the run is the unit, and gives one number a metric (unit `run`).
 Over several such runs the seed is the unit, and, secondary, the held-out problem (its mean over the seeds).
 
-To add a metric that is a field of a record: name it in STEP_METRICS or SAMPLE_METRICS. To add one that is computed:
+To add a metric that is a field of a record: name it in STEP_METRICS. To add one that is computed:
 compute it in `_derived`, and say in _DERIVED for which units and nulls it exists. A spec that names anything else is
 refused before its sweep.
 """
@@ -56,7 +56,7 @@ class MetricKey(NamedTuple):
     """Which estimate: a metric, the unit that its n counts, and where it was measured."""
 
     metric: str
-    unit: str  # prompt, problem, seed, run, step, sample, pair or module
+    unit: str  # prompt, problem, seed, run, step or pair
     arm: str | None = None  # None: the arm that stands for vanilla
     condition: str | None = None  # None: the first
 
@@ -94,7 +94,7 @@ def estimate(
 
     Args:
         by_unit: {name of the unit: value}.
-        unit: what a unit is. Samples of one prompt resemble one another, so that a mean over samples gets no p.
+        unit: what a unit is.
         nulls: tests of the same mean against directions or labels without signal.
         trials: of a rate, {unit: outcomes that its share is of}.
 
@@ -102,13 +102,13 @@ def estimate(
         Mean, 95% and 90% intervals (of a rate those of `shares`), two-sided sign-flip p against zero, extremes. Units
         that are all equal, and no rate, show no variance and have no interval.
     """
-    summary = _summary(tuple(by_unit.values()), tuple((trials or {}).values()), tested=unit != "sample")
+    summary = _summary(tuple(by_unit.values()), tuple((trials or {}).values()))
     return replace(summary, unit=unit, nulls=nulls or {}, by_unit=by_unit, trials=trials or {})
 
 
-# Rewards, labels and sample cosines are the same numbers in every arm and condition of a replay.
+# Rewards and much else are the same numbers in every arm of a replay.
 @lru_cache(maxsize=512)
-def _summary(values: tuple[float, ...], outcomes: tuple[int, ...], *, tested: bool) -> Estimate:
+def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
     """`estimate` of the values alone."""
 
     def interval(level: float) -> Interval | None:
@@ -120,7 +120,7 @@ def _summary(values: tuple[float, ...], outcomes: tuple[int, ...], *, tested: bo
         unit="",
         interval=interval(0.95),
         interval_90=interval(0.9),
-        p=mean_test(values).p if tested else None,
+        p=mean_test(values),
         minimum=min(values, default=None),
         maximum=max(values, default=None),
     )
@@ -199,10 +199,6 @@ def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
     return merged
 
 
-SAMPLE_METRICS = (
-    *("reward", "hacked", "gt_pass", "fmt_ok", "comp_len", "advantage", "hint", "nll"),
-    *("cos_S_contrib", "cos_S_nll", "grad_norm_contrib"),
-)
 STEP_METRICS = (
     *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
     *("reward_mean", "reward_std", "reward_spread", "solve", "loss", "grad_norm", "num_effective", "additivity_error"),
@@ -256,7 +252,6 @@ _OFFLINE = dict.fromkeys(
 def replay_metrics() -> dict[str, Availability]:
     """The metrics of a replay with frozen weights. A null of `cos_in` is of the measured arm alone."""
     table = {name: Availability(units=("prompt", "step")) for name in _STEP_NAMES if name not in _MOVING}
-    table |= dict.fromkeys(SAMPLE_METRICS, Availability(units=("prompt", "sample")))
     table["cos_in"] = Availability(units=("prompt", "step"), nulls=("N1", *_PERMUTED))
     return table | _DERIVED | _OFFLINE
 
@@ -264,8 +259,7 @@ def replay_metrics() -> dict[str, Availability]:
 def training_metrics() -> dict[str, Availability]:
     """The metrics of runs that train: one number a run, so that the seed is the unit; no nulls."""
     by_seed = Availability(units=("seed",))
-    table = dict.fromkeys(SAMPLE_METRICS, by_seed)
-    table |= {name: by_seed for name, available in _DERIVED.items() if "prompt" in available.units}
+    table = {name: by_seed for name, available in _DERIVED.items() if "prompt" in available.units}
     table |= dict.fromkeys(_STEP_NAMES, Availability(units=("seed", "step")))
     table |= dict.fromkeys(("kl/final", "kl/share_of_base", ELO_GAP, *MOVED.values()), by_seed)
     settings = ["", *(f"/{name}" for name in (*LOOPHOLES, NO_HINT))]
@@ -274,18 +268,12 @@ def training_metrics() -> dict[str, Availability]:
     return table
 
 
-def metrics(evidence: Evidence, samples: Sequence[SampleRecord]) -> dict[MetricKey, Estimate]:
-    """The table of one run under one condition; keys without an arm are of the measured arm.
-
-    Args:
-        evidence: what the verdicts are made from.
-        samples: of all arms.
-    """
+def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
+    """The table of one run under one condition; keys without an arm are of the measured arm."""
     table: dict[MetricKey, Estimate] = {}
     for arm in evidence.arms:
         steps = [step for step in evidence.steps if step.arm == arm]
-        arm_samples = [sample for sample in samples if sample.arm == arm]
-        for (metric, unit), by_unit in (_step_values(steps) | _sample_values(arm_samples)).items():
+        for (metric, unit), by_unit in _step_values(steps).items():
             table[MetricKey(metric, unit, arm)] = estimate(by_unit, unit)
         # A share that is 0 under any rewards must not pass a criterion such as "at most .1".
         if all(step.advantage["adv_cap_vacuous"] is True for step in steps):
@@ -368,19 +356,6 @@ def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str,
     for metric, values in by_step.items():
         tables[metric, "step"] = values
         means = prompt_means(list(values.values()), [problem_of[name] for name in values])
-        tables[metric, "prompt"] = {str(prompt): mean for prompt, mean in means.items()}
-    return tables
-
-
-def _sample_values(samples: Sequence[SampleRecord]) -> dict[tuple[str, str], dict[str, float]]:
-    """{(metric, unit): {unit: value}} of the fields of one arm's samples, by sample (naive) and by prompt."""
-    tables = {}
-    for metric in SAMPLE_METRICS:
-        present = [sample for sample in samples if getattr(sample, metric) is not None]
-        values = [float(getattr(sample, metric)) for sample in present]
-        names = [f"{sample.step}/{sample.sample_id}" for sample in present]
-        tables[metric, "sample"] = dict(zip(names, values, strict=True))
-        means = prompt_means(values, [sample.problem_id for sample in present])
         tables[metric, "prompt"] = {str(prompt): mean for prompt, mean in means.items()}
     return tables
 

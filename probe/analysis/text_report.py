@@ -8,8 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import CONTRASTS, Contrast
 from probe.analysis.formatting import (
@@ -22,20 +20,14 @@ from probe.analysis.formatting import (
     wrap,
     yes,
 )
-from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.statistics.significance import ONE_SAMPLE, mde
-from probe.analysis.statistics.thresholds import POWER
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_lines
 from probe.settings.words import ALL, DEFAULT_CONDITION, Word
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
-CONTRASTS_NOTE = (
-    "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt; Holm: over the "
-    "contrasts of an arm"
-)
+CONTRASTS_NOTE = "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt"
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
@@ -60,7 +52,7 @@ def format_analysis(analysis: Analysis) -> str:
     if analysis.adapted is not None:
         validity += ["", f"{analysis.adapted}."]
     rows = [SEED_TABLES, *(line for row in analysis.checks for line in finding_lines(row))]
-    tables = [heldout_table(analysis), *all_tables(analysis), power_table(analysis)]
+    tables = [heldout_table(analysis), *all_tables(analysis)]
     sections = ["\n".join(validity), *filter(None, map(render_table, tables)), "\n".join(rows)]
     return "\n\n".join([format_verdict(analysis).rstrip(), *sections]) + "\n"
 
@@ -78,8 +70,6 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     "haar_of_step": lambda step: (
         haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
     ),
-    "bounds": lambda row: "identical" if row.identical else None if row.interval is None else f"{row.interval:+.3f}",
-    "lowered": lambda row: f"{row.num_lowered}/{row.num_steps - row.num_null}",
     "sign": lambda row: "-0+"[row.advantage_sign + 1],
     "label": lambda row: "hacked" if row.hacked else "clean",
     "mean_or_empty": lambda row: "empty" if row.mean is None else f"{row.mean:+.3f}",
@@ -116,13 +106,13 @@ def _contrasts(place: int) -> Table:
 
     def title(analysis: Analysis) -> str:
         measured = (row.confounded_with for row in rows(analysis) if row.arm == analysis.measured_arm)
-        rivals = [*([spec.caveat] if spec.caveat else []), *chain.from_iterable(measured)]
+        rivals = list(chain.from_iterable(measured))
         caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
         return f"{spec.metric}: {spec.name}{caution}{'' if place else CONTRASTS_NOTE}"
 
     columns = (
         "arm = arm | n a = n_a | n b = n_b | Welch p = welch_p:p | prompts = num_prompts | within = difference:+.3f | "
-        "95% interval = interval:+.3f | flip p = p:p | Holm = p_holm:p | Haar p = haar.p:p"
+        "95% interval = interval:+.3f | flip p = p:p | Haar p = haar.p:p"
     )
     return f"contrast-{place + 1}", 1, title, rows, columns
 
@@ -167,7 +157,7 @@ TABLES: Sequence[Table] = (
         "nulls",
         2,
         "Nulls (arm {arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels permuted within "
-        "prompts: of cos_in a diagnostic, no null; pair-swap: hack and clean swapped within pairs)",
+        "prompts: of cos_in a diagnostic, no null)",
         lambda analysis: sorted(
             analysis.permutation.rows if analysis.permutation else [], key=lambda row: (row.metric, row.null)
         ),
@@ -181,22 +171,6 @@ TABLES: Sequence[Table] = (
         lambda analysis: analysis.summaries,
         "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
         "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.shared.z:+.1f | p = haar.shared.p:p",
-    ),
-    (
-        "comparisons",
-        2,
-        "Arms minus {arm}, paired by prompt (TOST: equivalence within +-.05)",
-        lambda analysis: sorted(analysis.comparisons, key=lambda row: row.metric),
-        "measure = metric | arm = arm | prompts = num_prompts | difference = difference:+.3f | 95% interval = bounds | "
-        "flip p = p:p | TOST p = equivalence_p:p",
-    ),
-    (
-        "gates",
-        1,
-        "Gates (means over steps; mechanism, no evidence but for cos_update)",
-        lambda analysis: analysis.summaries,
-        "arm = arm | cos_out = mean_cos_out:+.3f | cos_out < cos_in = lowered | frac_fired = mean_frac_fired:.2f | "
-        "hackward_frac_in = mean_hackward_frac_in:.2f | cos_update = mean_cos_update:+.3f",
     ),
     (
         "cells",
@@ -296,26 +270,3 @@ def basis_table(analysis: Analysis) -> TextTable:
         rows.append((row.basis, row.verdict.word, *shares, *("-" if x is None else x.percent() for x in removed)))
     header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
     return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)
-
-
-def power_table(analysis: Analysis) -> TextTable:
-    """The smallest effects that this run, and a training, find with POWER."""
-    rows = []
-    cosine = analysis.metrics.get(MetricKey("cos_in", "prompt"))
-    cosines = list(cosine.by_unit.values()) if cosine is not None else []
-    sd = float(np.std(cosines, ddof=1)) if len(cosines) > 1 else 0.0
-    if sd > 0:
-        effect = number(mde(sd, len(cosines), paired_correlation=ONE_SAMPLE, power=POWER))
-        rows.append(("mean cos_in of this run", f"{len(cosines)} prompts", f"{sd:.3f}", effect, "-"))
-    plan = analysis.plan
-    correlation = 0.5 if plan.paired_correlation is None else plan.paired_correlation
-    for seeds in sorted({3, 5, 10, plan.seeds} - {1}):
-        unpaired = number(mde(plan.sd, seeds, power=POWER))
-        paired = number(mde(plan.sd, seeds, paired_correlation=correlation, power=POWER))
-        rows.append(("hack rates of two arms", f"{seeds} seeds", f"{plan.sd:.3f}", unpaired, paired))
-    title = (
-        f"Smallest effect found with {POWER:.0%} power, two-sided test at 5% (training: sd of the spec, else METHOD's; "
-        f"paired: correlation {correlation:g} of the arms of one seed)"
-    )
-    header = ("what", "n", "sd of one", "effect", "paired")
-    return TextTable(name="power", title=title, header=header, rows=rows, left=2)

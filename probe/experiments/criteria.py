@@ -22,7 +22,6 @@ from probe.settings.words import Word
 
 SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
 SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
-MEAN_DIRECTION = "cos_in_mean"  # no mean over units: it has a null and no interval
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -157,8 +156,7 @@ def _compare(criterion: Criterion, measured: Estimate) -> Judged:
     why = f"{criterion.statistic} {value:.3g} {criterion.comparison} {threshold:g}"
     if criterion.statistic == "p":
         return (PASS, why) if holds(value, threshold) else (INCONCLUSIVE, f"not {why}: absence is not shown")
-    # The cosine along a mean difference is no mean over units: it has a null and no interval.
-    if criterion.statistic in ("value", "min", "max", "n") or criterion.metric == MEAN_DIRECTION:
+    if criterion.statistic in ("value", "min", "max", "n"):
         return (PASS, why) if holds(value, threshold) else (FAIL, f"not {why}")
     if measured.interval is None:
         return INCONCLUSIVE, f"{why}, but {_no_interval('95% interval', measured)}"

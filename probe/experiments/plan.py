@@ -159,7 +159,7 @@ def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
         counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side in sides]
         units = min((count for count in counts if count is not None), default=None)
         # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
-        is_mean = criterion.unit != "sample" and not criterion.metric.startswith(("auroc", "pair_sign"))
+        is_mean = not criterion.metric.startswith(("auroc", "pair_sign"))
         flips = criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
         if units is None or not flips or not isinstance(criterion.threshold, float):
             continue

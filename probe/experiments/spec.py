@@ -17,7 +17,7 @@ from probe.settings.words import OF_ARM, OF_REPLAY
 Role = Literal["primary", "check", "mechanism"]
 Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
 Comparison = Literal[">", ">=", "<", "<=", "inside"]
-Unit = Literal["prompt", "problem", "seed", "step", "sample", "pair", "module"]
+Unit = Literal["prompt", "problem", "seed", "step", "pair"]
 Null = Literal["none", "N1", "N2", "N3", "N4", "baselines"]
 SpecStatus = Literal["frozen", "edited", "none"]
 

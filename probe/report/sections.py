@@ -31,7 +31,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
         "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or "
         "below zero is an identity of the gate, not a finding.",
-        ("arms", "nulls", "comparisons", "gates", "steps"),
+        ("arms", "nulls", "steps"),
         "No step was recorded.",
     ),
     (
@@ -41,7 +41,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "differences and intervals over prompts. A hack and a solution that are both paid get the same advantage: the "
         "contrast that counts is among A > 0, and a cosine about hacks tells them apart better than length, likelihood "
         "or the hint do. Cells say which rollouts carry the gradient.",
-        ("buckets", "contrast-1", "contrast-2", "contrast-3", "contrast-4", "contrast-5", "specificity", "cells"),
+        ("buckets", "contrast-1", "contrast-2", "contrast-3", "specificity", "cells"),
         "No rollout has a cosine.",
     ),
     (

@@ -33,7 +33,6 @@ from probe.analysis.statistics.intervals import (
 )
 from probe.analysis.statistics.nulls import label_permutations, null_test, true_labels
 from probe.analysis.statistics.significance import (
-    equivalence_test,
     max_t,
     mde,
     mean_interval,
@@ -70,7 +69,7 @@ def means() -> Iterator[tuple]:
         for n in (8, 17, 40):
             rng = np.random.default_rng(n)
             x = [draw(rng, n) - mean for _ in range(SIMS)]
-            rejects = share(mean_test(v, num_draws=999).p < 0.05 for v in x)
+            rejects = share(mean_test(v, num_draws=999) < 0.05 for v in x)
             yield shape, n, rejects, share(covers(mean_interval(v), 0.0) for v in x)
 
 
@@ -86,7 +85,7 @@ def contrasts() -> Iterator[tuple]:
                 labels = rng.random(n * GROUP) < rng.beta(0.5, 0.5, n)[prompts]
                 values = correlated(rng, prompts, correlation)
                 d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
-                p = mean_test([*d.values()], num_draws=999).p
+                p = mean_test([*d.values()], num_draws=999)
                 ours.append(p is not None and p < 0.05)
                 p = (welch_test(values[labels], values[~labels]) or (0, None))[1]
                 naive.append(p is not None and p < 0.05)
@@ -247,10 +246,11 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     p = null_test(by_prompt.mean(), cosines(permuted, found).mean(1)).p
     unit = mean_module_unit(found, np.full(n, 1 / n))
     significant = max_t(along_modules(truth, unit)[0], along_modules(permuted, unit))[1] < 0.05
-    interval, equal = mean_interval(by_prompt), equivalence_test(by_prompt, 0.05)
+    interval, narrow = mean_interval(by_prompt), mean_interval(by_prompt, level=0.9)
+    equal = narrow.low > -0.05 and narrow.high < 0.05  # two one-sided tests
     found_live = float(significant[carries].mean()) if live else math.nan
     false = bool(significant[~carries].any())
-    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal < 0.05, found_live, false
+    return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal, found_live, false
 
 
 def pair_gram(pairs, k: int = 2) -> PairGram:

@@ -207,7 +207,7 @@ def test_a_training_run_gives_no_p_over_steps():
 
 
 def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
-    """All gradients alike (cos .2): hacked - clean over all A is large and significant, among A > 0 it is nothing."""
+    """All gradients alike (cos .2): hacked and clean differ by the sign of A, and among A > 0 they do not."""
     run = synthetic()
     rng = np.random.default_rng(0)
     samples = []
@@ -215,10 +215,7 @@ def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
         cosine = 0.2 + rng.normal(0, 0.01)
         samples.append(replace(s, cos_S_nll=cosine, cos_S_contrib=float(np.sign(s.advantage)) * cosine))
     found = analyze(replace(run, samples=samples))
-    confounded, paired = row(found, "hacked - clean, all A"), row(found, HACK_AMONG_PAID)
-    assert confounded.welch_p < 1e-6
-    assert confounded.difference > 0.2
-    assert confounded.caveat == "sign of A"
+    paired = row(found, HACK_AMONG_PAID)
     assert paired.p > 0.01
     assert abs(paired.difference) < 0.02
     assert checks(found)["V4"].says == "VACUOUS"

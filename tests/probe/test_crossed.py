@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from probe.analysis.statistics.crossed import Comparison, change, difference, mean, rate
-from probe.analysis.statistics.significance import detection_power, welch_interval
+from probe.analysis.statistics.significance import mde, welch_interval
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 
 
@@ -120,7 +120,9 @@ def test_problems_alone_widen_an_interval_that_seeds_do_not_narrow() -> None:
     b = rate(np.tile(~hard, (8, 1)), 256)
     compared = difference(a, b)
     assert compared.problems > 0.02
-    assert compared.power(0.2, 64) < compared.power(0.2, 65) < detection_power(0.2, compared.sd, 65)
+    power = compared.power(0.2, 65)
+    assert compared.power(0.2, 64) < power
+    assert mde(compared.sd, 65, power=power) < 0.2, "of problems that do not matter, seeds would show more"
     assert compared.seeds_to_see(0.2) is None
 
 

@@ -1,33 +1,18 @@
-"""Power and minimum detectable effects: textbook values, inversion, simulation."""
+"""Power and minimum detectable effects: textbook values, simulation."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
-from probe.analysis.statistics.significance import detection_power, mde, pairing_pays_above
+from probe.analysis.statistics.significance import mde, pairing_pays_above
 
 
 def test_textbook_values():
-    """Cohen (1988): d = .5 needs 64 a group and d = .8 needs 26, two-sided 5%, power 80%; paired d_z = .5 needs 34.
-
-    Without an effect the paired test rejects 5%, and Welch's a little less.
-    """
-    assert detection_power(0.5, 1.0, 64) == pytest.approx(0.801, abs=0.001)
-    assert detection_power(0.8, 1.0, 26) == pytest.approx(0.807, abs=0.001)
-    assert detection_power(0.5, 1.0, 34, paired_correlation=0.5) == pytest.approx(0.807, abs=0.001)
-    assert detection_power(0.0, 1.0, 9, paired_correlation=0.5) == pytest.approx(0.05)
-    assert 0.045 < detection_power(0.0, 1.0, 9) < 0.05
-
-
-@settings(deadline=None, max_examples=25)
-@given(sd=st.floats(1e-3, 1e3), n=st.integers(2, 60), rho=st.none() | st.floats(-0.5, 0.95), power=st.floats(0.2, 0.99))
-def test_mde_inverts_the_power(sd, n, rho, power):
-    effect = mde(sd, n, paired_correlation=rho, power=power)
-    assert detection_power(effect, sd, n, paired_correlation=rho) == pytest.approx(power, abs=1e-5)
+    """Cohen (1988): d = .5 needs 64 a group and d = .8 needs 26, two-sided 5%, power 80%; paired d_z = .5 needs 34."""
+    for effect, n, rho in ((0.5, 64, None), (0.8, 26, None), (0.5, 34, 0.5)):
+        assert mde(1.0, n, paired_correlation=rho) < effect < mde(1.0, n - 1, paired_correlation=rho)
 
 
 @pytest.mark.parametrize(("n", "rho"), [(3, None), (5, 0.6)])

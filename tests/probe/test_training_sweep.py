@@ -182,7 +182,7 @@ def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Sw
         assert key.unit in known[key.metric].units, key
         assert not row.nulls
         there.setdefault(key.metric, set()).add(key.unit)
-    elsewhere = ("ratio/", "auroc", "hack_difference", "pure_", "kl/from_base", "cos_in_mean", "d_cos_in", "adv_cap")
+    elsewhere = ("ratio/", "auroc", "hack_difference", "pure_", "kl/from_base", "d_cos_in", "adv_cap")
     settings = ("run_tests", "sentinel")  # of the evaluations
     for metric, entry in known.items():
         if metric.startswith(elsewhere) or (metric.partition("_")[0] in RATES and "/" in metric):

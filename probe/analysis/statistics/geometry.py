@@ -182,22 +182,6 @@ def concatenated(parts: Sequence[Axes]) -> Axes:
     return Axes(rows=np.concatenate([part.rows for part in parts]), kept=np.concatenate([part.kept for part in parts]))
 
 
-def mean_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Axes:
-    """The direction of the mean difference, u = mean_p D_p / |mean_p D_p|, of every draw and module."""
-    num_draws, num_pairs = first.shape
-    mean = np.zeros((num_draws, gram.pairs.shape[1]))
-    draw = np.arange(num_draws)[:, None]
-    mean[draw, first] = 1.0 / num_pairs
-    mean[draw, second] = -1.0 / num_pairs
-    used = np.union1d(first, second)
-    squared = np.einsum("mbn,bn->bm", np.matmul(mean[:, used], gram.pairs[:, used][:, :, used]), mean[:, used])
-    size = np.abs(mean) @ np.diagonal(gram.pairs, axis1=1, axis2=2).T
-    # A difference much smaller than the gradients that it is made of is their rounding, and has no direction.
-    kept = squared > gram.extraction.eps**2 * size
-    scale = np.where(kept, 1.0 / np.sqrt(np.where(kept, squared, 1.0)), 0.0)
-    return Axes(rows=mean[:, None, :] * scale[..., None], kept=kept)
-
-
 def weighted(step: StepGram, weights: Array) -> Gradients:
     """The sums sum_i weights[s, i] g_i, one for every row of weights (S, G): totals of a step under S weightings."""
     # Matrix products: a search for the best order of a small sum would take longer than the sum.

@@ -1,8 +1,8 @@
 """Null distributions of a statistic, and tests against them.
 
     N1                  uniformly random (Haar) directions: a known law, no draws      haar_test, haar_mean
-    N2, N3, pair swaps  directions extracted from relabelled pairs, drawn many times   label_permutations,
-                        and compared with `null_test`                                  placebo_couples, pair_swaps
+    N2, N3              directions extracted from relabelled pairs, drawn many times   label_permutations,
+                        and compared with `null_test`                                  placebo_couples
     half-samples        of the pairs as they are: no null, a source of variation       half_samples
 
 N1 is a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real gradients and
@@ -170,22 +170,12 @@ def label_permutations(held_out: NDArray[np.bool_], num_draws: int, rng: np.rand
 
     Exact where the gradients are exchangeable. Where the completions of a pair share their prompt, a difference between
     gradients of different pairs also holds the difference of their prompts, a noise that the true differences do not
-    have: `pair_swaps` is exact there.
+    have.
     """
     hack, clean = true_labels(held_out)
     all_rows = np.concatenate([hack[0], clean[0]])
     shuffled = rng.permuted(np.tile(all_rows, (num_draws, 1)), axis=1)
     return shuffled[:, : hack.shape[1]], shuffled[:, hack.shape[1] :]
-
-
-def pair_swaps(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Hack and clean swapped within random pairs: exact for the direction of the MEAN difference.
-
-    Of no use for SVD directions: the singular vectors of D do not change when rows of D change sign.
-    """
-    hack, clean = true_labels(held_out)
-    swap = rng.random((num_draws, hack.shape[1])) < 0.5
-    return np.where(swap, clean, hack), np.where(swap, hack, clean)
 
 
 def placebo_couples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:

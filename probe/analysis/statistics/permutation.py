@@ -1,15 +1,14 @@
-"""Compare the statistics of one run with their distribution under the nulls N2, N3 and pair swaps, and under N4.
+"""Compare the statistics of one run with their distribution under the nulls N2, N3 and N4.
 
     cos_in           mean over prompts of the global signed cosine of the policy gradient
-    cos_in_mean      the same along the direction of the mean pair difference (its exact null: pair swaps)
     hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among the paid (A > 0)
     auroc            AUROC of cos_S_contrib for hacked among the paid
 
-N2, N3 and "pair-swap" relabel the pair gradients and extract new DIRECTIONS in every draw: N2 permutes the labels
-across all pairs, N3 takes couples of clean completions, and swaps stay within pairs. N4 keeps the directions and
-permutes the labels of the batch within prompts: the advantages for cos_in, `hacked` for the other two. For those it is
-a null. For cos_in it is a DIAGNOSTIC, what is left of the cosine when rewards fall on other samples, and no null: where
-being paid has an axis of its own, a third to two thirds of runs leave it without anything hack-ward (the level is 5%).
+N2 and N3 relabel the pair gradients and extract new DIRECTIONS in every draw: N2 permutes the labels across all pairs,
+N3 takes couples of clean completions. N4 keeps the directions and permutes the labels of the batch within prompts:
+the advantages for cos_in, `hacked` for the other two. For those it is a null. For cos_in it is a DIAGNOSTIC, what is
+left of the cosine when rewards fall on other samples, and no null: where being paid has an axis of its own, a third to
+two thirds of runs leave it without anything hack-ward (the level is 5%).
 
 To add a statistic: compute it in `_statistics` (and in `_batch_label_nulls` if the batch's labels enter it) and give
 the centre of its null in CENTRES. To add a null: draw its axes in `probe.analysis.statistics.nulls`.
@@ -32,12 +31,11 @@ from probe.analysis.statistics.geometry import (
     along,
     along_modules,
     cosines,
-    mean_axes,
     mean_module_unit,
     mean_unit,
 )
 from probe.analysis.statistics.intervals import Array, cluster_numbers, prompt_means, prompt_weights
-from probe.analysis.statistics.nulls import NullTest, null_axes, null_test, pair_swaps, true_labels
+from probe.analysis.statistics.nulls import NullTest, null_axes, null_test
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
 from probe.analysis.statistics.thresholds import ALPHA
@@ -45,7 +43,7 @@ from probe.analysis.statistics.thresholds import ALPHA
 NUM_DRAWS = 999
 CHUNK = 1 << 20  # how many scores are ranked at once
 # Where the null of each statistic is symmetric: both tails of its test are measured from there.
-CENTRES = {"cos_in": 0.0, "cos_in_mean": 0.0, "hack_difference": 0.0, "auroc": 0.5}
+CENTRES = {"cos_in": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class NullRow:
     """One observed statistic and its test under one null."""
 
     metric: str  # a key of CENTRES
-    null: str  # N2 | N3 | N4 | pair-swap
+    null: str  # N2 | N3 | N4
     value: float
     test: NullTest
 
@@ -122,19 +120,14 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
-    pairs, held_out, labels = linked.pairs, linked.pairs.held_out, paid_labels(linked)
-    axes = null_axes(pairs, num_draws, seed)
-    rng = axes.rng()
+    labels, axes = paid_labels(linked), null_axes(linked.pairs, num_draws, seed)
     observed = _statistics(linked, axes.truth, labels)
     draws = {"N2": _statistics(linked, axes.permuted, labels)}
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
-    draws["N4"] = _batch_label_nulls(linked, labels, num_draws, rng)
+    draws["N4"] = _batch_label_nulls(linked, labels, num_draws, axes.rng())
     excess = {}
     if linked.steps:
-        swapped = mean_axes(pairs, *pair_swaps(held_out, num_draws, rng))
-        observed["cos_in_mean"] = _mean_cosine(linked, mean_axes(pairs, *true_labels(held_out)))
-        draws["pair-swap"] = {"cos_in_mean": _mean_cosine(linked, swapped)}
         # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the one
         # that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
         excess = prompt_means(cosines(axes.truth, linked.totals)[0].tolist(), linked.prompts)

@@ -13,7 +13,7 @@ and g the skewness,
 
 is compared with Student's t. Where a sample is visibly skewed, what stands here is no more certain than both allow.
 That leaves 11%, 8% and 6%: nothing known to us holds 5% of lognormal values at n = 8, because a sample that misses the
-tail does not look skewed. So a reader is told as well (`MeanTest.skewed`).
+tail does not look skewed. So a reader is told as well (`is_skewed`).
 
 `effects_by_prompt` is the effect of a label with the other labels held constant: regression with fixed prompt effects,
 
@@ -23,14 +23,13 @@ taken out by centring every column within its prompt. They need no assumption ab
 as the random effects of a mixed model do. A step has one prompt, so they absorb the step effects too.
 Shapes: B responses at once, rows of samples, C prompts.
 
-`detection_power` and `mde` are the power of t-tests. Independent groups are compared by Welch's test, which estimates
+`mde` is from the exact power of t-tests. Independent groups are compared by Welch's test, which estimates
 its degrees of freedom: at Student's detectable effect it finds 70% with 3 units a side, 75% with 4, where Student's
 test finds 80%.
 """
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -53,16 +52,6 @@ CHUNK = 1 << 20  # signs in memory at once
 SKEWED = 0.24
 MIN_SKEWED = 8  # below, the skewness of a sample says nothing about that of its population
 SKEWED_CAVEAT = "skewed values: interval and p allow for it in part, at 8 to 17 of them by half"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanTest:
-    """Result of a test of mean zero. `mean` and `p` are None without values."""
-
-    n: int
-    mean: float | None
-    p: float | None  # two-sided: of sign flips; of a skewed sample no smaller than Hall's
-    skewed: bool
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
@@ -186,35 +175,20 @@ def mean_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
     return Interval(low=min(student.low, hall.low), high=max(student.high, hall.high))
 
 
-def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> MeanTest:
+def mean_test(values: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
     """Two-sided test of mean zero: sign flips, and of a skewed sample Hall's test, whichever is less certain.
+
+    None without values.
 
     Args:
         values: (n,) one independent value per cluster.
         num_draws, seed: as `sign_flip_test`.
     """
     x = np.asarray(values, dtype=np.float64)
-    p, skewed = sign_flip_test(x, num_draws=num_draws, seed=seed), is_skewed(x)
-    if skewed and p is not None:
+    p = sign_flip_test(x, num_draws=num_draws, seed=seed)
+    if p is not None and is_skewed(x):
         p = max(p, float(2 * stats.t.sf(abs(_hall(x, 0.0)), len(x) - 1)))
-    return MeanTest(n=len(x), mean=float(x.mean()) if len(x) else None, p=p, skewed=skewed)
-
-
-def equivalence_test(values: ArrayLike, bound: float) -> float | None:
-    """p of two one-sided tests that the mean lies inside +-bound (Schuirmann 1987); None without variance.
-
-    The largest of the one-sided p-values, Hall's among them for a skewed sample; p < alpha exactly when the interval of
-    level 1 - 2 alpha lies inside.
-    """
-    x = np.asarray(values, dtype=np.float64)
-    if not varies(x):
-        return None
-    error = x.std(ddof=1) / np.sqrt(len(x))
-    above_lower, below_upper = [(x.mean() + bound) / error], [(bound - x.mean()) / error]
-    if is_skewed(x):
-        above_lower.append(_hall(x, -bound))
-        below_upper.append(-_hall(x, bound))
-    return float(stats.t.sf(min(*above_lower, *below_upper), len(x) - 1))
+    return p
 
 
 def hall_interval(values: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -311,10 +285,10 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
     return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
-def detection_power(
-    effect: float, sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05
+def mde(
+    sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05, power: float = 0.8
 ) -> float:
-    """Probability that a two-sided t-test (unpaired: Welch's) rejects when the means differ by `effect`.
+    """Minimum detectable effect: the difference of means that a t-test (unpaired: Welch's) finds with `power`.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
@@ -324,34 +298,18 @@ def detection_power(
     the two sample variances, df(R) = (n - 1) / (R^2 + (1 - R)^2). R is independent of the statistic and has the law
     Beta((n - 1) / 2, (n - 1) / 2): the power is the mean over R.
 
-    Args:
-        effect: difference of the means, in the unit of sd.
-        sd: standard deviation of one group between units.
-        n: units (seeds, prompts) in each group, or pairs.
-        paired_correlation: between the two measurements of a pair; None for independent groups.
-        alpha: level of the test, both tails together.
-
-    Raises:
-        ValueError: sd or alpha out of range, or fewer than 2 units, which show no variance.
-    """
-    error = _standard_error(sd, n, paired_correlation, alpha)
-    return _power(abs(effect) / error, n, paired_correlation is not None, alpha)
-
-
-def mde(
-    sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05, power: float = 0.8
-) -> float:
-    """Minimum detectable effect: the difference of means that a test finds with probability `power`.
-
     `mde(0.15, 3)` is .53: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
     .53 to be found. Infinite for n = 1, since one unit shows no variance.
 
     Args:
-        sd, n, paired_correlation, alpha: as `detection_power`.
+        sd: standard deviation of one group between units.
+        n: units (seeds, prompts) in each group, or pairs.
+        paired_correlation: between the two measurements of a pair; None for independent groups.
+        alpha: level of the test, both tails together.
         power: probability of finding the effect.
 
     Raises:
-        ValueError: as `detection_power`; `power` not between alpha and 1.
+        ValueError: sd, n or alpha out of range; `power` not between alpha and 1.
     """
     if not alpha < power < 1:
         raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")

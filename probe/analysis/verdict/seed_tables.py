@@ -6,7 +6,7 @@ evidence about hacking. No verdict reads these rows. Their cos_in and cos_out ar
 """
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from probe.analysis.cosines import HACK_AMONG_PAID
 from probe.analysis.evidence import Evidence
@@ -79,16 +79,15 @@ def _most(k: int, n: int) -> Word:
 
 
 def _lowered(evidence: Evidence) -> Row:
-    both = []
+    both, fired = [], []
     for step in evidence.steps:
         if step.arm == "projected" and step.hackward_frac_in is not None and step.hackward_frac_out is not None:
             both.append((step.hackward_frac_in, step.hackward_frac_out))
-    summary = evidence.summary("projected")
-    if not both or summary is None:
+            fired.append(step.frac_fired or 0.0)
+    if not both:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
     lowered = sum(after < before for before, after in both)
-    fired = "-" if summary.mean_frac_fired is None else f"{summary.mean_frac_fired:.3f}"
-    why = f"identity of the {ARMS['projected'].gate} gate: says that it ran; mean frac_fired {fired}"
+    why = f"identity of the {ARMS['projected'].gate} gate: says that it ran; mean frac_fired {fmean(fired):.3f}"
     says = PASS if lowered >= LOWERED * len(both) else FAIL
     return says, len(both), f"{lowered}/{len(both)} steps; {why}"
 
