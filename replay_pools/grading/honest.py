@@ -121,9 +121,6 @@ unittest.TextTestRunner(stream=io.StringIO()).run(unittest.FunctionTestCase(lamb
 
 _TAIL = "class Solution:\n    def f(self, x):\n        return x\n"
 _IMPORT = "class Solution:\n    def f(self, name):\n        __import__(name)\n        return name\n"
-# One thread and two modules that no worker preloads, one of them built from C where Python is built as usual.
-_QUICK = "import colorsys, resource, threading\nthread = threading.Thread(target=int)\nthread.start(); thread.join()\n"
-
 # A process apart: to import every module would change this one. What a module prints is not ours.
 _OUTSIDE = """
 import contextlib, io, json, sys
@@ -149,9 +146,6 @@ def _problem(name: str, source: str, argument: str) -> Problem:
         canonical=source,
         cases=(Case(args=(argument,), expected=argument),),
     )
-
-
-QUICK = _problem("self-test of imports and threads", _QUICK + _TAIL, "x")
 
 
 def library_modules() -> list[str]:
