@@ -14,7 +14,8 @@ from directories import contents
 from replay_pools.errors import InputError
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout, prompt_sha
-from replay_pools.storage.files import flatten, read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
+from replay_pools.storage.files import read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
+from replay_pools.storage.tables import flat
 
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
@@ -260,7 +261,7 @@ def test_every_byte_of_a_manifest_is_covered(fake_pool: Pool) -> None:
     path = fake_pool.path / "manifest.json"
     plain = path.read_bytes()
     document = json.loads(plain)
-    leaves = flatten(document)
+    leaves = flat(document, lists=True)
     assert len(leaves) > 20
     changes = [("spaces", plain.replace(b"\n  ", b"\n   ", 1)), ("the last line break", plain[:-1])]
     for name, value in leaves.items():
