@@ -1,11 +1,15 @@
 """Tiny causal language models of four architectures, and rollouts for them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tiny_models import VOCABULARY, build_model
 from transformers import PreTrainedModel
+
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates
 
 
 @pytest.fixture(name="build_model", scope="session")
@@ -21,6 +25,31 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma", "llama"
 def architecture(request: pytest.FixtureRequest) -> str:
     """Each architecture in turn: fast are weights that are stored transposed, and a norm of queries and keys."""
     return request.param
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "svd": {"basis": "svd", "cache_dir": None},
+    "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
+    "half": {"basis": "svd", "cache_dir": None, "storage": "bfloat16"},
+    "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
+}
+
+
+@pytest.fixture(scope="session")
+def make_coordinates() -> Callable[..., Coordinates]:
+    """`make_coordinates("qwen3", "svd-zero")`, or of a model that is there; `svd-moved` for others than 0, and so on."""
+
+    def make(model: str | PreTrainedModel, case: str, dtype: torch.dtype = torch.float64) -> Coordinates:
+        basis, state = case.split("-")
+        model = build_model(model, dtype) if isinstance(model, str) else model
+        coordinates = attach(model, model_id="tiny", **BASES[basis])
+        if state != "zero":
+            generator = torch.Generator().manual_seed(1)
+            moves = {m: 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+            coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+        return coordinates
+
+    return make
 
 
 @pytest.fixture(scope="session")
