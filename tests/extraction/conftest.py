@@ -37,7 +37,7 @@ BASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def make_coordinates() -> Callable[..., Coordinates]:
-    """`make_coordinates("qwen3", "svd-zero")`, or of a model that is there; `svd-moved` for others than 0, and so on."""
+    """`make_coordinates("qwen3", "svd-zero")`, or of a model that is there; `svd-moved` is not at 0."""
 
     def make(model: str | PreTrainedModel, case: str, dtype: torch.dtype = torch.float64) -> Coordinates:
         basis, state = case.split("-")
