@@ -26,7 +26,7 @@ from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
-from replay_pools.storage.files import read_json
+from replay_pools.storage.files import read_sealed, write_sealed
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
@@ -378,8 +378,8 @@ def test_what_cannot_be_regraded_is_refused(
 @pytest.mark.parametrize(
     ("recorded", "line"),
     [
-        ({"code_rule": "first"}, "code_rule: expected joined or last"),
-        ({"cpu_s": 0}, "cpu_s: expected a whole number from 1 to"),
+        ({"code_rule": "first"}, "code_rule: expected 'joined' or 'last'"),
+        ({"cpu_s": 10**9}, "cpu_s: expected a whole number from 1 to"),
     ],
 )
 def test_a_manifest_that_asks_for_no_grader_is_refused(
@@ -392,8 +392,8 @@ def test_a_manifest_that_asks_for_no_grader_is_refused(
 ) -> None:
     """Its rule and its limit are the defaults of a regrade, and anybody can edit them."""
     path = write_pool(groups).path / "manifest.json"
-    manifest = read_json(path)
-    path.write_text(json.dumps(manifest | {"grader": manifest["grader"] | recorded}))
+    manifest = read_sealed(path)
+    write_sealed(path, manifest | {"grader": manifest["grader"] | recorded})
     assert line in refused(capsys, tmp_path, "old")
 
 
