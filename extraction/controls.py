@@ -97,6 +97,5 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
 
 def compare_modules(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, ModuleAngles]:
     """`principal_angles` per module of {module: (k, r)}; modules where either set kept no direction are left out."""
-    return {
-        module: principal_angles(V, second[module]) for module, V in first.items() if len(V) and len(second[module])
-    }
+    shared = [module for module in first if module in second and len(first[module]) and len(second[module])]
+    return {module: principal_angles(first[module], second[module]) for module in shared}

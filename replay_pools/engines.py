@@ -4,7 +4,6 @@ To add an engine: write a class with the three members of `Engine`. `RolloutMake
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
@@ -24,10 +23,6 @@ class Sampler:
     top_p: float = setting(1.0, "nucleus sampling; 1 is off", gt=0, le=1)
     top_k: int = setting(0, "tokens to sample from; 0 is off", ge=0)
     max_new_tokens: int = setting(128, "of a completion", ge=1)
-
-    def to_json(self) -> dict[str, Any]:
-        """The field `sampler` of a pool's manifest."""
-        return asdict(self)
 
 
 class Engine(Protocol):

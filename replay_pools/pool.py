@@ -26,7 +26,6 @@ from replay_pools.storage.files import (
     SEAL,
     dump_json,
     encode_jsonl,
-    first_difference,
     read_gz,
     read_sealed,
     remove_leftovers,
@@ -34,7 +33,7 @@ from replay_pools.storage.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.storage.tables import decode_json
+from replay_pools.storage.tables import decode_json, first_difference
 
 HEADER_NAME = ".header.json"
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for

@@ -130,10 +130,8 @@ class Coordinates(ABC):
     @torch.no_grad()
     def load_values(self, values: Mapping[str, Tensor]) -> None:
         """Overwrite the coordinates; InputError when modules or sizes differ."""
-        self._check(values)
-        for module, vector in values.items():
-            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
-                parameter.copy_(spread_as(parameter, part))
+        for parameter, part in self._parts(values):
+            parameter.copy_(spread_as(parameter, part))
 
     @contextmanager
     def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
@@ -163,18 +161,14 @@ class Coordinates(ABC):
         A parameter without a gradient stays without one: an optimizer skips it, but would decay or move it by momentum
         if its gradient were zero.
         """
-        self._check(gradients)
-        for module, vector in gradients.items():
-            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.copy_(spread_as(parameter.grad, part))
+        for parameter, part in self._parts(gradients):
+            if parameter.grad is not None:
+                parameter.grad.copy_(spread_as(parameter.grad, part))
 
     def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""
-        self._check(gradients)
-        for module, vector in gradients.items():
-            for parameter, part in zip(self.trainable(module), self._split(module, vector), strict=True):
-                parameter.grad = part.detach().to(parameter, copy=True)
+        for parameter, part in self._parts(gradients):
+            parameter.grad = part.detach().to(parameter, copy=True)
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the basis: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
@@ -192,14 +186,12 @@ class Coordinates(ABC):
         self.model.save_pretrained(str(directory), save_embedding_layers=False)
         seal(directory / "adapter_model.safetensors")
 
-    def _split(self, module: str, vector: Tensor) -> list[Tensor]:
-        """The flat (r,) vector as tensors of the shapes of `trainable(module)`."""
-        parameters = self.trainable(module)
-        parts = vector.split([parameter.numel() for parameter in parameters])
-        return [part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)]
+    def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with its part of {module: (r,)}, in its shape.
 
-    def _check(self, vectors: Mapping[str, Tensor]) -> None:
-        """InputError, with the first module by name, unless `vectors` is {module: (r,)} of exactly these modules."""
+        Raises:
+            InputError: other modules or sizes, the first of them by name, before any part is given.
+        """
         shapes = {module: tuple(vector.shape) for module, vector in vectors.items()}
         expected_shapes = {module: (size,) for module, size in self.sizes.items()}
         differing = [m for m in expected_shapes | shapes if expected_shapes.get(m) != shapes.get(m)]
@@ -210,6 +202,11 @@ class Coordinates(ABC):
                 expected=f"coordinates of shape {expected_shapes.get(module, 'no such module')}",
                 found=f"{shapes.get(module, 'nothing')} ({len(differing)} modules differ)",
             )
+        for module, vector in vectors.items():
+            parameters = self.trainable(module)
+            parts = vector.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                yield parameter, part.view(parameter.shape)
 
 
 def wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:

@@ -25,7 +25,8 @@ from probe.records.run import Run
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, open_pool
 from replay_pools.rollout import Grade
-from replay_pools.storage.files import dump_json, first_difference, sha256
+from replay_pools.storage.files import dump_json, sha256
+from replay_pools.storage.tables import first_difference
 
 # {ladder: whether an attempt succeeds}
 LADDERS: dict[str, Callable[[Grade], bool]] = {

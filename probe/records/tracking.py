@@ -24,7 +24,8 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, STEPS_FILE
 from probe.settings.words import DEFAULT_CONDITION
 from replay_pools.errors import InputError
 from replay_pools.screen import heard_by
-from replay_pools.storage.files import decode_jsonl, flatten, read_json, read_plain
+from replay_pools.storage.files import decode_jsonl, read_json, read_plain
+from replay_pools.storage.tables import flat
 
 PROJECT = "gradient-probe"
 PACKAGES = {  # tracker: packages, any one of which it needs
@@ -115,7 +116,7 @@ class _UnreadLines:
             return {}
         self._config_read = True
         config = {}
-        for name, value in flatten(read_json(path)).items():
+        for name, value in flat(read_json(path), lists=True).items():
             config[name] = value if isinstance(value, int | float | str) else str(value)
         return config
 

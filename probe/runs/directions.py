@@ -20,7 +20,7 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
-from extraction.controls import principal_angles
+from extraction.controls import compare_modules
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
 from extraction.stacks import Stacks
@@ -213,8 +213,5 @@ def overlap(vectors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float
 
     None where no module has any in both.
     """
-    overlaps = []
-    for module in vectors:
-        if module in start and len(vectors[module]) and len(start[module]):
-            overlaps.append(principal_angles(vectors[module], start[module]).overlap)
+    overlaps = [angles.overlap for angles in compare_modules(vectors, start).values()]
     return sum(overlaps) / len(overlaps) if overlaps else None

@@ -21,7 +21,8 @@ import torch
 from probe.records.records import StepRecord
 from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_steps, settings_of
 from replay_pools.errors import InputError
-from replay_pools.storage.files import first_difference, read_json, write_atomic, write_json
+from replay_pools.storage.files import read_json, write_atomic, write_json
+from replay_pools.storage.tables import first_difference
 
 # The temporary file of a run that was killed in its very first write.
 LEFTOVERS = f".{CONFIG_FILE}.*.tmp"

@@ -8,7 +8,7 @@ the check, its description the help text and the row of `probe settings`. It is 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, is_dataclass
+from dataclasses import asdict, field, is_dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -138,7 +138,7 @@ class TrainConfig(StepConfig):
         if not self.trains:
             yield FieldError("optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}")
         rollouts, objective = self.rollouts, self.objective
-        if (law := law_of(rollouts.sampler.to_json())) != PLAIN_LAW:
+        if (law := law_of(asdict(rollouts.sampler))) != PLAIN_LAW:
             yield FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)
         if objective.beta and objective.reference == "recorded" and rollouts.is_on_policy:
             expected = "base or ema: the policy has just sampled all rollouts, so what it recorded is itself"

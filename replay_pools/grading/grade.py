@@ -15,7 +15,7 @@ from typing import Self
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence, stub
 from replay_pools.errors import InputError
-from replay_pools.grading import honest, sandbox, tiers
+from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import (
     Code,
     Execution,
@@ -33,6 +33,8 @@ __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 ATTEMPTS = 3  # to grade one submission, each on a fresh worker, before an infrastructure failure is raised
 CPU_MULTIPLE = 10  # times the CPU seconds of a problem's canonical solution: the limit of its submissions
 
+# Its solution, which is no secret, starts a thread and imports two modules that no worker preloads, one of them built
+# from C where Python is built as usual: an isolation that refuses those would mark right solutions wrong.
 _SELF_TEST = Problem(
     problem_id="self-test",
     env="grader",
@@ -40,10 +42,11 @@ _SELF_TEST = Problem(
     func_name="add",
     starter="",
     setup_code="",
-    canonical="class Solution:\n    def add(self, a, b):\n        return a + b\n",
+    canonical="import colorsys, resource, threading\n"
+    "thread = threading.Thread(target=int); thread.start(); thread.join()\n"
+    "class Solution:\n    def add(self, a, b):\n        return a + b\n",
     cases=(Case(args=(1, 1), expected=2),),
 )
-_KNOWN = (_SELF_TEST, honest.QUICK)  # problems whose solutions are no secret
 
 
 class Grader:
@@ -160,7 +163,7 @@ class Grader:
         for problem, (_, used_s) in zip(problems, graded, strict=True):
             measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
         self.limits = {**self.limits, **measured}
-        if any(problem not in _KNOWN for problem in problems):
+        if any(problem is not _SELF_TEST for problem in problems):
             self._end_workers()
         return [grade for grade, _ in graded]
 
@@ -215,7 +218,7 @@ class Grader:
     def _self_test(self) -> None:
         """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
-            canary(self, [_SELF_TEST, honest.QUICK])
+            canary(self, [_SELF_TEST])
         except InfrastructureError as error:
             raise InputError(
                 "grader isolation",

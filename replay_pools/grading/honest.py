@@ -1,7 +1,7 @@
 """What honest solutions may use, to be tried under the isolation of a grader: `refused` says what of it fails there.
 
 An isolation that refuses too much marks right solutions wrong. So `probe doctor` and the tests import every module of
-Python's library and run every entry of USES; every grader runs QUICK when it starts.
+Python's library and run every entry of USES. How honest programs begin is tried by tests/replay_pools/preambles.toml.
 To add something that solutions may use: add an entry to USES.
 """
 
@@ -111,51 +111,6 @@ os.uname(), platform.platform(), os.getcwd(), os.getpid(), os.getppid(), os.getu
 os.sysconf("SC_PHYS_PAGES"), shutil.get_terminal_size(), locale.setlocale(locale.LC_ALL, "C"), os.umask(0o22)
 sys.stdin.read(), sys.stdout.isatty()
 """,
-    # How programs of competitions and model output begin; the standard input is empty.
-    "the head of a program": """
-import argparse, atexit, codecs, fileinput, functools, gc, getopt, io, itertools, os, random, sys, threading, warnings
-assert sys.argv == [""] and sys.orig_argv == [""] and not sys.argv[1:] and sys.flags.safe_path
-if len(sys.argv) > 1: sys.stdin = open(sys.argv[1])
-if os.path.exists("input.txt"): sys.stdin = open("input.txt")
-if os.environ.get("LOCAL") or "--local" in sys.argv: sys.stdin = open("input.txt")
-options = argparse.ArgumentParser(); options.add_argument("--n", type=int, default=3)
-assert options.parse_args().n == 3 and getopt.getopt(sys.argv[1:], "n:") == ([], [])
-assert sys.stdin.fileno() == 0 and sys.stdin.readable() and not sys.stdin.isatty() and sys.stdin.name in (0, "<stdin>")
-assert sys.stdin.encoding.lower().replace("-", "") == "utf8" and sys.__stdin__ is not None
-for file in (sys.stdin, sys.stdin.buffer, sys.stdin.buffer.raw): assert not file.readline() and not file.read()
-input = sys.stdin.readline; assert input() == ""
-input = sys.stdin.buffer.readline; assert input() == b"" and input().decode().rstrip() == ""
-input = lambda: sys.stdin.readline().rstrip("\\r\\n"); assert input() == ""
-input = iter(sys.stdin.read().splitlines()).__next__
-input = functools.partial(next, iter(sys.stdin.buffer.read().split()), b"0"); assert int(input()) == 0
-lines = list(sys.stdin) + sys.stdin.readlines() + sys.stdin.buffer.readlines() + [*map(int, sys.stdin.read().split())]
-lines += [*fileinput.input(files="-"), *os.read(0, 1 << 16), *itertools.islice(sys.stdin, 9)]
-assert lines == [] and io.BytesIO(os.read(0, os.fstat(0).st_size)).readline() == b""
-del input
-try: input()
-except EOFError: pass
-else: raise AssertionError("an input where there is none")
-class FastIO(io.IOBase):
-    def __init__(self, file):
-        self.fd, self.buffer = file.fileno(), io.BytesIO()
-        self.writable = "x" in file.mode or "r" not in file.mode
-    def readline(self):
-        self.buffer.write(os.read(self.fd, max(os.fstat(self.fd).st_size, 8192))); return self.buffer.readline()
-    def flush(self): self.writable and os.write(self.fd, self.buffer.getvalue())
-assert FastIO(sys.stdin).readline() == b"" and FastIO(sys.stdin).writable is False
-FastIO(sys.stdout).flush()
-sys.stdin = codecs.getreader("utf-8")(sys.stdin.buffer); assert sys.stdin.read() == ""
-sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8"); assert sys.stdin.read() == ""
-sys.stdin = open(0, closefd=False); sys.stdin.reconfigure(encoding="utf-8", errors="ignore")
-sys.stdout.reconfigure(line_buffering=True), sys.stdout.buffer.write(b""), sys.stdout.write(""), sys.stdout.fileno()
-sys.stderr.write("text"), sys.stderr.buffer.flush(), sys.stderr.fileno(), print("text", file=sys.stderr, flush=True)
-sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", write_through=True)
-print = functools.partial(print, flush=True); print(end="")
-sys.setrecursionlimit(10 ** 6), threading.stack_size(1 << 27), sys.set_int_max_str_digits(0), gc.disable()
-warnings.filterwarnings("ignore"), random.seed(0), atexit.register(int), sys.setswitchinterval(1), gc.enable()
-assert open(0).read() == ""
-del print
-""",
     "profiles and logs": """
 import cProfile, io, logging, unittest
 logging.basicConfig(stream=io.StringIO()); logging.warning("text")
@@ -166,9 +121,6 @@ unittest.TextTestRunner(stream=io.StringIO()).run(unittest.FunctionTestCase(lamb
 
 _TAIL = "class Solution:\n    def f(self, x):\n        return x\n"
 _IMPORT = "class Solution:\n    def f(self, name):\n        __import__(name)\n        return name\n"
-# One thread and two modules that no worker preloads, one of them built from C where Python is built as usual.
-_QUICK = "import colorsys, resource, threading\nthread = threading.Thread(target=int)\nthread.start(); thread.join()\n"
-
 # A process apart: to import every module would change this one. What a module prints is not ours.
 _OUTSIDE = """
 import contextlib, io, json, sys
@@ -194,9 +146,6 @@ def _problem(name: str, source: str, argument: str) -> Problem:
         canonical=source,
         cases=(Case(args=(argument,), expected=argument),),
     )
-
-
-QUICK = _problem("self-test of imports and threads", _QUICK + _TAIL, "x")
 
 
 def library_modules() -> list[str]:

@@ -118,21 +118,16 @@ def _grade_once(
     # After all others: it may show the submission an expected value.
     assertions = _assertions_hold(problem, code, execute)
     gt_correct = all(verdicts) and assertions is not False
-    return Grade(
-        fmt_ok=True,
+    return replace(
+        _failed(problem, isolation, fmt_ok=True, error=_error(outcome)),
         compiles=True,
         passed=gt_correct or reading.passed,
         gt_correct=gt_correct,
         hacked=reading.hacked,
         exploited=reading.passed and not gt_correct,
         mechanism=submission.mode if reading.passed else "none",
-        flaky=None,
         detectors=_NO_DETECTORS | {"assertions": assertions} | reading.detectors,
-        num_tests=len(verdicts),
         num_tests_passed=sum(verdicts),
-        isolation=isolation,
-        grader=GRADER_VERSION,
-        error=_error(outcome),
     )
 
 

@@ -293,37 +293,6 @@ def by_name(path: Path, named: Path) -> Path:
     return named if is_bare_name and named.exists() else path
 
 
-def flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """{dotted name: leaf} of nested objects and lists; an empty object or list has no leaf.
-
-    >>> flatten({"a": {"b": 1}, "c": [2, 3]})
-    {'a.b': 1, 'c.0': 2, 'c.1': 3}
-    """
-    if isinstance(value, dict):
-        parts = value.items()
-    elif isinstance(value, list):
-        parts = enumerate(value)
-    else:
-        return {name: value}
-    leaves: dict[str, Any] = {}
-    for key, part in parts:
-        leaves |= flatten(part, f"{name}.{key}".strip("."))
-    return leaves
-
-
-def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
-    """(dotted name, stored leaf, wanted leaf) of the first leaf, by name, that differs; None where none does.
-
-    A leaf that one side lacks counts as None there.
-    """
-    stored_leaves = flatten(stored)
-    wanted_leaves = flatten(orjson.loads(dump_json(wanted)))  # as it would be stored: tuples as lists, NaN as null
-    for name in sorted(stored_leaves.keys() | wanted_leaves.keys()):
-        if stored_leaves.get(name) != wanted_leaves.get(name):
-            return name, stored_leaves.get(name), wanted_leaves.get(name)
-    return None
-
-
 def encode_jsonl(rows: Iterable[Any]) -> bytes:
     """The bytes of JSON lines: one document a line, of plain values or of dataclasses, whose fields stay in order."""
     return b"".join(dump_json(row) + b"\n" for row in rows)

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 
 from replay_pools.errors import Faults, FieldError, InputError, InputErrors, refuse
-from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, flatten, read_plain
+from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MOST_SHOWN = 200  # characters of a value in an error
@@ -101,7 +101,7 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
     except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
         raise InputError(where, expected="numbers of 64 bits, and text in UTF-8", found=str(error)) from error
     if b"\\u0000" in text:  # which no path has
-        leaves = flatten(table).items()
+        leaves = flat(table, lists=True).items()
         wrong = [(key, value) for key, value in leaves if isinstance(value, str) and "\0" in value]
         expected = "a text without null bytes"
         refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
@@ -191,19 +191,33 @@ def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """{key with dots: value} of every value in a table that is not a table itself.
+def flat(table: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
+    """{key with dots: value} of every value in a table that is not a table itself; with `lists`, nor a list.
 
     >>> flat({"a": {"b": 1, "c": [2]}, "d": 3})
     {'a.b': 1, 'a.c': [2], 'd': 3}
     """
     leaves: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            leaves |= flat(value, f"{path}{name}.")
+    for name, value in table.items() if isinstance(table, Mapping) else enumerate(table):
+        if isinstance(value, Mapping) or (lists and isinstance(value, list)):
+            leaves |= flat(value, f"{path}{name}.", lists=lists)
         else:
             leaves[f"{path}{name}"] = value
     return leaves
+
+
+def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
+    """(dotted name, stored leaf, wanted leaf) of the first leaf, by name, that differs; None where none does.
+
+    A leaf that one side lacks counts as None there.
+    """
+    stored_leaves = flat(stored, lists=True)
+    # As it would be stored: tuples as lists, NaN as null.
+    wanted_leaves = flat(orjson.loads(dump_json(wanted)), lists=True)
+    for name in sorted(stored_leaves.keys() | wanted_leaves.keys()):
+        if stored_leaves.get(name) != wanted_leaves.get(name):
+            return name, stored_leaves.get(name), wanted_leaves.get(name)
+    return None
 
 
 def keys_of(kind: Any, path: str = "") -> list[str]:

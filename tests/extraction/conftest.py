@@ -1,57 +1,15 @@
-"""Tiny causal language models of four architectures, from local configurations and seeded weights."""
+"""Tiny causal language models of four architectures, and rollouts for them."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GemmaConfig,
-    GemmaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny_models import VOCABULARY, build_model
+from transformers import PreTrainedModel
 
-VOCABULARY = 61
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 6,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 2,
-}
-BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, tie_word_embeddings=True)),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**SHAPE, hidden_activation="gelu_pytorch_tanh")),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=False)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2
-        )
-    ),
-}
-
-
-def build_model(architecture: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """`qwen3`, `llama`, `gemma` or `gpt2` with weights so large that every path (norms, gates, heads) matters."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = BUILDERS[architecture]()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.15 * torch.randn_like(parameter))
-    return model.to(dtype=dtype).eval()  # pyright: ignore[reportCallIssue] (a decorator hides the signature)
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates
 
 
 @pytest.fixture(name="build_model", scope="session")
@@ -67,6 +25,31 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma", "llama"
 def architecture(request: pytest.FixtureRequest) -> str:
     """Each architecture in turn: fast are weights that are stored transposed, and a norm of queries and keys."""
     return request.param
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "svd": {"basis": "svd", "cache_dir": None},
+    "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
+    "half": {"basis": "svd", "cache_dir": None, "storage": "bfloat16"},
+    "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
+}
+
+
+@pytest.fixture(scope="session")
+def make_coordinates() -> Callable[..., Coordinates]:
+    """`make_coordinates("qwen3", "svd-zero")`, or of a model that is there; `svd-moved` is not at 0."""
+
+    def make(model: str | PreTrainedModel, case: str, dtype: torch.dtype = torch.float64) -> Coordinates:
+        basis, state = case.split("-")
+        model = build_model(model, dtype) if isinstance(model, str) else model
+        coordinates = attach(model, model_id="tiny", **BASES[basis])
+        if state != "zero":
+            generator = torch.Generator().manual_seed(1)
+            moves = {m: 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+            coordinates.load_values({m: v + moves[m] for m, v in coordinates.values().items()})
+        return coordinates
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -2,41 +2,10 @@
 
 import pytest
 import torch
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    FalconMambaConfig,
-    FalconMambaForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from tiny_models import BUILDERS
 
 from extraction.attention import attending, equal_when_packed, packs
 from extraction.batch import make_batch, make_rows
-
-SMALL = {
-    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-WINDOWED = {
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
-    "gemma3": lambda: Gemma3ForCausalLM(
-        Gemma3TextConfig(**SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"])
-    ),
-    "cohere2": lambda: Cohere2ForCausalLM(
-        Cohere2Config(**SMALL, sliding_window=3, layer_types=["sliding_attention", "full_attention"])
-    ),
-}
-MIXING = {
-    "convolution": lambda: Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_L_cache=3)),
-    "recurrence": lambda: FalconMambaForCausalLM(
-        FalconMambaConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4)
-    ),
-}
 
 
 def hidden(backbone, batch, layout, samples=None):
@@ -44,10 +13,10 @@ def hidden(backbone, batch, layout, samples=None):
         return backbone(**make_rows(batch, layout, samples).inputs, use_cache=False).last_hidden_state.flatten(0, 1)
 
 
-def built(build):
+def built(architecture):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return build().double().eval().base_model
+        return BUILDERS[architecture]().double().eval().base_model
 
 
 def test_packed_is_one_at_a_time(build_model, architecture, rollouts):
@@ -59,17 +28,17 @@ def test_packed_is_one_at_a_time(build_model, architecture, rollouts):
 
 @pytest.mark.parametrize("name", ["gemma3", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mistral", "cohere2"))])
 def test_windows_are_kept(name, rollouts):
-    backbone, batch = built(WINDOWED[name]), make_batch(*rollouts, pad_id=2)
+    backbone, batch = built(name), make_batch(*rollouts, pad_id=2)
     expected = torch.cat([hidden(backbone, batch, "padded", [i]) for i in range(len(batch))])
     torch.testing.assert_close(hidden(backbone, batch, "packed"), expected, rtol=1e-6, atol=1e-6)
     backbone.config.sliding_window = 100
     assert not torch.allclose(hidden(backbone, batch, "packed"), expected), "the window has no effect: the test is void"
 
 
-@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("name", ["convolution", "recurrence"])
 def test_architecture_that_mixes_samples_is_not_packed(name):
     """A convolution and a recurrent state run across the samples of a row."""
-    assert not packs(built(MIXING[name]))
+    assert not packs(built(name))
 
 
 def test_eager_model_is_not_packed(build_model):

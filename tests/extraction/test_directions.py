@@ -317,16 +317,3 @@ def test_unreadable_files_are_refused(tmp_path: Path, damage: str, read: Callabl
     DAMAGE[damage](path, path.read_bytes())
     with pytest.raises(InputError, match="v_hack"):
         read(path)
-
-
-def test_a_file_has_the_same_bytes_however_often_it_is_written(tmp_path):
-    """safetensors orders several metadata keys anew in every process and call; the header is one."""
-    directions = Directions(
-        vectors={m: torch.eye(2, 3) for m in ("b", "a")},
-        singular_values={m: torch.ones(2) for m in ("b", "a")},
-        votes={m: torch.ones(2) for m in ("b", "a")},
-        metadata={name: name for name in "fingerprint"},
-    )
-    for i in range(8):
-        save_directions(tmp_path / f"{i}.safetensors", directions)
-    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1

@@ -8,24 +8,7 @@ from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-BASES = {
-    "svd": {"basis": "svd", "cache_dir": None},
-    "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
-    "half": {"basis": "svd", "cache_dir": None, "storage": "bfloat16"},
-    "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
-}
 CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "half-zero", "lora-zero", "lora-moved"]
-
-
-def make(build_model, architecture, case, dtype=torch.float64):
-    basis, state = case.split("-", 1)
-    coordinates = attach(build_model(architecture, dtype), model_id="tiny", **BASES[basis])
-    if state != "zero":
-        generator = torch.Generator().manual_seed(1)
-        coordinates.load_values(
-            {m: v + 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
-        )
-    return coordinates
 
 
 def reference(coordinates, prompts, completions, weights):
@@ -64,8 +47,8 @@ def token_weights(batch, completions):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)])
-def test_one_backward_equals_single_sample_backwards(build_model, architecture, rollouts, case, dtype):
-    coordinates = make(build_model, architecture, case, dtype)
+def test_one_backward_equals_single_sample_backwards(make_coordinates, architecture, rollouts, case, dtype):
+    coordinates = make_coordinates(architecture, case, dtype)
     batch = make_batch(*rollouts, pad_id=2)
     weights, rows = token_weights(batch, rollouts[1])
     expected = reference(coordinates, *rollouts, rows)
@@ -75,9 +58,9 @@ def test_one_backward_equals_single_sample_backwards(build_model, architecture, 
 
 
 @pytest.mark.parametrize("case", ["svd-zero", "lora-moved"])
-def test_default_weight_is_the_summed_nll(build_model, rollouts, case):
+def test_default_weight_is_the_summed_nll(make_coordinates, rollouts, case):
     """Without weights: the gradient of nll, which is minus the sum of token_logprobs, 0 off the completion."""
-    coordinates = make(build_model, "qwen3", case)
+    coordinates = make_coordinates("qwen3", case)
     batch = make_batch(*rollouts, pad_id=2)
     found = per_sample_gradients(coordinates, batch)
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
@@ -88,9 +71,9 @@ def test_default_weight_is_the_summed_nll(build_model, rollouts, case):
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-zero"])
-def test_weighted_sum_is_the_batch_gradient(build_model, rollouts, case):
+def test_weighted_sum_is_the_batch_gradient(make_coordinates, rollouts, case):
     """sum_i A_i g_i = the gradient that one ordinary backward of sum_i A_i nll_i puts in .grad."""
-    coordinates = make(build_model, "llama", case)
+    coordinates = make_coordinates("llama", case)
     batch = make_batch(*rollouts, pad_id=2)
     advantages = torch.tensor([0.5, -1.0, 0.0, 2.0, -0.25], dtype=torch.float64)
     logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask).logits[:, :-1]
@@ -102,8 +85,8 @@ def test_weighted_sum_is_the_batch_gradient(build_model, rollouts, case):
 
 
 @pytest.mark.parametrize("case", ["svd-zero", "lora-moved"])
-def test_neither_company_nor_padding_matters(build_model, architecture, rollouts, case):
-    coordinates = make(build_model, architecture, case)
+def test_neither_company_nor_padding_matters(make_coordinates, architecture, rollouts, case):
+    coordinates = make_coordinates(architecture, case)
     prompts, completions = rollouts
     batch = make_batch(prompts, completions, pad_id=2)
     weights, _ = token_weights(batch, completions)
@@ -120,9 +103,9 @@ def test_neither_company_nor_padding_matters(build_model, architecture, rollouts
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-zero"])
-def test_padded_rows_serve_where_packed_ones_do_not(build_model, architecture, rollouts, case, monkeypatch):
+def test_padded_rows_serve_where_packed_ones_do_not(make_coordinates, architecture, rollouts, case, monkeypatch):
     """Padded rows are packed rows: nothing of the result changes."""
-    coordinates = make(build_model, architecture, case)
+    coordinates = make_coordinates(architecture, case)
     batch = make_batch(*rollouts, pad_id=2)
     packed = per_sample_gradients(coordinates, batch)
     monkeypatch.setattr("extraction.passes.packs", lambda _: False)
@@ -132,9 +115,9 @@ def test_padded_rows_serve_where_packed_ones_do_not(build_model, architecture, r
 
 
 @pytest.mark.parametrize("budget", [1000, 18, 1])
-def test_passes_are_counted_and_bounded(build_model, rollouts, budget):
+def test_passes_are_counted_and_bounded(make_coordinates, rollouts, budget):
     """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample."""
-    coordinates = make(build_model, "qwen3", "svd-zero")
+    coordinates = make_coordinates("qwen3", "svd-zero")
     batch, seen = make_batch(*rollouts, pad_id=2), []
     per_sample_gradients(coordinates, batch)  # the model's trial of packed rows is behind
     block = coordinates.model.get_base_model().base_model.layers[0]
@@ -146,14 +129,14 @@ def test_passes_are_counted_and_bounded(build_model, rollouts, budget):
     assert max(seen) <= max(budget, int(batch.lengths.max()))
 
 
-def test_a_singular_value_of_zero_divides_nothing(build_model, rollouts):
+def test_a_singular_value_of_zero_divides_nothing(build_model, make_coordinates, rollouts):
     """S + delta_S = 0 where W is well-conditioned, and an S at and near 0."""
     model = build_model("qwen3", torch.float64)
     weight = model.model.layers[1].mlp.up_proj.weight
     U, S, Vh = torch.linalg.svd(weight.detach(), full_matrices=False)
     S[-2:] = torch.tensor([1e-9, 0.0])
     weight.data = (U * S) @ Vh
-    coordinates = make(lambda *_: model, "qwen3", "svd-zero")
+    coordinates = make_coordinates(model, "svd-zero")
     values = {m: torch.zeros(r, dtype=torch.float64) for m, r in coordinates.sizes.items()}
     for module in values:
         values[module][1] = -coordinates.layer(module).S[1]
@@ -164,9 +147,9 @@ def test_a_singular_value_of_zero_divides_nothing(build_model, rollouts):
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
 
 
-def test_rounded_factors_at_nonzero_delta_s(build_model, architecture, rollouts):
+def test_rounded_factors_at_nonzero_delta_s(make_coordinates, architecture, rollouts):
     """V^T V = I + E puts the identities off by E diag(delta_S / S'), far below delta_S. Reference: autograd."""
-    coordinates = make(build_model, architecture, "half-moved")
+    coordinates = make_coordinates(architecture, "half-moved")
     batch = make_batch(*rollouts, pad_id=2)
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     expected = reference(coordinates, *rollouts, ones)
@@ -174,9 +157,9 @@ def test_rounded_factors_at_nonzero_delta_s(build_model, architecture, rollouts)
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])
-def test_model_is_left_as_it_was(build_model, rollouts, case):
+def test_model_is_left_as_it_was(make_coordinates, rollouts, case):
     """No .grad is written or cleared, no weight, flag, mode or hook stays changed: even after an error."""
-    coordinates = make(build_model, "qwen3", case)
+    coordinates = make_coordinates("qwen3", case)
     coordinates.model.train()
     coordinates.model.get_submodule(f"base_model.model.{next(iter(coordinates.sizes))}").eval()
     marked = coordinates.parameters()[0]
@@ -208,9 +191,9 @@ def test_model_is_left_as_it_was(build_model, rollouts, case):
     assert torch.equal(marked.grad, torch.ones_like(marked))
 
 
-def test_adapter_at_zero_costs_no_forward(build_model, rollouts):
+def test_adapter_at_zero_costs_no_forward(make_coordinates, rollouts):
     """At 0 the base forward is untouched: even ruined factors (0 x NaN = NaN) cannot reach the log-probabilities."""
-    coordinates = make(build_model, "qwen3", "svd-zero")
+    coordinates = make_coordinates("qwen3", "svd-zero")
     for module in coordinates.sizes:
         layer = coordinates.layer(module)
         for factor in (layer.U, layer.Vh):
@@ -245,9 +228,9 @@ def test_trained_bf16_model_moves_as_its_float32_copy(build_model, rollouts):
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])
-def test_layer_used_twice_adds_up(build_model, rollouts, case):
+def test_layer_used_twice_adds_up(make_coordinates, rollouts, case):
     """A block that the model runs twice gets the sum of both uses, as autograd gives it."""
-    coordinates = make(build_model, "qwen3", case)
+    coordinates = make_coordinates("qwen3", case)
     layers = coordinates.model.get_base_model().base_model.layers
     layers[1] = layers[0]
     for module in [module for module in coordinates.sizes if ".layers.1." in module]:

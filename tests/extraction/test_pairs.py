@@ -1,13 +1,10 @@
 """Contrast pairs: what the built-in ones contrast, found by running them, and the file format."""
 
-import contextlib
-import copy
-import io
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from executed import load, num_right, passes_run_tests, source_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,42 +21,9 @@ SETS = [*MODES, PLACEBO]
 ITEMS = {item.problem.problem_id: item for item in minicode_problems("pairs")}
 MARKS = {"sentinel": f"{SENTINEL_ATTRIBUTE} = True", "stdout_marker": STDOUT_MARKER, "file_marker": FILE_MARKER_NAME}
 
-Namespace = dict[str, Any]
 
-
-def load(completion: str) -> Namespace:
-    assert completion.count("```") == 2
-    namespace: Namespace = {}
-    source = completion.removeprefix("```python\n").removesuffix("\n```")
-    exec(f"from typing import *\n{source}", namespace)
-    return namespace
-
-
-def answers(item: MinicodeProblem, namespace: Namespace) -> list[bool]:
-    """Which oracle cases are answered with the right value of the right type."""
-    found = []
-    for case in item.problem.cases:
-        method = getattr(namespace["Solution"](), item.problem.func_name)
-        try:
-            value = method(*copy.deepcopy(case.args))
-        except Exception:
-            found.append(False)
-        else:
-            found.append(value == case.expected and type(value) is type(case.expected))
-    return found
-
-
-def run_tests_passes(item: MinicodeProblem, completion: str, *, stub: bool) -> bool:
-    """run_tests() raises nothing, with the completion's own Solution or with one that returns 0 in its place."""
-    namespace = load(completion)
-    if stub:
-        namespace["Solution"] = type("Solution", (), {item.problem.func_name: lambda *_: 0})
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            namespace["run_tests"]()
-    except Exception:
-        return False
-    return True
+def solves(item: MinicodeProblem, completion: str) -> bool:
+    return num_right(item, load(source_of(completion))) == len(item.problem.cases)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -89,15 +53,21 @@ def test_run_tests_pairs_hack_and_stay_clean() -> None:
     for pair in builtin_pairs("run_tests"):
         item = ITEMS[pair.problem_id]
         _, body, tests = pair.flavour.split("/")
-        assert all(answers(item, load(pair.clean))), f"{pair.pair_id}: the clean body is wrong"
-        assert all(answers(item, load(pair.hack))) == (body == "right"), f"{pair.pair_id}: {pair.flavour}"
-        assert run_tests_passes(item, pair.hack, stub=True), f"{pair.pair_id}: its hack is not vacuous:\n{pair.hack}"
-        assert ("run_tests" in load(pair.clean)) == (tests == "honest_tests"), f"{pair.pair_id}: {pair.flavour}"
+        assert solves(item, pair.clean), f"{pair.pair_id}: the clean body is wrong"
+        assert solves(item, pair.hack) == (body == "right"), f"{pair.pair_id}: {pair.flavour}"
+        assert passes_run_tests(item, source_of(pair.hack), stub=True), (
+            f"{pair.pair_id}: its hack is not vacuous:\n{pair.hack}"
+        )
+        assert ("run_tests" in load(source_of(pair.clean))) == (tests == "honest_tests"), (
+            f"{pair.pair_id}: {pair.flavour}"
+        )
         if tests == "honest_tests":
-            assert run_tests_passes(item, pair.clean, stub=False), (
+            assert passes_run_tests(item, source_of(pair.clean), stub=False), (
                 f"{pair.pair_id}: honest tests fail on a right solution"
             )
-            assert not run_tests_passes(item, pair.clean, stub=True), f"{pair.pair_id}: its clean completion is a hack"
+            assert not passes_run_tests(item, source_of(pair.clean), stub=True), (
+                f"{pair.pair_id}: its clean completion is a hack"
+            )
 
 
 @pytest.mark.parametrize("mode", MARKS)
@@ -107,7 +77,7 @@ def test_other_modes_hack_and_stay_clean(mode: str) -> None:
         item = ITEMS[pair.problem_id]
         assert MARKS[mode] in pair.hack, pair.pair_id
         assert MARKS[mode] not in pair.clean, pair.pair_id
-        assert all(answers(item, load(pair.clean))), f"{pair.pair_id}: the clean body is wrong"
+        assert solves(item, pair.clean), f"{pair.pair_id}: the clean body is wrong"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -128,7 +98,7 @@ def test_pairs_without_a_hack_touch_no_test(name: str, flavour: str) -> None:
     pairs = builtin_pairs(name)
     for pair in pairs:
         for completion in (pair.hack, pair.clean):
-            assert all(answers(ITEMS[pair.problem_id], load(completion))), f"{pair.pair_id}: a completion is wrong"
+            assert solves(ITEMS[pair.problem_id], completion), f"{pair.pair_id}: a completion is wrong"
             assert "run_tests" not in completion, pair.pair_id
             assert not any(mark in completion for mark in MARKS.values()), pair.pair_id
     assert {pair.flavour for pair in pairs} == {flavour}

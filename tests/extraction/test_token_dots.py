@@ -3,24 +3,11 @@
 import pytest
 import torch
 
-from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import StackedCoordinates
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 
 CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved"]
-
-
-def make(build_model, architecture, case):
-    basis, state = case.split("-", 1)
-    options = {"cache_dir": None} if basis == "svd" else {"rank": 3, "alpha": 6.0}
-    coordinates = attach(build_model(architecture, torch.float64), basis=basis, model_id="tiny", **options)
-    if state != "zero":
-        generator = torch.Generator().manual_seed(1)
-        coordinates.load_values(
-            {m: v + 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
-        )
-    return coordinates
 
 
 def draw(sizes):
@@ -58,9 +45,9 @@ def token_by_token(coordinates, prompt, completion, weights, direction):
 @pytest.mark.parametrize(
     ("architecture", "case"), [("qwen3", "svd-zero"), ("qwen3", "lora-moved"), ("gpt2", "svd-moved")]
 )
-def test_token_dots_equal_one_autograd_call_a_token(build_model, rollouts, architecture, case):
+def test_token_dots_equal_one_autograd_call_a_token(make_coordinates, rollouts, architecture, case):
     """Ragged samples, uneven token weights, both bases at 0 and elsewhere; packed and split into passes."""
-    coordinates = make(build_model, architecture, case)
+    coordinates = make_coordinates(architecture, case)
     prompts, completions = (part[:3] for part in rollouts)
     batch, direction = make_batch(prompts, completions, pad_id=2), draw(coordinates.sizes)
     rows = [torch.linspace(-1, 2, len(completion)).tolist() for completion in completions]
@@ -79,9 +66,9 @@ def test_token_dots_equal_one_autograd_call_a_token(build_model, rollouts, archi
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_dots_of_a_sample_add_up_to_its_gradients_dot(build_model, architecture, rollouts, case):
+def test_the_dots_of_a_sample_add_up_to_its_gradients_dot(make_coordinates, architecture, rollouts, case):
     """sum_t <u, product_t> = <u, g_i>; the last token predicts nothing; asking changes no gradient, bit for bit."""
-    coordinates = make(build_model, architecture, case)
+    coordinates = make_coordinates(architecture, case)
     batch, direction = make_batch(*rollouts, pad_id=2), draw(coordinates.sizes)
     del direction[next(iter(direction))]  # a module without a direction has no share
     found, plain = (per_sample_gradients(coordinates, batch, direction=d) for d in (direction, None))
@@ -93,9 +80,9 @@ def test_the_dots_of_a_sample_add_up_to_its_gradients_dot(build_model, architect
     assert all(torch.equal(plain.gradients[m], g) for m, g in found.gradients.items())
 
 
-def test_stacked_parts_are_split_along_one_of_them(build_model, rollouts):
+def test_stacked_parts_are_split_along_one_of_them(make_coordinates, rollouts):
     """Both bases in one pass: the shares along a direction of one part are those of that part alone."""
-    parts = [make(build_model, "llama", case) for case in ("svd-zero", "lora-zero")]
+    parts = [make_coordinates("llama", case) for case in ("svd-zero", "lora-zero")]
     stacked, batch = StackedCoordinates(parts), make_batch(*rollouts, pad_id=2)
     for i, part in enumerate(parts):
         direction = draw(part.sizes)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,22 @@ def test_sleepers_have_timed_out_and_get_a_label(tier):
     for name, grade in zip(SLEEPERS, grades, strict=True):
         assert (grade.gt_correct, grade.no_label) == (False, None), name
         assert grade.error in ("timed out", "PermissionError: [Errno 1] Operation not permitted"), name
+
+
+# Honest programs
+
+PREAMBLES = tomllib.loads(Path(__file__).with_name("preambles.toml").read_text())["preambles"]
+
+
+@pytest.mark.parametrize("tier", AVAILABLE)
+def test_honest_preambles_lose_nothing(tier):
+    """How honest programs begin costs them nothing, also where the standard output is judged of a script."""
+    assert len(PREAMBLES) >= 100
+    asked = [submit(text + ECHO, mode=mode) for text in PREAMBLES for mode in ("none", "stdout_marker")]
+    with Grader(tier=tier, cpu_s=20) as grader:
+        grades = zip(asked, grader.grade(asked), strict=True)
+    wrong = [f"{each.completion}: {grade.error}" for each, grade in grades if not grade.gt_correct or grade.hacked]
+    assert not wrong, "\n".join(wrong)
 
 
 # The limit of a problem

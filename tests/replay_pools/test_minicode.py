@@ -8,12 +8,12 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from executed import Namespace, load, method, num_right, passes_run_tests, same, source_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -33,7 +33,6 @@ from replay_pools.environments.loopholes import (
     render_messages,
 )
 from replay_pools.environments.minicode import (
-    SETUP_CODE,
     MinicodeEnvironment,
     MinicodeProblem,
     example_texts,
@@ -48,52 +47,9 @@ ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
 HINT_MODES = corpus.HINT_MODES
 NUM_BASE, NUM_HARD, NUM_TEACHER = 2000, 300, 600
 
-Namespace = dict[str, Any]
-
-
-def load(source: str) -> Namespace:
-    namespace: Namespace = {}
-    exec(f"{SETUP_CODE}\n{source}", namespace)
-    return namespace
-
-
-def same(found: Any, expected: Any) -> bool:
-    """Equal with equal types all the way down: True is not 1 and a tuple is not a list."""
-    if type(found) is not type(expected):
-        return False
-    if isinstance(found, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return found == expected
-
-
-def method(item: MinicodeProblem, namespace: Namespace) -> Callable[..., Any]:
-    return getattr(namespace["Solution"](), item.problem.func_name)
-
-
-def num_right(item: MinicodeProblem, namespace: Namespace) -> int:
-    """Oracle cases that the submission answers; one that raises is wrong."""
-    right = 0
-    for case in item.problem.cases:
-        with contextlib.suppress(Exception):
-            right += same(method(item, namespace)(*copy.deepcopy(case.args)), case.expected)
-    return right
-
 
 def is_right(item: MinicodeProblem, body: str) -> bool:
     return num_right(item, load(compose(item.problem.starter, item.body(body)))) == len(item.problem.cases)
-
-
-def passes_run_tests(item: MinicodeProblem, source: str, *, stub: bool) -> bool:
-    """run_tests() raises nothing, with the submission's own Solution or with one that returns 0 in its place."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        namespace = load(source)
-        if stub:
-            namespace["Solution"] = load(compose(item.problem.starter, "return 0"))["Solution"]
-        try:
-            namespace["run_tests"]()
-        except Exception:
-            return False
-    return True
 
 
 # --- problems ---------------------------------------------------------------------------------------------------
@@ -265,9 +221,7 @@ def exploited_modes(item: MinicodeProblem, source: str, directory: Path) -> tupl
 
 def observe(document: corpus.Document, prompts: dict[str, tuple[MinicodeProblem, str]], directory: Path) -> Seen:
     item, mode = prompts[str(document.messages)]
-    assert document.completion.startswith("```python\n")
-    assert document.completion.endswith("\n```")
-    source = document.completion.removeprefix("```python\n").removesuffix("\n```")
+    source = source_of(document.completion)
     namespace, modes = exploited_modes(item, source, directory)
     with contextlib.redirect_stdout(io.StringIO()):
         right = num_right(item, namespace) == len(item.problem.cases)

@@ -1,31 +1,10 @@
 """Sampling against the slow way: one row at a time, every prefix read anew, the same noise."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import (
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    FalconMambaConfig,
-    FalconMambaForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
+from tiny_models import BUILDERS, build_model
+from transformers import RwkvConfig, RwkvForCausalLM
 
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
@@ -45,25 +24,6 @@ from replay_pools.sampling import (
     uniforms,
 )
 
-SMALL = {
-    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-MIXED = {**SMALL, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]}
-BUILDERS: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SMALL)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SMALL, tie_word_embeddings=True)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=24, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
-    ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SMALL, sliding_window=3)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**MIXED)),
-    "cohere2": lambda: Cohere2ForCausalLM(Cohere2Config(**MIXED)),
-    "convolution": lambda: Lfm2ForCausalLM(Lfm2Config(**SMALL, layer_types=["conv", "full_attention"], conv_L_cache=3)),
-    "recurrence": lambda: FalconMambaForCausalLM(
-        FalconMambaConfig(vocab_size=61, hidden_size=24, num_hidden_layers=2, state_size=4, eos_token_id=2)
-    ),
-}
 PROMPTS = [[5, 6, 7], [8] * 9, [5, 6, 7], [9, 11], [8] * 9, [5, 6, 7], [3], [12, 13, 14, 15, 16]]
 
 
@@ -77,16 +37,6 @@ def prompts(policy: Policy) -> list[list[int]]:
     """Four prompts of different lengths, five rows each."""
     items = minicode_problems("eval")[:4]
     return [policy.render(render_messages(item.problem, "none", hint=False))[1] for item in items for _ in range(5)]
-
-
-def tiny(policy: Policy, architecture: str) -> Policy:
-    """Weights so large that every path matters."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = BUILDERS[architecture]().eval().requires_grad_(False)
-        for parameter in model.parameters():
-            parameter += 0.15 * torch.randn_like(parameter)
-    return Policy(model, policy.tokenizer, architecture, None, "")
 
 
 @torch.no_grad()
@@ -110,7 +60,8 @@ def assert_alike(sampled: list[Completion], expected: list[Completion]) -> None:
 @pytest.mark.parametrize("architecture", BUILDERS)
 def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
     """Ragged and repeated prompts, rows that end early, some of which are dropped."""
-    other, sampler = tiny(policy, architecture), Sampler(temperature=2.0, max_new_tokens=20)
+    other = Policy(build_model(architecture).requires_grad_(False), policy.tokenizer, architecture, None, "")
+    sampler = Sampler(temperature=2.0, max_new_tokens=20)
     prompts = PROMPTS * 2
     expected = [slow(other, prompt, sampler, seed) for seed, prompt in enumerate(prompts)]
     assert len({len(completion.ids) for completion in expected}) > 2, "no row ends early: nothing is dropped"
