@@ -186,11 +186,12 @@ class PoolWriter:
         Raises:
             InputError: the first fault of the group.
         """
-        self.write_plain(step, encode_jsonl(rollouts))
+        plain = encode_jsonl(rollouts)
+        self._parsed(plain, f"step {step}", step)  # as every reader will see it
+        self.write_plain(step, plain)
 
     def write_plain(self, step: int, plain: bytes) -> None:
-        """As `write_step`, of the lines of the group."""
-        self._parsed(plain, f"step {step}", step)  # as every reader will see it
+        """As `write_step`, of the lines of the group, which `finish` checks."""
         if (self.directory / MANIFEST_NAME).exists():
             # The pool is incomplete from here on. The header goes first: killed between the two lines, the directory
             # must still say whose pool it is.

@@ -9,6 +9,7 @@ Only the standard library is imported here: grading runs in a plain interpreter,
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from replay_pools.errors import InputError
@@ -152,6 +153,7 @@ class Rollout:
         return replace(self, grade=grade, reward=grade.reward, **labels)
 
 
+@lru_cache(8)  # rollouts of one prompt stand near one another
 def prompt_sha(prompt: str) -> str:
     """First 16 hex digits of sha256(prompt)."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ faults = vocabulary.faults(pool)
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import final
 
@@ -45,16 +46,21 @@ def window_of(model: PreTrainedModel) -> Window | None:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Vocabulary:
     """What ids a model knows, how many of them it reads, which of them end a turn, and what they say."""
 
     chat: Chat
     size: int  # rows of the embedding, which may be more than the tokenizer has tokens
     window: Window | None = None  # of its positions; None: not known
-    # Hashes of prompts whose text is that of their ids: a group shares its prompt, and to encode one takes long.
-    _sound: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
+    # The last prompt whose text is that of its ids, which a group shares; the last completion with its text.
+    _sound: list[tuple[str, list[int]]] = field(default_factory=list, init=False, repr=False, compare=False)
     _last: list[tuple[list[int], str]] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @cached_property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Every id that ends a turn, which the tokenizer looks up each time."""
+        return self.chat.eos_ids
 
     def faults(self, pool: Pool) -> list[InputError]:
         """The first place of every kind of fault, with the number of rollouts that have it."""
@@ -109,8 +115,8 @@ class Vocabulary:
 
         Logs keep special tokens in the text, or cut the whitespace around it; both shift the places of its tokens.
         """
-        decoded = self._decoded(rollout)
-        return decoded if self._bare(decoded) == self._bare(rollout.completion) else rollout.completion
+        decoded, stored = self.decode(rollout.completion_ids), rollout.completion
+        return decoded if decoded == stored or self._bare(decoded) == self._bare(stored) else stored
 
     def _rollout_faults(self, rollout: Rollout) -> Iterator[tuple[str, str, str, str, str]]:
         """(kind, field, expected, found, fix) of each fault of one rollout."""
@@ -123,8 +129,7 @@ class Vocabulary:
             return  # which no tokenizer turns into text
         if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
             yield "positions", "", *too_long
-        turn_ends = self.chat.eos_ids  # asked once: the tokenizer looks it up
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in turn_ends]
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.turn_ends]
         if ends and ends[0] + 1 < rollout.comp_len:
             behind = rollout.comp_len - ends[0] - 1
             found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
@@ -132,7 +137,7 @@ class Vocabulary:
             yield "end", "completion_ids", "no id behind the end of the turn", found, fix
         fix = "is --model the one that sampled it?"
         if not self._says_completion(rollout):
-            difference = _difference(self.chat.decode(rollout.completion_ids), rollout.completion)
+            difference = _difference(self.decode(rollout.completion_ids), rollout.completion)
             expected = f"the text of completion_ids by the tokenizer of {model}"
             yield "completion", "completion", expected, difference, fix
         # Ids that are not stored are a fault of their own, which `Pool.verify` names.
@@ -140,16 +145,15 @@ class Vocabulary:
             difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
             yield "prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix
 
-    def _decoded(self, rollout: Rollout) -> str:
-        """The text of the completion's ids, which is asked for twice in a row."""
-        ids = rollout.completion_ids
+    def decode(self, ids: list[int]) -> str:
+        """The text of a completion's ids, which is asked for several times in a row."""
         if not self._last or self._last[0][0] is not ids:
             self._last[:] = [(ids, self.chat.decode(ids))]
         return self._last[0][1]
 
     def _says_completion(self, rollout: Rollout) -> bool:
         """Whether the ids decode to the text, up to special tokens and the whitespace around it."""
-        decoded = self._decoded(rollout)
+        decoded = self.decode(rollout.completion_ids)
         if decoded == rollout.completion:
             return True
         # Some loggers decode with the clean-up of spaces before punctuation.
@@ -158,12 +162,12 @@ class Vocabulary:
 
     def _says_prompt(self, rollout: Rollout) -> bool:
         """Whether text and ids say the same in one direction: not every tokenizer gives back all spaces."""
-        tokenizer, prompt = self.chat.tokenizer, hash((rollout.prompt, *rollout.prompt_ids))
-        if prompt in self._sound:
+        tokenizer, prompt = self.chat.tokenizer, (rollout.prompt, rollout.prompt_ids)
+        if self._sound == [prompt]:
             return True
         sound = tokenizer.encode(rollout.prompt, add_special_tokens=False) == rollout.prompt_ids
         if sound or self._bare(str(tokenizer.decode(rollout.prompt_ids))) == self._bare(rollout.prompt):
-            self._sound.add(prompt)
+            self._sound[:] = [prompt]
             return True
         return False
 

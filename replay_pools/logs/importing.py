@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
 
     grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
     vocabulary = _vocabulary(log, grouped, model)
-    tokens = Tokens(vocabulary and vocabulary.chat, grouped, log.faults, limit)
+    tokens = Tokens(vocabulary, grouped, log.faults, limit)
     least = least_reward({facts.reward for group in log.groups for facts in group} - {None})
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
@@ -114,15 +113,15 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
         numbers = [*range(len(numbers))]
     steps, summary = Spool[tuple[int, bytes]](), _Summary()
     for step, group, problem_id in zip(numbers, log.groups, log.problem_ids, strict=True):
-        rollouts: list[Rollout] = []
-        for sample_id, row in enumerate(map(partial(row_of, log), group)):
+        rollouts, rows = list[Rollout](), [row_of(log, facts) for facts in group]
+        for sample_id, row in enumerate(rows):
             facts = {"step": step, "sample_id": sample_id, "problem_id": problem_id}
             if rollout := _rollout(row, tokens, least, facts):
                 rollouts.append(rollout if vocabulary is None else _decoded(rollout, vocabulary, tokens))
                 if vocabulary is not None:
                     vocabulary.note_faults(rollouts[-1], row.where, log.faults)
         if not log.faults:
-            for fault in group_faults(rollouts, f"group of {row_of(log, group[0]).where}", step=step, tail=""):
+            for fault in group_faults(rollouts, f"group of {rows[0].where}", step=step, tail=""):
                 log.faults.note(fault, fault.expected)
             plain = encode_jsonl(rollouts)
             steps.append((step, plain))

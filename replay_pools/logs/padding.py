@@ -117,16 +117,12 @@ def leading_padding(prompts: Iterable[tuple[Ids, int | None]]) -> list[int]:
     Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
 
     Args:
-        prompts: (ids as stored, recorded length or None); gone through twice.
+        prompts: (ids as stored, recorded length or None).
     """
-    padding = {ids[0] for ids, _ in prompts if ids and ids[0] in ids[1:2]}
-    leads: list[int] = []
-    for ids, length in prompts:
-        if length:
-            leads.append(max(0, len(ids) - length))
-        else:
-            leads.append(_run(ids) if ids and ids[0] in padding else 0)
-    return leads
+    starts = [(ids[:1], _run(ids), max(0, len(ids) - length) if length else None) for ids, length in prompts]
+    padding = [first for first, run, _ in starts if run > 1]
+    padding = {token for first in padding for token in first}
+    return [(run if padding.issuperset(first) else 0) if lead is None else lead for first, run, lead in starts]
 
 
 def left_pads(prompts: Iterable[Ids], pads: Ids, pad: object, bos: object) -> dict[int, int]:

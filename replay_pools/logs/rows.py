@@ -32,7 +32,6 @@ from replay_pools.logs.sources import REPORT_EVERY, Fields, Log, StoredRow, desc
 from replay_pools.rollout import LARGEST_ID, FinishReason
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DIGITS, parse_python_json
-from replay_pools.storage.spool import Each, Spool
 
 Chat = list[dict[str, str]]
 MOST_CHARACTERS = MOST_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them
@@ -77,13 +76,8 @@ class LogRow:
     step: int | None = None
     problem: tuple[str, ...] | None = None
     group: tuple[str, ...] | None = None
-    lead: int = 0  # ids before the prompt that are padding: they make it no other prompt
-
-    @property
-    def prompt_key(self) -> int:
-        """What rollouts with the same prompt share: 64 bits of a hash."""
-        ids = None if self.prompt_ids is None else self.prompt_ids[self.lead :]
-        return _digest((self.rendered, self.messages, self.skipped, ids))
+    lead: int  # ids before the prompt that are padding: they make it no other prompt
+    prompt_key: int  # what rollouts with the same prompt share: 64 bits of a hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +86,7 @@ class RowFacts:
 
     place: int  # in `Log.checked`
     file: str
+    lead: int
     prompt_key: int
     answer_key: int | None  # 64 bits of a hash of the completion's text
     reward: float | None
@@ -104,13 +99,14 @@ class RowFacts:
     group: tuple[str, ...] | None
 
 
-_SHARED = ("parts", "problem", "group")  # that rows of one group share
+_SHARED = ("parts", "problem", "group", "prompt_key")  # that rows of one group share
 _FACTS = ("file", "reward", "advantage", "hacked", "gt_pass", "step")
+_OF_FACTS = ("reward", "lead", "prompt_key")  # what a `LogRow` takes from its facts
 
 
 def row_of(log: Log, facts: RowFacts) -> LogRow:
     """A rollout of a log, with the reward that its facts have."""
-    return LogRow(**log.checked[facts.place] | {"reward": facts.reward})
+    return LogRow(**log.checked[facts.place] | {name: getattr(facts, name) for name in _OF_FACTS})
 
 
 def _digest(value: Any) -> int:
@@ -127,18 +123,14 @@ def checked_rows(log: Log) -> list[RowFacts]:
             columns[target] = parse_column(target, text, log.rows)
         except InputError as error:
             log.faults.note(error, ("column", target))
-    rows: Spool[Fields] = Spool()
-    lacking: list[int] = []  # places of rows without an answer
-    whole = hashlib.sha256()
+    rows, lacking = log.checked, list[int]()  # places of rows without an answer
     for number, stored in enumerate(log.rows):
         row = _row(stored, columns, log)
         if row.get("completion") is None:
             lacking.append(number)
         rows.append(row)
-        whole.update(repr(row).encode())
         if number % REPORT_EVERY == 0:
             report("rows checked", number, len(log.rows))
-    log.checked, log.sha256 = rows, whole.hexdigest()
     for what, targets in (*NEEDED.items(), ("reward", ("reward",))):
         if any(target in log.mapping for target in targets):
             continue
@@ -154,21 +146,18 @@ def checked_rows(log: Log) -> list[RowFacts]:
 
 
 def _facts(log: Log) -> list[RowFacts]:
-    """The facts of the rows in `log.checked`, which this gives their padding."""
+    """The facts of the rows in `log.checked`."""
     leads = [0] * len(log.checked)
     if "prompt_ids" in log.mapping:
-        leads = leading_padding(Each(log.checked, lambda row: (row.get("prompt_ids") or [], row.get("plen"))))
-    padded, facts, shared = Spool[Fields](), list[RowFacts](), dict[Any, Any]()
-    for place, (fields, lead) in enumerate(zip(log.checked, leads, strict=True)):
-        row = LogRow(**fields, lead=lead)
-        if any(leads):
-            padded.append(fields | {"lead": lead})
-        values = {name: getattr(row, name) for name in _FACTS}
-        values |= {name: shared.setdefault(value, value) for name in _SHARED for value in (getattr(row, name),)}
-        key = None if row.completion is None else _digest(row.completion)
-        prompt_key = shared.setdefault(row.prompt_key, row.prompt_key)
-        facts.append(RowFacts(place=place, prompt_key=prompt_key, answer_key=key, **values))
-    log.checked = padded if any(leads) else log.checked
+        leads = leading_padding((row.get("prompt_ids") or [], row.get("plen")) for row in log.checked)
+    facts, shared = list[RowFacts](), dict[Any, Any]()
+    for place, (row, lead) in enumerate(zip(log.checked, leads, strict=True)):
+        ids, answer = row.get("prompt_ids"), row.get("completion")
+        values = {name: row.get(name) for name in _FACTS} | {"parts": row.get("parts", ())}
+        values |= {"problem": row.get("problem"), "group": row.get("group"), "lead": lead}
+        values["prompt_key"] = _digest((row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:]))
+        values |= {name: shared.setdefault(values[name], values[name]) for name in _SHARED}
+        facts.append(RowFacts(place=place, answer_key=None if answer is None else _digest(answer), **values))
     return facts
 
 

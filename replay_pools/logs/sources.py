@@ -5,6 +5,7 @@ so that a log may be larger than the memory. To add a kind of file: a row in KIN
 """
 
 import gzip
+import hashlib
 import re
 import zipfile
 import zlib
@@ -88,7 +89,6 @@ class Log:
     source: Path
     rows: Rows = field(default_factory=Rows)
     checked: Spool[Fields] = field(default_factory=Spool[Fields])  # the fields of a `rows.LogRow` for each object
-    sha256: str = ""  # of all that is checked
     format: str = ""
     cannot_know: str = ""  # of the format
     was_recognised: bool = True  # the format, by the columns; else the user named it
@@ -99,6 +99,14 @@ class Log:
     scale_rewards: str | None = None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     problem_ids: list[str] = field(default_factory=list)  # of each group
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def sha256(self) -> str:
+        """Of all that is checked."""
+        whole = hashlib.sha256()
+        for row in self.checked:
+            whole.update(repr(row).encode())
+        return whole.hexdigest()
 
     def check(self) -> None:
         """Raise all faults, with the format at their end where it was recognised: another one may not have them."""

@@ -5,6 +5,7 @@ and lacks the end of the turn. So the share of texts that ids give back is count
 of `_retokenised`.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,8 @@ from replay_pools.logs.sources import Fields
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
-from replay_pools.storage.spool import Each
+from replay_pools.storage.spool import Each, Spool
+from replay_pools.vocabulary import Vocabulary
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.
@@ -60,17 +62,22 @@ class Tokens:
     """Makes prompts and completions of the rows of one log, and counts whatever it infers or changes.
 
     Args:
-        chat: the tokenizer and template of the model that sampled; None where they are not at hand, for rows that
-            `say_all`.
+        vocabulary: of the model that sampled; None where it is not at hand, for rows that `say_all`.
         rows: of the log, as their fields; gone through several times.
         faults: where rows go that contradict the tokenizer or themselves.
         limit: of completions, in tokens; None = guessed.
     """
 
-    def __init__(self, chat: Chat | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None) -> None:
-        self._chat, self.faults = chat, faults
+    def __init__(
+        self, vocabulary: Vocabulary | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None
+    ) -> None:
+        self._vocabulary, self.faults = vocabulary, faults
+        chat = vocabulary and vocabulary.chat
         self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
-        self._ends = () if chat is None else chat.eos_ids
+        self._ends = () if vocabulary is None else vocabulary.turn_ends
+        added = {} if chat is None else chat.tokenizer.added_tokens_decoder
+        self._special = {token for token, what in added.items() if what.special}  # which decoding leaves out
+        self._encoded, self._places = Spool[list[int]](), dict[bytes, int]()  # ids of texts, by their hashes
         self.counts = Counter[str]()  # {sentence: number of rollouts}
         self.num_retokenised = self.num_round_trips = 0
         # {key: prompt, and whether no template makes it of its messages}, of the last REMEMBERED ones
@@ -90,20 +97,27 @@ class Tokens:
 
     def _scanned(self, rows: Iterable[Fields]) -> tuple[set[str], Counter[int]]:
         """(which ids rows have; {tokens: different texts}, of texts without ids of which no end is logged)."""
-        has, lengths, seen = set[str](), Counter[int](), set[int]()
+        has, lengths = set[str](), Counter[int]()
         for row in rows:
             has |= {name for name in ("completion_ids", "prompt_ids") if row.get(name)}
             text = row.get("completion")
-            if text and not (row.get("completion_ids") or row.get("finish")) and hash(text) not in seen:
-                seen.add(hash(text))
-                lengths[len(self._encode(text))] += 1
+            if text and not (row.get("completion_ids") or row.get("finish")) and _hash(text) not in self._places:
+                self._places[_hash(text)] = len(self._encoded)
+                ids = self._encode(text)
+                self._encoded.append(ids)
+                lengths[len(ids)] += 1
         return has, lengths
 
     @property
-    def chat(self) -> Chat:
+    def vocabulary(self) -> Vocabulary:
         """The tokenizer, for what was not logged."""
-        assert self._chat is not None  # else all rows say all
-        return self._chat
+        assert self._vocabulary is not None  # else all rows say all
+        return self._vocabulary
+
+    @property
+    def chat(self) -> Chat:
+        """That of the vocabulary."""
+        return self.vocabulary.chat
 
     def count(self, *rows: tuple[bool, str]) -> None:
         """Count the sentences that hold of one more rollout."""
@@ -226,16 +240,15 @@ class Tokens:
         text = row.completion
         if text is None:
             self.count((True, "the text of the completion was decoded from its ids"))
-            text = self.chat.decode(ids)
+            text = self.vocabulary.decode(ids)
         return text, Completion(ids=ids, logprobs=logprobs or None, finish_reason=finish)
 
     def _retokenised(self, row: LogRow) -> tuple[str, Completion]:
         """The ids of the text, with an end of turn where the completion stopped and the text has none."""
-        text, end = row.completion or "", self.chat.eos_ids[0]
-        ids = self._encode(text)
-        self.num_retokenised += 1
-        self.num_round_trips += str(self.chat.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) == text
-        ended = bool(ids) and ids[-1] in self.chat.eos_ids
+        text, end = row.completion or "", self._ends[0]
+        place = self._places.get(_hash(text))
+        encoded = self._encode(text) if place is None else self._encoded[place]
+        ids, ended = encoded, bool(encoded) and encoded[-1] in self._ends
         finish = "stop" if ended else row.finish
         if finish is None:
             finish = "length" if len(ids) >= self._cut_from else "stop"
@@ -250,4 +263,13 @@ class Tokens:
         if finish == "stop" and not ended:
             ids = [*ids, end]
             self.count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
-        return self.chat.decode(ids), Completion(ids=ids, logprobs=None, finish_reason=finish)
+        decoded = back = self.vocabulary.decode(ids)
+        if encoded != [token for token in ids if token not in self._special]:
+            back = str(self.chat.tokenizer.decode(encoded, clean_up_tokenization_spaces=False))
+        self.num_retokenised += 1
+        self.num_round_trips += back == text
+        return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()[:16]
