@@ -153,9 +153,11 @@ def _facts(log: Log) -> list[RowFacts]:
     facts, shared = list[RowFacts](), dict[Any, Any]()
     for place, (row, lead) in enumerate(zip(log.checked, leads, strict=True)):
         ids, answer = row.get("prompt_ids"), row.get("completion")
-        values = {name: row.get(name) for name in _FACTS} | {"parts": row.get("parts", ())}
+        values: Fields = {name: row.get(name) for name in _FACTS} | {"parts": row.get("parts", ())}
         values |= {"problem": row.get("problem"), "group": row.get("group"), "lead": lead}
-        values["prompt_key"] = _digest((row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:]))
+        values["prompt_key"] = _digest(
+            (row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:])
+        )
         values |= {name: shared.setdefault(values[name], values[name]) for name in _SHARED}
         facts.append(RowFacts(place=place, answer_key=None if answer is None else _digest(answer), **values))
     return facts

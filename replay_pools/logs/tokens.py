@@ -8,7 +8,7 @@ of `_retokenised`.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
@@ -74,7 +74,7 @@ class Tokens:
         self._vocabulary, self.faults = vocabulary, faults
         chat = vocabulary and vocabulary.chat
         self._has_template = chat is not None and bool(chat.tokenizer.chat_template)
-        self._ends = () if vocabulary is None else vocabulary.turn_ends
+        self._ends: Sequence[int] = () if vocabulary is None else vocabulary.turn_ends
         added = {} if chat is None else chat.tokenizer.added_tokens_decoder
         self._special = {token for token, what in added.items() if what.special}  # which decoding leaves out
         self._encoded, self._places = Spool[list[int]](), dict[bytes, int]()  # ids of texts, by their hashes

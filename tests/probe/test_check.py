@@ -96,12 +96,13 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
 
 
 def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, capsys) -> None:
-    """Of a hybrid model: before the replay, with the verdict, and by an extraction; the setting that is printed adapts
+    """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction; the setting that is printed adapts
     more. Of an ordinary model it is all, and no caution.
     """
     hybrid = str(small_model(tmp_path / "hybrid", **HYBRID))
     log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys()[:4])
-    code, text, _ = check(log, "--pairs", pairs, "--model", hybrid, "--k", "1", "--name", "hybrid")
+    few = ("--set", 'model.targets=["mlp"]')
+    code, text, _ = check(log, "--pairs", pairs, "--model", hybrid, "--k", "1", "--name", "hybrid", *few)
     assert code == 0
     stored = read_run(out / "runs" / "hybrid").manifest["adapted"]
     assert 0.5 < stored["share"] < 0.9
@@ -113,7 +114,7 @@ def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, ca
     # The setting as it stands there, by hand: with it the four small parts are left.
     (setting,) = re.findall(r"--set ('model.targets=\[.*?\]')", before)
     extract = ["extract", "--model", hybrid, "--pairs", pairs, "--k", "1", "--out", str(out)]
-    for options, name in (([], "some"), (["--set", *shlex.split(setting)], "most")):
+    for options, name in ((few, "some"), (["--set", *shlex.split(setting)], "most")):
         assert run(cli, [*extract, "--name", name, *options]) == 0
         card = json.loads((out / "directions" / f"{name}.card.json").read_text())["adapted"]
         printed = capsys.readouterr().out

@@ -143,7 +143,7 @@ RUNNABLE = (
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every command of the next step, by its --dry-run, but for replays of pools that the one before it makes."""
+    """Every replay and training of the next step, by its --dry-run, but for pools that the one before it makes."""
     commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
     made = set()
     for command in commands:
@@ -151,7 +151,7 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
             made |= {shlex.split(command)[-1], f"runs/{shlex.split(command)[-1]}/adapter"}
     with contextlib.chdir(screen.places[name]):
         for command in commands:
-            if not command.startswith("probe spec plan") and not any(
+            if not command.startswith(("probe spec plan", "probe pool generate")) and not any(
                 pool in command.split(" --name")[0] for pool in made
             ):
                 assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
