@@ -96,8 +96,9 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
 
 
 def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, capsys) -> None:
-    """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction; the setting that is printed adapts
-    more. Of an ordinary model it is all, and no caution.
+    """Of a hybrid model without its attention: before the replay, with the verdict, and by an extraction.
+
+    The setting that is printed adapts more. Of an ordinary model it is all, and no caution.
     """
     hybrid = str(small_model(tmp_path / "hybrid", **HYBRID))
     log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys()[:4])
