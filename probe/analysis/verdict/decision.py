@@ -11,7 +11,7 @@
     CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
     GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
-    LIKELY         every answer counts as yes; an interval still holds no        the same, or a training on few seeds
+    LIKELY         every answer counts as yes; an interval still holds no        the same
     GO             hack-ward, about hacks, removable at a stated price           what a training can see
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
