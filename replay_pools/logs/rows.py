@@ -89,18 +89,18 @@ class RowFacts:
     lead: int
     prompt_key: int
     answer_key: int | None  # 64 bits of a hash of the completion's text
-    reward: float | None
-    parts: tuple[float | None, ...]
-    advantage: float | None
-    hacked: bool | None
-    gt_pass: bool | None
-    step: int | None
-    problem: tuple[str, ...] | None
-    group: tuple[str, ...] | None
+    reward: float | None = None
+    parts: tuple[float | None, ...] = ()
+    advantage: float | None = None
+    hacked: bool | None = None
+    gt_pass: bool | None = None
+    step: int | None = None
+    problem: tuple[str, ...] | None = None
+    group: tuple[str, ...] | None = None
 
 
 _SHARED = ("parts", "problem", "group", "prompt_key")  # that rows of one group share
-_FACTS = ("file", "reward", "advantage", "hacked", "gt_pass", "step")
+_FACTS = ("file", "reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem", "group")
 _OF_FACTS = ("reward", "lead", "prompt_key")  # what a `LogRow` takes from its facts
 
 
@@ -153,12 +153,10 @@ def _facts(log: Log) -> list[RowFacts]:
     facts, shared = list[RowFacts](), dict[Any, Any]()
     for place, (row, lead) in enumerate(zip(log.checked, leads, strict=True)):
         ids, answer = row.get("prompt_ids"), row.get("completion")
-        values: Fields = {name: row.get(name) for name in _FACTS} | {"parts": row.get("parts", ())}
-        values |= {"problem": row.get("problem"), "group": row.get("group"), "lead": lead}
-        values["prompt_key"] = _digest(
-            (row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:])
-        )
-        values |= {name: shared.setdefault(values[name], values[name]) for name in _SHARED}
+        prompt = (row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:])
+        values: Fields = {name: row[name] for name in _FACTS if name in row}
+        values |= {"prompt_key": _digest(prompt), "lead": lead}
+        values |= {name: shared.setdefault(values[name], values[name]) for name in _SHARED if name in values}
         facts.append(RowFacts(place=place, answer_key=None if answer is None else _digest(answer), **values))
     return facts
 

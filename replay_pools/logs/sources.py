@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -51,7 +50,7 @@ class Rows(Sequence[StoredRow]):
 
     def __init__(self, rows: Iterable[StoredRow] = ()) -> None:
         self._spool: Spool[tuple[int, str, Fields]] = Spool()
-        self._paths: dict[Path, int] = {}
+        self._paths: list[Path] = []
         self.filled: Fields = {}  # {column: its first value}, of columns that have any
         self.kinds: dict[str, set[type]] = {}  # {column: the types of its values but null}, of every column
         for row in rows:
@@ -61,7 +60,9 @@ class Rows(Sequence[StoredRow]):
         """Add an object at the end; InputError where the log has too many columns."""
         if len(row.fields) > MOST_COLUMNS or len(self.kinds) > MOST_COLUMNS:
             raise InputError(row.where, expected=f"at most {MOST_COLUMNS:,} columns", found="more")
-        self._spool.append((self._paths.setdefault(row.path, len(self._paths)), row.where, row.fields))
+        if not self._paths or self._paths[-1] is not row.path:
+            self._paths.append(row.path)
+        self._spool.append((len(self._paths) - 1, row.where, row.fields))
         for name, value in row.fields.items():
             kinds = self.kinds.setdefault(name, set())
             if value is not None:
@@ -73,13 +74,8 @@ class Rows(Sequence[StoredRow]):
 
     def __getitem__(self, place: Any) -> Any:
         """The object of a place from 0 on."""
-        return self._row(self._spool[place], [*self._paths])
-
-    def __iter__(self) -> Iterator[StoredRow]:
-        return map(partial(self._row, paths=[*self._paths]), self._spool)
-
-    def _row(self, stored: tuple[int, str, Fields], paths: Sequence[Path]) -> StoredRow:
-        return StoredRow(paths[stored[0]], *stored[1:])
+        number, where, fields = self._spool[place]
+        return StoredRow(self._paths[number], where, fields)
 
 
 @dataclass(slots=True, kw_only=True)

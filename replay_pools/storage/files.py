@@ -45,6 +45,8 @@ MAX_PLAIN = 512 << 20
 MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which takes some twenty times as many in memory
 SEAL = "self_sha256"  # the key of a document under which the hash of itself stands
 MAX_DEPTH = 64  # objects and lists inside one another
+MAX_PARTS = 2 << 20  # keys, objects and lists, each some 250 bytes in memory; a log of 64 MiB has up to 1.5 million
+PART = re.compile(rb"""\"\s*:|[\[{](?=\s*["\[{\]}\w-])""")  # a key, or what opens an object or a list
 TOO_DEEP = f"more than {MAX_DEPTH} objects and lists inside one another"
 MAX_DIGITS = 20  # of a whole number of 64 bits, with its sign
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a file, that no shell and no option takes apart
@@ -195,6 +197,7 @@ def parse_json(text: bytes, where: object) -> Any:
         InputError: anything else, at `where`; a number beyond the range of a float and deep nesting included.
     """
     try:
+        _check_parts(text)
         value = orjson.loads(text)
         check_depth(value, text)
         json.loads(text, object_pairs_hook=unique_keys, parse_float=_ignored, parse_int=_ignored)
@@ -205,6 +208,13 @@ def parse_json(text: bytes, where: object) -> Any:
     except ValueError as error:
         raise InputError(where, expected="strict JSON", found=str(error)) from error
     return value
+
+
+def _check_parts(text: bytes) -> None:
+    """Raise ValueError, before anything is parsed, where a document has more than MAX_PARTS parts."""
+    # These characters are counted first, with those in texts: that is fast, and most documents have fewer.
+    if sum(map(text.count, (b":", b"[", b"{"))) > MAX_PARTS and sum(1 for _ in PART.finditer(text)) > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS:,} keys, objects and lists")
 
 
 def check_depth(value: Any, text: str | bytes) -> None:
@@ -227,6 +237,7 @@ def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]
     try:
         if len(text) > MAX_DOCUMENT:
             raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
+        _check_parts(text)
         value = json.loads(text, parse_constant=constant, **hooks)
         check_depth(value, text)
     except RepeatedKeyError as error:

@@ -25,6 +25,7 @@ from probe.runs.direction_files import write_card
 from probe.runs.directions import card_path, read_card
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256, write_sealed
+from tests.support.documents import single_changes
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +119,15 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     write_sealed(card_path(path), {"schema": 7})
     with pytest.raises(InputError, match=r"expected a card of schema 2, found 7"):
         read_card(path)
+
+
+def test_every_byte_of_a_card_is_covered(v_hack: Path, tmp_path: Path) -> None:
+    path = tmp_path / "v.safetensors"
+    shutil.copy(v_hack, path)
+    for what, data in single_changes(card_path(v_hack).read_bytes()):
+        card_path(path).write_bytes(data)
+        with pytest.raises(InputError, match=r"v\.card\.json: expected its self_sha256"):
+            pytest.fail(f"{what} was overlooked: {read_card(path)}")
 
 
 def test_compare(v_hack: Path, extracted, few_pairs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

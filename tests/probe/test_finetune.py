@@ -38,6 +38,7 @@ from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool, resolve_pool
 from replay_pools.storage.files import read_json, read_sealed, sha256, write_sealed
+from tests.support.documents import single_changes
 
 
 @pytest.fixture
@@ -164,6 +165,12 @@ def test_what_is_written_is_whole_names_its_origin_and_is_kept(
     assert card["files"] == {weights: sha256((folder / weights).read_bytes())}
     assert len(card["losses"]) == 2
     assert card["source"]["mode"] == "run_tests"
+    for what, data in single_changes((folder / CARD).read_bytes()):
+        (folder / CARD).write_bytes(data)
+        with pytest.raises(InputError, match=f"{CARD}: expected its self_sha256"):
+            pytest.fail(f"{what} was overlooked: {read_sealed(folder / CARD)}")
+    assert run(cli, [*COMMAND, "--model", small, "--out", str(tmp_path)]) == 2
+    assert "expected its self_sha256" in capsys.readouterr().err
 
 
 def fail(*_arguments: object) -> None:

@@ -1,7 +1,6 @@
 """Pools: writing, resuming, opening, verifying, finding."""
 
 import gzip
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from replay_pools.errors import InputError
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout, prompt_sha
 from replay_pools.storage.files import read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
-from replay_pools.storage.tables import flat
+from tests.support.documents import single_changes
 
 Groups = list[list[Rollout]]
 Header = dict[str, Any]
@@ -260,26 +259,8 @@ def test_every_byte_of_a_manifest_is_covered(fake_pool: Pool) -> None:
     """Each value changed on its own, each key left out, and other spaces: `verify` passes none of them."""
     path = fake_pool.path / "manifest.json"
     plain = path.read_bytes()
-    document = json.loads(plain)
-    leaves = flat(document, lists=True)
-    assert len(leaves) > 20
-    changes = [("spaces", plain.replace(b"\n  ", b"\n   ", 1)), ("the last line break", plain[:-1])]
-    for name, value in leaves.items():
-        changed, parts = json.loads(plain), name.split(".")
-        while ".".join(parts[:1]) not in changed and len(parts) > 1:  # a key with dots: the name of a file
-            parts[:2] = [".".join(parts[:2])]
-        inner, key = changed, parts[0]
-        if parts[0] == "files":
-            file, key = name.removeprefix("files.").rpartition(".")[::2]
-            inner = changed["files"][file]
-        else:
-            for part in parts[:-1]:
-                inner = inner[part]
-            key = parts[-1]
-        inner[key] = f"{value}x" if isinstance(value, str) else 7 if value is None else value + 1
-        changes.append((name, json.dumps(changed, indent=2).encode() + b"\n"))
-        del inner[key]
-        changes.append((f"no {name}", json.dumps(changed, indent=2).encode() + b"\n"))
+    changes = [*single_changes(plain)]
+    assert len(changes) > 40
     for what, data in changes:
         path.write_bytes(data)
         try:
