@@ -1,4 +1,4 @@
-"""The manifest of a pool: which fields it has, of which values. It holds the sha256 of itself (`storage.files.seal`).
+"""The manifest of a pool: which fields it has, of which values. It holds the sha256 of itself (`storage.files.write_sealed`).
 
 To check another field: its type in the table where it stands; fields without one are free.
 """

@@ -166,7 +166,7 @@ Made by `python -m probe.records.tables` from `probe/records/records.py`, and co
 `manifest.json` names the version as `schema`; a reader refuses another one, and another set of fields. JSON is strict:
 null, never NaN. The manifests of runs and pools, the cards of directions and adapters and the records of regrades end
 in `self_sha256`: the sha256 of the rest as compact JSON in the order of its keys. A reader refuses a file of which any
-byte has changed; one without the hash, as older versions wrote it, is read, and `probe pool verify` names it.
+byte has changed, or that has no such hash.
 `probe.load` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """
     return "\n".join([head, *tables])
