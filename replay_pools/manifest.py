@@ -1,4 +1,4 @@
-"""The manifest of a pool: which fields it has, of which values. It holds the sha256 of itself (`storage.files.write_sealed`).
+"""The manifest of a pool: which fields it has, of which values. `storage.files.write_sealed` adds its own sha256.
 
 To check another field: its type in the table where it stands; fields without one are free.
 """
