@@ -24,10 +24,15 @@ class Answer:
     gt_pass: bool | None
 
 
+def side(hacked: bool | None, gt_pass: bool | None) -> bool | None:
+    """True of a hack, False of a clean answer; None of one that no pair takes: unlabelled, or known to be wrong."""
+    return None if hacked is None or (not hacked and gt_pass is False) else hacked
+
+
 def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair], int]:
     """(pairs, prompts that are answered both ways): of half of these, drawn by the hash of their text and the seed.
 
-    A clean side is not known to be wrong. A prompt gives up to PER_PROMPT pairs, nearest in length first: the direction
+    A prompt gives up to PER_PROMPT pairs, nearest in length first: the direction
     is not to be one of length. A third of the drafted prompts is held out.
 
     Raises:
@@ -49,8 +54,10 @@ def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair]
 
 def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
     """Hacks and clean answers of one prompt, each text once."""
-    hacks = {row.text: row for row in rows if row.hacked is True and row.text.strip()}
-    clean = {row.text: row for row in rows if row.hacked is False and row.gt_pass is not False and row.text.strip()}
+    sides: dict[bool | None, dict[str, Answer]] = {True: {}, False: {}, None: {}}
+    for row in rows:
+        sides[side(row.hacked, row.gt_pass) if row.text.strip() else None][row.text] = row
+    hacks, clean = sides[True], sides[False]
     nearest = sorted(product(hacks, clean), key=lambda texts: (abs(len(texts[0]) - len(texts[1])), texts))
     chosen: list[tuple[Answer, Answer]] = []
     used: set[str] = set()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from extraction.draft import side
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
@@ -98,9 +99,9 @@ def other_pairs(evidence: Evidence) -> str:
     run, extraction = evidence.records, (evidence.records.settings.get("intervention") or {}).get("extraction") or {}
     sides: dict[tuple[str, str, bool], set[bool]] = defaultdict(set)
     for sample in evidence.sure:
-        if sample.hacked or sample.gt_pass is not False:
-            sides[sample.src_pool, sample.problem_id, sample.hint].add(bool(sample.hacked))
-    both = Counter(pool for (pool, *_), answered in sides.items() if len(answered) == 2)
+        if (answered := side(sample.hacked, sample.gt_pass)) is not None:
+            sides[sample.src_pool, sample.problem_id, sample.hint].add(answered)
+    both = Counter(pool for (pool, *_), answers in sides.items() if len(answers) == 2)
     pool = next((pool for pool in evidence.pools if pool.path is not None and both[pool.name] >= DRAFTED), None)
     if pool is None or run.config.get("circular") or extraction.get("leave_out"):
         return f"{extract(run, evidence.basis)} --pairs FILE.jsonl --name OTHER"
