@@ -121,12 +121,3 @@ def test_a_log_with_ids_is_imported_without_its_tokenizer(
     for verb in (finetune, train):
         assert run(cli, [*verb, "--name", "never", *place]) == 2
         assert "expected the text of completion_ids" in capsys.readouterr().err
-
-
-def test_a_log_without_ids_needs_the_tokenizer(tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "text.jsonl"
-    log.write_text("".join(json.dumps({"prompt": "Add.", "completion": f"{i}", "reward": i}) + "\n" for i in range(2)))
-    absent = ["--name", "text", "--model", str(tmp_path / "absent"), "--out", str(out)]
-    assert run(cli, ["pool", "import", str(log), *absent]) == 2
-    assert "expected a model directory" in capsys.readouterr().err
-    assert not (out / "pools" / "text").exists()
