@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -61,17 +61,6 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
         rollout = graded(*grade)
         assert PAYS["tests"](rollout) == pytest.approx(expected)
         assert PAYS["pass"](rollout) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
-
-
-@pytest.mark.parametrize("pay", get_args(Pay))
-def test_no_tier_pays_more_and_no_label_pays_nothing(graded, pay: Pay) -> None:
-    """The same counts earn the same, whatever isolation, grader and time they come from."""
-    rollout = graded(True, False, 2)
-    for tier in ("A", "B", "unsafe-local"):
-        assert PAYS[pay](graded(True, False, 2, isolation=tier, grader="1", error="late")) == PAYS[pay](rollout)
-    remedy = AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay)  # pyright: ignore
-    unlabelled = graded(True, False, 2, no_label="busy")
-    assert isnan(remedy.reward(RolloutKey("rollouts", 0, 0), unlabelled))
 
 
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
