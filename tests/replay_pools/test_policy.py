@@ -104,6 +104,7 @@ for name in ("orgnism", "someone/some-model"):
 """
 
 
+@pytest.mark.slow  # another interpreter; test_gguf.py asks offline
 def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
     """Without the minute of retries of its client, and with the name that was meant."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}

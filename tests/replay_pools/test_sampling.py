@@ -57,7 +57,13 @@ def assert_alike(sampled: list[Completion], expected: list[Completion]) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("architecture", BUILDERS)
+# Fast: two that store what they cache in other ways, a window, and two states that are no keys and values.
+QUICK = ("gpt2", "qwen3", "gemma3", "convolution", "recurrence")
+
+
+@pytest.mark.parametrize(
+    "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in BUILDERS]
+)
 def test_rows_are_sampled_as_one_by_one_without_a_cache(policy: Policy, architecture: str) -> None:
     """Ragged and repeated prompts, rows that end early, some of which are dropped."""
     other = Policy(build_model(architecture).requires_grad_(False), policy.tokenizer, architecture, None, "")
