@@ -18,6 +18,7 @@ from typing import Any, Self, final
 import huggingface_hub
 import numpy as np
 
+from extraction.adapters.interface import comparable
 from extraction.directions import (
     Directions,
     PairGradients,
@@ -72,7 +73,7 @@ class Direction(Directions):
             fix = "copy the file that it was loaded from"
             raise InputError("direction", expected="one with the gradients of its pairs", found="none", fix=fix)
         with locked(path):
-            if path.exists() and load_directions(path).metadata != self.metadata:
+            if path.exists() and _identity(load_directions(path)) != _identity(self):
                 fix = "use another --name, or remove the file"
                 raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
             save_pair_gradients(pairs_path(path), self.pairs)
@@ -130,6 +131,11 @@ class Direction(Directions):
             f"Direction({self.metadata['pairs']}, {fingerprint['basis']} of {fingerprint['model_id']}: "
             f"{self.num_directions()} directions in {len(self.vectors)} modules{known})"
         )
+
+
+def _identity(directions: Directions) -> dict[str, Any]:
+    """All that is known of directions but the name of their model, which may lie in different places."""
+    return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
 
 
 def write_card(
