@@ -25,7 +25,7 @@ from probe.cli._heartbeat import heard
 from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
 from replay_pools.screen import is_invisible, visible, without_secrets
-from replay_pools.storage.files import PLAIN_NAME, dump_json
+from replay_pools.storage.files import dump_json, plain_name
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
@@ -209,9 +209,7 @@ def json_option(function: AnyFunction) -> AnyFunction:
 
 
 def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not PLAIN_NAME.fullmatch(value):
-        raise InputError("--name", expected="letters, digits and . _ -", found=repr(value))
-    return value
+    return value if value is None else plain_name(value, "--name")
 
 
 def one_of(names: Sequence[str]) -> Complete:

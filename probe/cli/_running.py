@@ -6,7 +6,7 @@ terminal NO_COLOR and TERM=dumb mean what they mean elsewhere.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,11 +15,10 @@ import click
 from probe.cli._frame import echo, echo_json, echo_table
 from probe.cli._heartbeat import heard, told_progress
 from probe.records.records import StepRecord
-from probe.records.tracking import TRACKERS, tracked
+from probe.records.tracking import TRACKERS
 from probe.settings.training import ModelConfig
 from probe.settings.words import ALL
 from replay_pools.screen import Hearer, heard_by, visible
-from replay_pools.storage.files import locked
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint, Preview
@@ -42,21 +41,14 @@ def track_option(function: AnyFunction) -> AnyFunction:
 
 @contextmanager
 def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> Iterator["World"]:
-    """Join the processes of a run; on rank 0 lock its directory, show its progress and tell its trackers of it.
+    """`probe.runs.session.running`, with its progress shown by rank 0."""
+    from probe.runs import session
 
-    Raises:
-        InputError: another process runs into the same directory; else as `probe.step.distributed.joined` and
-            `probe.records.tracking.tracked`.
-    """
-    from probe.step.distributed import joined
-
-    with joined(model.device, shards_base=model.shard_base) as world:
-        if not world.is_main:
-            yield world
-            return
-        # The trackers first: one that is not installed is refused before anything is made.
-        with tracked(track, directory, out_dir=out, say=say), locked(directory), shown_progress():
-            yield world
+    with (
+        session.running(model, directory, out, say, track) as world,
+        shown_progress() if world.is_main else nullcontext(),
+    ):
+        yield world
 
 
 def say(text: str) -> None:

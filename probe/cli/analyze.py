@@ -9,7 +9,7 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
-from probe.records.run import Run, read_run, resolve_run
+from probe.records.run import Run, read_run
 from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -104,7 +104,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
-    records = [read_run(resolve_run(run, out)) for run in runs]
+    records = [read_run(run, out) for run in runs]
     by_run = []
     for run in records:
         by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])

@@ -13,9 +13,9 @@ import click
 
 from probe.cli._frame import echo, echo_json, json_option, limit_option, name_option, out_option
 from probe.cli._running import running
-from probe.cli._settings import SettingsCommand, configured, default_name, given_keys, settings_options
+from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
-from probe.records.run import elsewhere
+from probe.records.run import default_name, elsewhere
 from probe.settings.run import ReplayConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
@@ -81,7 +81,8 @@ def check(
     from extraction.census import one_mode
     from extraction.selection import selected_pairs
     from probe.runs.footprint import adapted_weights
-    from probe.runs.replay import hacks_of, replay
+    from probe.runs.replay import run_replay
+    from probe.runs.replay_inputs import hacks_of
     from replay_pools.logs.importing import import_checked
 
     pool = import_checked(log, name=name, out=out, model=str(config.model.name), limit=limit)
@@ -97,7 +98,7 @@ def check(
     config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name
     with running(config.model, (), directory, out) as world:
-        replay(config, directory, out_dir=out, world=world)
+        run_replay(config, directory, out_dir=out, world=world)
     _judge(directory, name, out, as_json)
 
 

@@ -9,7 +9,7 @@ import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
-from probe.records.run import read_run, resolve_run
+from probe.records.run import read_run
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name
 
@@ -67,7 +67,7 @@ def ladder(
     )
     from replay_pools.environments.loopholes import BOTS
 
-    trainings = [read_training(read_run(resolve_run(run, out))) for run in runs]
+    trainings = [read_training(read_run(run, out)) for run in runs]
     check_same_base(trainings)
     place, evaluated = out / "evals", {}
     for name in references:

@@ -197,7 +197,7 @@ def _check_go(run: Run, analysis: Analysis) -> None:
             run.path,
             expected="a GO in the basis svd, in which probe train has vanilla and its controls",
             found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
-            fix=f"train in your own trainer, along the direction: {verdict.next.command}; spec/guide/trainers.md",
+            fix=f"train in your own trainer, along the direction: {verdict.next.command}; probe docs trainers",
         )
 
 
@@ -283,7 +283,7 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
             f"{run.path} pools",
             expected="pools of an environment that probe train can sample from",
             found="rollouts of another program",
-            fix="train in your own trainer, along the directions of the run: spec/guide/trainers.md",
+            fix="train in your own trainer, along the directions of the run: probe docs trainers",
         )
     settings = {}
     for key in ("env", "mode", "hint"):

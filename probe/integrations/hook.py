@@ -118,6 +118,11 @@ class Attached:
         """{field: mean over the records}; what the gate did not do is `would_cos_out` and so on."""
         return means(self.records)
 
+    def __repr__(self) -> str:
+        """One line."""
+        last = self.records[-1].cos_in if self.records else None
+        return f"Attached({len(self.records)} steps{'' if last is None else f', the last with cos_in {last:+.3f}'})"
+
     def detach(self) -> None:
         """Remove the hooks; the records stay."""
         self._probe.stop()

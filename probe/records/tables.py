@@ -167,7 +167,7 @@ Made by `python -m probe.records.tables` from `probe/records/records.py`, and co
 null, never NaN. The manifests of runs and pools, the cards of directions and adapters and the records of regrades end
 in `self_sha256`: the sha256 of the rest as compact JSON in the order of its keys. A reader refuses a file of which any
 byte has changed, or that has no such hash.
-`probe.load` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
+`probe.read_run` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """
     return "\n".join([head, *tables])
 

@@ -83,7 +83,7 @@ def _checked_config(directory: Path) -> PeftConfig:
     table = read_json(path)
     kind = table.get("peft_type") if isinstance(table, dict) else None
     if kind not in [known.value for known in PeftType]:
-        fix = "import extraction.adapters.delta_s first" if kind == DELTA_S else ""
+        fix = "load it by probe.load, which knows the adapters of probe train" if kind == DELTA_S else ""
         raise InputError(path, expected="a peft_type that peft knows", found=repr(kind), fix=fix)
     if not (directory / WEIGHTS).is_file() and (pickled := [*directory.glob("*.bin"), *directory.glob("*.pt")]):
         fix = "save it again with safe_serialization=True"

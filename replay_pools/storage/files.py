@@ -294,6 +294,13 @@ def _lines_with_key(text: bytes, key: str) -> str:
     return ", ".join(map(str, numbers[:5])) or "written with escapes"
 
 
+def plain_name(name: str, where: object) -> str:
+    """The name of what is to be written; InputError for one that is no PLAIN_NAME."""
+    if not PLAIN_NAME.fullmatch(name):
+        raise InputError(where, expected="letters, digits and . _ -", found=repr(name))
+    return name
+
+
 def by_name(path: Path, named: Path) -> Path:
     """`named` where `path` is a bare name and `named` exists, whatever lies here under that name; else `path`.
 

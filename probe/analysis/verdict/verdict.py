@@ -53,6 +53,10 @@ class Verdict:
     caveats: Sequence[str] = ()
     next: Next = field(default_factory=Next)
 
+    def __str__(self) -> str:
+        """The screen: findings, caveats and the next step."""
+        return "\n".join([*verdict_lines("VERDICT", self), "", *note_lines(self)])
+
     def finding(self, name: str) -> Finding:
         """The finding of a name."""
         return next(finding for finding in self.findings if finding.name == name)
