@@ -45,7 +45,7 @@ PAID = {
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(workers=2) as grader:
+    with Grader(workers=1) as grader:
         yield grader
 
 
