@@ -199,18 +199,3 @@ def test_layer_used_twice_adds_up(make_coordinates, rollouts, case):
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     found = per_sample_gradients(coordinates, make_batch(*rollouts, pad_id=2)).gradients
     assert_close(found, reference(coordinates, *rollouts, ones), 1e-8, "one of the two uses was lost")
-
-
-@pytest.mark.parametrize("suffix", ["layers.1.mlp.up_proj", "layers.1.mlp.down_proj"])
-def test_nothing_below_the_first_module_is_differentiated(build_model, rollouts, suffix):
-    """The graph starts at the module's input (d_out > d_in) or output, and the gradients are those of autograd."""
-    model, seen = build_model("llama", torch.float64), []
-    coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=None, targets=[suffix])
-    batch = make_batch(*rollouts, pad_id=2)
-    per_sample_gradients(coordinates, batch)  # the model's trial of packed rows is behind
-    for block in model.model.layers:
-        block.register_forward_hook(lambda _m, _inputs, output: seen.append(output.requires_grad))
-    found = per_sample_gradients(coordinates, batch)
-    assert seen == [False, True]
-    ones = [[1.0] * len(completion) for completion in rollouts[1]]
-    assert_close(found.gradients, reference(coordinates, *rollouts, ones), 1e-8, "the graph starts too late")

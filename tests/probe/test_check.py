@@ -136,24 +136,6 @@ def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) 
     assert not (out / "pools" / "own-way").exists()
 
 
-def test_other_columns_are_the_same_log_by_the_map(write, check, small: str, out: Path) -> None:
-    """The verdict of the same rollouts is the same; the default name tells other settings from these."""
-    pairs = write("pairs.jsonl", three_keys())
-    strange = write("strange.jsonl", logged("pid", "q", "a", "points", "bad"))
-    plain = write("plain.jsonl", logged(*LOGGED))
-    mapping = "problem=pid,prompt=q,completion=a,reward=points,hacked=bad"
-    results = []
-    for arguments in ((plain,), (strange, "--map", mapping)):
-        code, text, _ = check(*arguments, "--pairs", pairs, "--model", small, "--json")
-        assert code == 0
-        results.append(json.loads(text))
-    # The draws of a group are seeded by the name of the pool: of whole groups nothing is drawn.
-    assert [result["verdict"]["word"] for result in results] == [results[0]["verdict"]["word"]] * 2
-    assert results[0]["shares"] == results[1]["shares"]
-    names = [Path(result["run"]).name for result in results]
-    assert [name.rpartition("-")[0] for name in names] == ["plain", "strange"]
-
-
 def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, check, small: str) -> None:
     """The contrast needs a label, and is not called confounded."""
     log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=3))
@@ -271,6 +253,7 @@ def test_texts_beyond_the_last_position_are_refused(write, check, short: str, ou
     assert not (out / "pools" / "short").exists()
 
 
+@pytest.mark.slow  # a caution; texts beyond the last position are refused, above
 def test_texts_beyond_the_trained_positions_are_told(write, check, tmp_path: Path) -> None:
     """Rotary positions go on: it is a caution alone."""
     folder = small_model(tmp_path / "rotary")

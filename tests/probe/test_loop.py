@@ -169,24 +169,6 @@ def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     assert contents(directory) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("death", [1, 3])
-def test_a_run_killed_before_its_first_step_starts_again(death: int, make_run, die_at, tmp_path: Path) -> None:
-    """The first syncs are those of config.json and of the records of step 0; what else is there was made before it."""
-    directory = tmp_path / "killed"
-    die_at(death)
-    with pytest.raises(Killed):
-        make_run(directory, Case())
-    assert (directory / "config.json").exists() == (death > 1)
-    (directory / ".config.json.x.tmp").write_text("what a kill inside the very first write leaves")
-    if death > 1:
-        (directory / "evaluations").mkdir()
-        (directory / "evaluations" / "half").write_text("made before the first step")
-    die_at(10**6)
-    for name in ("killed", "whole"):
-        make_run(tmp_path / name, Case())
-    assert contents(directory) == contents(tmp_path / "whole")
-
-
 def test_a_folder_of_something_else_is_left_alone(make_run, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(InputError, match="expected a run or an empty directory"):

@@ -87,6 +87,9 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 }
 NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
 SEEDS = {"likely": 9, "underpowered": 9}  # of the worlds whose own is not 0
+# Worlds of a verdict and a reason that another world has, too.
+VARIANTS = {"generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid", "outweighed",
+            "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +118,9 @@ def widest(text: str) -> int:
     return max(len(line) for line in text.splitlines() if not line.startswith("  probe "))
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in WORLDS]
+)
 def test_each_world_gets_its_verdict(name: str, screen) -> None:
     """The verdict, the words that say why or what next, commands that exist, and no line too wide."""
     _, outcome, words = WORLDS[name]
@@ -134,10 +139,7 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
-RUNNABLE = (
-    *("go", "skip-gate", "confounded", "length", "one-side", "likely", "no-arm", "broken"),
-    *("no-hacks", "outweighed"),
-)
+RUNNABLE = ("go", "skip-gate", "confounded", "length", "likely", "broken", "no-hacks")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -214,6 +216,7 @@ def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
     assert counts["GO"] >= 10, counts
 
 
+@pytest.mark.slow  # beside the formula of the number, below
 def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
     """The world that had too few prompts, drawn anew with the number that the advice names: most are decided."""
     match = re.search(r"--steps (\d+)", screen("likely"))
@@ -340,9 +343,7 @@ def test_what_nobody_saw_is_a_caveat(tmp_path):
     assert part(analyze(moved, num_draws=9), "template tails").says == "NOT SEEN"
 
 
-@pytest.mark.parametrize(
-    ("honest", "expected"), [(0.0, {"GO"}), (0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"}), (1.0, {"GENERIC"})]
-)
+@pytest.mark.parametrize(("honest", "expected"), [(0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"})])
 def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tmp_path: Path) -> None:
     """Honest solutions that point that far along the axis of hacks: GO below half of the pull, never above."""
     world = replace(PLAIN, strength=3, amounts=(1, honest, 0), arms=("vanilla",))

@@ -35,7 +35,7 @@ MakeRollout = Callable[..., Rollout]
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(workers=2) as instance:
+    with Grader(workers=1) as instance:
         yield instance
 
 
@@ -233,7 +233,7 @@ def test_without_problems_only_the_hack_is_judged(grader: Grader, published, tmp
 def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str, code: int = 0) -> str:
     """Standard output, or the error, of `probe pool regrade ARGS --name new`."""
     out = str(tmp_path / "out")
-    assert run(cli, ["pool", "regrade", "--name", "new", *args, "--out", out, "--workers", "2"]) == code
+    assert run(cli, ["pool", "regrade", "--name", "new", *args, "--out", out, "--workers", "1"]) == code
     printed = capsys.readouterr()
     return printed.err if code else printed.out
 
