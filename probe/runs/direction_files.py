@@ -74,7 +74,7 @@ class Direction(Directions):
             raise InputError("direction", expected="one with the gradients of its pairs", found="none", fix=fix)
         with locked(path):
             if path.exists() and _identity(load_directions(path)) != _identity(self):
-                fix = "use another --name, or remove the file"
+                fix = "use another name, or remove the file"
                 raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
             save_pair_gradients(pairs_path(path), self.pairs)
             save_directions(path, self)
