@@ -60,7 +60,7 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
-    rounding: Mapping[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
+    rounding: dict[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
 
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
         """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.
