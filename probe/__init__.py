@@ -1,4 +1,4 @@
-"""Does the update of a GRPO training point towards the reward hack, and would removing that direction help?
+"""Does a GRPO update point towards the reward hack, and would removing that direction help?
 
     probe.load(name)                            a model with its tokenizer; also one that `probe train` left
     probe.extract(model, tokenizer, pairs)      the direction of a hack, from pairs of a hack and a clean answer

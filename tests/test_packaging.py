@@ -67,13 +67,10 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         files |= {path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    pages = {
-        path.relative_to(ROOT / "spec") for path in (ROOT / "spec").glob("**/*.md") if "invalidations" not in path.parts
-    }
-    manual = {f"gradient_probe-{PROJECT['project']['version']}.data/data/share/gradient-probe/{page}" for page in pages}
-    assert names - {name for name in names if name.endswith("/quickstart.py")} == manual | {
-        str(path.relative_to(ROOT)) for path in files
-    }
+    pages = [*(ROOT / "spec").glob("*.md"), *(ROOT / "spec" / "guide").glob("*.*")]
+    share = f"gradient_probe-{PROJECT['project']['version']}.data/data/share/gradient-probe"
+    manual = {f"{share}/{path.relative_to(ROOT / 'spec')}" for path in pages}
+    assert names == manual | {str(path.relative_to(ROOT)) for path in files}
 
 
 IN_AN_EMPTY_FOLDER = """

@@ -47,7 +47,7 @@ def docs(page: str | None, as_json: bool) -> None:
     Example:  probe docs replay
     """
     folder = manual()
-    pages = {path.stem: path for part in ("guide", ".") for path in sorted((folder / part).glob("*.md"))}
+    pages = {path.stem: path for part in ("guide/*.*", "*.md") for path in sorted(folder.glob(part))}
     if page is None:
         rows = [{"page": name, "title": _title(path), "path": str(path)} for name, path in pages.items()]
         if as_json:
@@ -86,4 +86,4 @@ def manual() -> Path:
 
 def _title(path: Path) -> str:
     with path.open(encoding="utf-8") as lines:
-        return next(lines).strip("# \n")
+        return next(lines).strip('"# \n')

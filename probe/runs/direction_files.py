@@ -60,7 +60,7 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
-    rounding: Mapping[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
+    rounding: dict[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
 
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
         """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.
@@ -74,7 +74,7 @@ class Direction(Directions):
             raise InputError("direction", expected="one with the gradients of its pairs", found="none", fix=fix)
         with locked(path):
             if path.exists() and _identity(load_directions(path)) != _identity(self):
-                fix = "use another --name, or remove the file"
+                fix = "use another name, or remove the file"
                 raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
             save_pair_gradients(pairs_path(path), self.pairs)
             save_directions(path, self)

@@ -48,7 +48,7 @@ def extract(
             it is.
         tokenizer: of a model of transformers; it has a chat template.
         pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`
-            (spec/guide/directions.md); rows are stored in `out`/pairs.
+            (`probe docs directions`); rows are stored in `out`/pairs.
         k: directions in a module.
         basis: `svd` or `lora`.
         out: the folder of caches.

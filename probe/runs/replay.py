@@ -50,7 +50,7 @@ def replay(
 
     Args:
         pools: names in `out`/pools, or folders; those of the package are `teacher`, `base` and `base-hinted`.
-        arms: `vanilla`, `projected`, `random` and others (spec/guide/replay.md).
+        arms: `vanilla`, `projected`, `random` and others (`probe docs replay`).
         direction: the name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
         model: that sampled the rollouts; None: the one that the pools name.
         steps: groups to replay; None: all that match.
