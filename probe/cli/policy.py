@@ -19,7 +19,7 @@ from probe.cli._frame import (
     one_run,
     out_option,
 )
-from probe.cli._running import echo_evaluations, say, shown_progress
+from probe.cli._running import echo_evaluations, say
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.records.run import elsewhere, resolve_run
 from probe.settings.words import Dtype
@@ -106,7 +106,7 @@ def finetune(
         problems = get_environment(options["env"]).problems(options["split"])
         source = {"env": options["env"], "split": options["split"], **asdict(demonstrator)}
         make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
-    with locked(directory), shown_progress():
+    with locked(directory):
         policy = load_policy(model, dtype=dtype, device=device)
         made_from = {"completions": completions, **source}
         if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
@@ -180,7 +180,7 @@ def evaluate(
     directory = out / "evals" / name
     if run is None:  # beside one, what was not given is as the run has it
         say_defaults(ctx, config, say)
-    with locked(directory), shown_progress():
+    with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)
     if as_json:
         echo_json({"path": str(directory), **row})
