@@ -9,6 +9,7 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
+from probe.cli._stored import keep_verdicts
 from probe.records.run import Run, read_run, resolve_run
 from replay_pools.errors import InputError
 
@@ -109,6 +110,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     for run in records:
         by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])
     analyses = [analysis for of_run in by_run for analysis in of_run]
+    keep_verdicts(analyses)
     arms: list[Verdict] = []
     cautions: list[str] = []
     if len(records) > 1:

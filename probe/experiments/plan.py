@@ -2,8 +2,8 @@
 
     effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
-    hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec;
-              or runs x hours as the budget states them
+    hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
+              in others of its verb and model; or runs x hours as the budget states them
     memory    and the modules that are adapted: exact sizes beside activations (probe.runs.footprint)
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
@@ -20,6 +20,7 @@ from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.records.timings import mean_times
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
@@ -100,12 +101,13 @@ class SpecPlan:
         )
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, price_per_hour: float | None = None) -> SpecPlan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
-        run: the run whose times give the hours; default: finished runs of the spec.
+        run: the run whose times give the hours; default: finished runs of the spec, else others like it.
+        price_per_hour: of the spec's own runs; default: as its budget says.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
@@ -113,6 +115,8 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
+    if price_per_hour is not None:
+        prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
         num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
         prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
@@ -274,6 +278,9 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         groups[f"up to its ceiling {criterion.name}"] = bought
     groups["this spec"] = planned
     times = mean_times([job.directory for job in planned if job.complete] if run is None else [run])
+    where = "runs of this spec" if run is None else f"run, {run}"
+    if times is None and run is None:
+        times, where = mean_times(_alike(spec, out_dir)), f"other runs of this verb and model in {out_dir / 'runs'}"
     if times is None and run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
     steps: dict[str, int | None] = {}
@@ -282,8 +289,8 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         if steps[name] is None and (groups_of_pools := _groups(condition, out_dir)) is not None:
             steps[name] = groups_of_pools.num_steps
     if times is not None and None not in steps.values():
-        where = f"{times.runs} finished runs of this spec" if run is None else str(run)
-        source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
+        seconds = f"{times.step:.3g} s a step, {times.start:.3g} s before the first"
+        source = f"measured in {times.runs} {where}: {seconds}; one at a time"
         prices = []
         for what, priced in groups.items():
             seconds = sum(times.start + (steps[job.conditions[0]] or 0) * times.step for job in priced)
@@ -293,10 +300,24 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
     hours = spec.budget.hours_per_run
     if hours is None:
-        notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
+        notes.append(
+            f"no hours and no money: {out_dir / 'runs'} has no finished run of this verb and model, whose times would "
+            "say them; a short one is enough"
+        )
         return []
     source = "[budget] hours_per_run, as stated"
     return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]
+
+
+def _alike(spec: Spec, out_dir: Path) -> list[Path]:
+    """Finished runs in OUT/runs of the verb and the model of any condition."""
+    kinds = {(condition.config.verb, condition.config.model.name) for condition in spec.resolved.values()}
+    alike = []
+    for path in sorted((out_dir / "runs").glob(f"*/{MANIFEST_FILE}")):
+        config = read_json(path.parent / CONFIG_FILE)
+        if (settings_of(config).get("verb"), config.get("model")) in kinds:
+            alike.append(path.parent)
+    return alike
 
 
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:

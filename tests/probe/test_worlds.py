@@ -44,7 +44,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "it removes 27% [19%, 36%]; directions of permuted pairs"),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks; permuted pairs"),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
