@@ -178,7 +178,13 @@ class Real(click.FloatRange):
 def out_option(function: AnyFunction) -> AnyFunction:
     """`--out DIR` -> `out: Path`, the root of everything that a verb writes and looks up."""
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=kind, default=DEFAULT_OUT, show_default=True, help="Root folder.")(function)
+    return click.option(
+        "--out",
+        type=kind,
+        default=DEFAULT_OUT,
+        show_default=True,
+        help="Root folder of all that is written and looked up.",
+    )(function)
 
 
 def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:

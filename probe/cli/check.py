@@ -31,8 +31,12 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns guessed wrong.")
-@click.option("--format", "format_name", help="Of the rollouts. Default: the one that recognises them.")
+@click.option(
+    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns that are guessed wrong."
+)
+@click.option(
+    "--format", "format_name", help="Read the rollouts in this format. Default: the one that recognises them."
+)
 @name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
 @settings_options(
     "replay",

@@ -109,13 +109,15 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
-@click.option("--format", "format_name", metavar="FORMAT", help="The format of SOURCE; without it, it is recognised.")
+@click.option(
+    "--format", "format_name", metavar="FORMAT", help="Read SOURCE in this format. Default: the one that recognises it."
+)
 @click.option(
     "--map",
     "mappings",
     multiple=True,
     metavar="TARGET=COLUMN,...",
-    help="Columns that are guessed wrong, or not at all.",
+    help="Name columns that are guessed wrong, or not at all.",
 )
 @log_options
 @out_option

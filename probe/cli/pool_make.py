@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
+@click.option("--url", help="Sample from this vLLM or SGLang server, http://host:8000; --model names the tokenizer.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")

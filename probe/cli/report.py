@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 @click.command()
 @name_option("report", "that of the spec, or of the runs", default=None)
 @click.option(
-    "--figures", type=click.Choice(["svg", "pdf", "png"]), default="svg", show_default=True, help="Format of the files."
+    "--figures",
+    type=click.Choice(["svg", "pdf", "png"]),
+    default="svg",
+    show_default=True,
+    help="Write the figures as files of this format.",
 )
 @click.option(
     "--tables",
     type=click.Choice(["parquet", "csv"]),
-    help="No page: samples, steps and evaluations of each RUN, as files in OUT/exports/RUN.",
+    help="Write no page, but samples, steps and evaluations of each RUN as files in OUT/exports/RUN.",
 )
 @analysis_options
 @out_option

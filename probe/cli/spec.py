@@ -33,10 +33,10 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     "--spec",
     "spec_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="RUN: where its training spec is written. Default: spec/RUN-training.toml.",
+    help="Write the training spec of RUN there. Default: spec/RUN-training.toml.",
 )
-@click.option("--effect", type=Real(0, min_open=True), help="RUN: the effect to see, of a hack rate. Default: 0.3.")
-@click.option("--sd", type=Real(0, min_open=True), help="RUN: its sd between seeds. Default: 0.15.")
+@click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
+@click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
 @out_option
 @json_option
 @click.pass_context
@@ -132,9 +132,13 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
 @click.option("--print-jobs", is_flag=True, help="Print a shell command for each job that is not done; run nothing.")
-@click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
-@click.option("--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True)
-@click.option("--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="For submitit; repeatable.")
+@click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Run so many at a time.")
+@click.option(
+    "--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True, help="Run the jobs here."
+)
+@click.option(
+    "--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="Pass this to submitit; repeatable."
+)
 @out_option
 @json_option
 @click.pass_context
@@ -207,7 +211,7 @@ def sweep(
 
 @click.command("list")
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
-@click.option("--full", is_flag=True, help="Question, reported results and follow-up, too.")
+@click.option("--full", is_flag=True, help="Print the question, reported results and follow-up, too.")
 @out_option
 @json_option
 def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:

@@ -71,7 +71,13 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
-SCORE_NAMES = {"comp_len": "length", "nll": "likelihood", "grad_norm": "norm", "hint": "hint", TOGETHER: "the trivial scores"}
+SCORE_NAMES = {
+    "comp_len": "length",
+    "nll": "likelihood",
+    "grad_norm": "norm",
+    "hint": "hint",
+    TOGETHER: "the trivial scores",
+}
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
 TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
