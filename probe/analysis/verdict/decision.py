@@ -377,7 +377,7 @@ def _outcome(evidence: Evidence) -> list[str]:
 
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
-    sentences = doubts(evidence.records, evidence.pools)
+    sentences = [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
     mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
@@ -403,25 +403,31 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     if evidence.adapted is not None and evidence.adapted.caution:
         sentences.append(evidence.adapted.caution)
     samples = evidence.samples
-    silent = 0 if evidence.unlabelled else sum(sample.hacked is None for sample in samples)
-    for count, what, where in (
-        (
-            sum(bool(sample.flaky) for sample in samples),
-            "that were graded twice with different labels",
-            "contrast: grade them again with more time (--cpu-limit)",
-        ),
-        (silent, "of which nothing says whether they hack", "contrast: log it (--map hacked=COLUMN)"),
-        (
-            sum(sample.no_label is not None for sample in samples),
-            "without label (the machine was too busy to grade them)",
-            "advantage and every contrast: grade them again on an idle machine (probe pool regrade)",
-        ),
-    ):
-        if count:
-            sentences.append(f"Excluded: {count} samples {what}, from every {where}")
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     if reasons:
         named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
         text = f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named})"
         sentences.append(f"{text}; groups whose rewards differ give one")
     return sentences if word in (Word.BROKEN, Word.TRAINED) else [*sentences, _THRESHOLDS]
+
+
+def _excluded(evidence: Evidence) -> list[str]:
+    """Samples that some number leaves out, and what would bring them in."""
+    samples = evidence.samples
+    flaky = sum(bool(sample.flaky) for sample in samples)
+    unlabelled = sum(sample.no_label is not None for sample in samples)
+    silent = 0 if evidence.unlabelled else sum(sample.hacked is None for sample in samples)
+    rows = (
+        (
+            flaky,
+            "that were graded twice with different labels",
+            "contrast: grade them again with more time (--cpu-limit)",
+        ),
+        (silent, "of which nothing says whether they hack", "contrast: log it (--map hacked=COLUMN)"),
+        (
+            unlabelled,
+            "without label (the machine was too busy to grade them)",
+            "advantage and every contrast: grade them again on an idle machine (probe pool regrade)",
+        ),
+    )
+    return [f"Excluded: {count} samples {what}, from every {where}" for count, what, where in rows if count]
