@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option
-from probe.settings.guide import GUIDE, SPEC
 from probe.settings.run import setting_rows
 from replay_pools.errors import InputError, unknown_name
+
+SPEC = Path(__file__).parents[2] / "spec"  # of a checkout: the installed package is without it
 
 
 @click.command()
@@ -44,7 +45,7 @@ def docs(page: str | None, as_json: bool) -> None:
 
     Example:  probe docs replay
     """
-    pages = {path.stem: path for path in [*sorted(GUIDE.glob("*.md")), *sorted(SPEC.glob("[A-Z]*.md"))]}
+    pages = {path.stem: path for path in [*sorted((SPEC / "guide").glob("*.md")), *sorted(SPEC.glob("[A-Z]*.md"))]}
     if not pages:
         expected = "a checkout of gradient-probe, whose spec/guide/ is the guide"
         raise InputError("probe docs", expected=expected, found=f"an installed package in {SPEC.parent}")
@@ -54,7 +55,7 @@ def docs(page: str | None, as_json: bool) -> None:
             echo_json(rows)
         else:
             echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
-            echo(f"\nin {GUIDE}; one of them: probe docs PAGE")
+            echo(f"\nin {SPEC / 'guide'}; one of them: probe docs PAGE")
         return
     if page not in pages:
         raise unknown_name(f"page {page}", page, [*pages], expected="a page of the guide", fix="probe docs lists all")
