@@ -56,7 +56,7 @@ real: $(REAL_DEPS)
 docs: $(DOCS_DEPS)
 	@rm -rf out/docs-source && mkdir -p out/docs-source
 	@cp -r README.md CHANGELOG.md CONTRIBUTING.md spec out/docs-source
-	$(VENV)/bin/mkdocs build --quiet --strict --config-file .mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict --config-file .mkdocs.yml
 
 test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
