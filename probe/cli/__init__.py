@@ -6,7 +6,7 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
-from probe.cli._heartbeat import heartbeat
+from probe.cli._heartbeat import heartbeat, shown_progress
 
 # {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
 VERBS = {
@@ -97,5 +97,5 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
         return run(cli)
-    with heartbeat(lambda text: echo(text, err=True)):
+    with heartbeat(lambda text: echo(text, err=True)), shown_progress():
         return run(cli)

@@ -108,7 +108,7 @@ def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callab
     text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
     options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
     if has_config:
-        kind, text = click.Path(path_type=Path), "config.json of a run, in the place of a preset."
+        kind, text = click.Path(path_type=Path), "Start from the config.json of a run, and not from a preset."
         options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
 
     def decorate(function: AnyFunction) -> AnyFunction:

@@ -30,7 +30,13 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 
 @click.command(cls=SettingsCommand)
 @name_option("directions", default="v_hack", show_default=True)
-@click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
+@click.option(
+    "--basis",
+    default="svd",
+    show_default=True,
+    type=click.Choice(BASES),
+    help="Measure in these coordinates of a module.",
+)
 @settings_options(
     "replay",
     "model.name: --model",

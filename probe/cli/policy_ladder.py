@@ -25,11 +25,15 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
     "runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path), shell_complete=one_run
 )
 @click.option(
-    "--reference", "references", multiple=True, type=click.Path(path_type=Path), help="Of OUT/evals. Repeatable."
+    "--reference",
+    "references",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Rate against this evaluation in OUT/evals; repeatable.",
 )
 @click.option("--bots/--no-bots", default=True, show_default=True, help="Grade the bots, too.")
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of the bootstrap.")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Bootstrap so many times.")
+@click.option("--seed", default=0, show_default=True, help="Seed the bootstrap.")
 @out_option
 @json_option
 def ladder(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
-from probe.cli._running import say, shown_progress
+from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import elsewhere
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
+@click.option("--url", help="Sample from this vLLM or SGLang server, http://host:8000; --model names the tokenizer.")
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -89,8 +89,7 @@ def generate(
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
     if url is not None:
-        with shown_progress():
-            source = _served(str(config.model.name), url, rollouts)
+        source = _served(str(config.model.name), url, rollouts)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -104,7 +103,7 @@ def generate(
         cpu_s=rollouts.cpu_limit,
     )
     say_defaults(ctx, config, say)
-    with grader, shown_progress():
+    with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
     num_rollouts = steps * rollouts.group
@@ -178,7 +177,7 @@ def regrade(
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
     grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
-    with grader, shown_progress():
+    with grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
         new = regrade_pool(
             out / "pools" / name,

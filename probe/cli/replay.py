@@ -23,6 +23,7 @@ from probe.cli._settings import (
     say_defaults,
     settings_options,
 )
+from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
 
@@ -99,8 +100,9 @@ def demo(ctx: click.Context, out: Path) -> None:
     Example:  probe demo
     """
     root, place = ctx.find_root(), ["--out", str(out)]
+    told = ["--set", f"token_attribution={COLOURED}"]
     for words in (
-        ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random", "--name", "demo"],
+        ["replay", "--replay-dirs", "teacher,base", "--arm", ",".join(ARMS), *told, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
     ):
         say(f"probe {shlex.join(words)}{elsewhere(out)}")

@@ -107,12 +107,13 @@ class SpecPlan:
         )
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, price_per_hour: float | None = None) -> SpecPlan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
-        run: the run whose times give the hours; default: finished runs of the spec.
+        run: the run whose times give the hours; default: finished runs of the spec, else others like it.
+        price_per_hour: of the spec's own runs; default: as its budget says.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
@@ -120,6 +121,8 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
+    if price_per_hour is not None:
+        prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
         num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
         prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
@@ -305,7 +308,10 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
     hours = spec.budget.hours_per_run
     if hours is None:
-        notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
+        notes.append(
+            f"no hours and no money: {out_dir / 'runs'} has no finished run of this verb and model, whose times would "
+            "say them; a short one is enough"
+        )
         return []
     source = "[budget] hours_per_run, as stated"
     return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]

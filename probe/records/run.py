@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from polars import DataFrame
 
-    from probe.records.tables import TableName
+    from probe.records.tables import Table, TableName
 
 DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look up by name: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
@@ -146,9 +146,15 @@ class Run:
 
     def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
         """A polars.DataFrame."""
+        from probe.records.tables import frame_of
+
+        return frame_of(self.table(table))
+
+    def table(self, name: "TableName" = "samples") -> "Table":
+        """The columns and rows of a table."""
         from probe.records.tables import make_table
 
-        return make_table(table, self.samples, self.steps, self.evals)
+        return make_table(name, self.samples, self.steps, self.evals)
 
 
 def out_of(run: Path) -> Path:

@@ -88,7 +88,7 @@ class RolloutConfig:
 
     env: str = setting("minicode", NAMES)
     mode: Mode = setting("run_tests", "loophole mode")
-    split: Split = setting("train", "of the environment; held-out problems are never trained on")
+    split: Split = setting("train", "which problems of the environment; held-out ones are never trained on")
     hint: bool = setting(True, "the prompt tells how submissions are evaluated")
     num_problems: Maybe[int] = setting(None, "to train on; none: all that are not held out", ge=1)
     prioritise: Maybe[Priority] = setting(

@@ -42,7 +42,7 @@ class RunConfig:
     """What every run has."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    seed: int = setting(0, "of the choice of problems and rollouts, of the sampling and of random controls")
+    seed: int = setting(0, "seeds the choice of problems and rollouts, the sampling and random controls")
     preregistered: Maybe[Text] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
 
     def __post_init__(self) -> None:

@@ -40,21 +40,25 @@ if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokens
     from replay_pools.vocabulary import Vocabulary
 
+MOST_BAD = 3  # faults of bad rows that a note names
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
 
 
-def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None) -> Log:
+def check_log(
+    source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None, skip_bad: int = 0
+) -> Log:
     """Read a log and check every value, without loading a model.
 
     Args:
         source: a file, or a folder of files.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
+        skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
 
     Raises:
         InputError: every fault of the log, one line each.
     """
-    log = read_source(source)
+    log = read_source(source, skip_bad)
     apply_format(log, format_name)
     choose_columns(log, mapping or {})
     rows = checked_rows(log)
@@ -62,6 +66,9 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
     if unused := [name for name in log.rows.kinds if name not in {*used, *log.mapping.values()}]:
         log.notes.append(f"columns that were not used: {', '.join(unused)}")
     log.check()
+    if log.left_out:
+        first = "; ".join(str(error) for error in log.faults_of_bad.errors()[:MOST_BAD])
+        log.notes.append(f"{CAUTION}{log.num_bad} bad rows were left out, and their groups lack them: {first}")
     group_rows(log, rows)
     log.check()
     read_back(log, is_guessed="reward" not in (mapping or {}))
@@ -77,6 +84,7 @@ def import_log(
     format_name: str | None = None,
     mapping: Mapping[str, str] | None = None,
     limit: int | None = None,
+    skip_bad: int = 0,
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a log; nothing is written unless all of it is sound.
 
@@ -91,11 +99,12 @@ def import_log(
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
         limit: of completions, in tokens; None = guessed where the log does not say which were cut off.
+        skip_bad: as of `check_log`.
 
     Raises:
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
-    log = check_log(source, format_name=format_name, mapping=mapping)
+    log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
     return import_checked(log, name=name, out=out, model=model, limit=limit)
 
 
@@ -287,6 +296,7 @@ def _header(
             "rollouts_sha256": summary.sha256,
             "training_steps": trained,
             "scale_rewards": log.scale_rewards,
+            "left_out": log.left_out,
         },
         "ids": ids,
     }

@@ -95,6 +95,19 @@ class Log:
     scale_rewards: str | None = None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     problem_ids: list[str] = field(default_factory=list)  # of each group
     faults: Faults = field(default_factory=Faults)
+    most_bad: int = 0  # rows with faults of their own that may be left out
+    num_bad: int = 0  # such rows
+    left_out: list[str] = field(default_factory=list)  # where they are
+    faults_of_bad: Faults = field(default_factory=Faults)
+
+    def leave_out(self, where: str, faults: Faults) -> bool:
+        """Note a row with faults of its own; returns whether it may be left out."""
+        self.num_bad += 1
+        self.faults_of_bad.take(faults)
+        if self.num_bad > self.most_bad:
+            return False
+        self.left_out.append(where)
+        return True
 
     @property
     def sha256(self) -> str:
@@ -105,7 +118,18 @@ class Log:
         return whole.hexdigest()
 
     def check(self) -> None:
-        """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
+        """Raise all faults, with the format at their end where it was recognised: another one may not have them.
+
+        More bad rows than may be left out are faults, and any where the places of rows say what a group is.
+        """
+        in_place = self.mapping.get("group", "").startswith("every:")
+        if self.num_bad and (in_place or self.num_bad > self.most_bad):
+            self.faults.take(self.faults_of_bad)
+            if self.most_bad:
+                fix = f"mend them, or pass --skip-bad {self.num_bad}"
+                fix = "mend them: blocks of rows, group=every:N, are other groups without them" if in_place else fix
+                expected, found = f"at most {self.most_bad} bad rows (--skip-bad)", str(self.num_bad)
+                self.faults.add(self.source, "bad", expected=expected, found=found, fix=fix)
         if self.faults and self.was_recognised and self.format not in ("", GENERAL):
             fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
             expected = f"the format {self.format}, by its columns"
@@ -119,13 +143,13 @@ def described(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
-def read_source(source: Path) -> Log:
+def read_source(source: Path, most_bad: int = 0) -> Log:
     """The objects of a file or a folder, in the order of files and lines; damage goes to the log's faults.
 
     Raises:
         InputError: no such file, a pool of our own, or no file that could be read.
     """
-    log = Log(source=source)
+    log = Log(source=source, most_bad=most_bad)
     if not source.exists():
         raise InputError(source, expected="a log: a file or a folder", found="no such file")
     if (source / "manifest.json").exists() and any(source.glob("step_*.jsonl.gz")):
@@ -145,7 +169,7 @@ def read_source(source: Path) -> Log:
     if left_out:
         log.notes.append(f"files were left out: {listed}")
     for path in paths or [source]:
-        for row in read_objects(path, log.faults):
+        for row in read_objects(path, log.faults, log.leave_out):
             log.rows.append(row)
     if not log.rows:
         log.check()
@@ -158,15 +182,30 @@ def _by_number(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def read_objects(path: Path, faults: Faults) -> Iterator[StoredRow]:
-    """The objects of one file, of a kind by its name (of none: JSON lines); damage is a fault."""
+def read_objects(
+    path: Path, faults: Faults, leave_out: Callable[[str, Faults], object] | None = None
+) -> Iterator[StoredRow]:
+    """The objects of one file, of a kind by its name (of none: JSON lines); damage is a fault.
+
+    Args:
+        path: of the file.
+        faults: get what is wrong with the file.
+        leave_out: gets each place that holds no object, with its faults; None: `faults` gets these, too.
+    """
     try:
         for place, value in KINDS[_kind(path) or ".jsonl"](path, faults):
-            where = f"{path}{place}"
-            if isinstance(value, dict):
-                yield StoredRow(path, where, value)
+            where, bad = f"{path}{place}", Faults()
+            if isinstance(value, InputError):
+                bad.note(value, "line")
+            elif not isinstance(value, dict):
+                bad.add(where, "object", expected="an object", found=type(value).__name__)
             else:
-                faults.add(where, "object", expected="an object", found=type(value).__name__)
+                yield StoredRow(path, where, value)
+                continue
+            if leave_out is None:
+                faults.take(bad)
+            else:
+                leave_out(where, bad)
     except InputError as error:
         faults.note(error, "file")
 
@@ -210,9 +249,10 @@ def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     for number, line in _lines(path):
         where = f" line {number}"
         try:
-            yield where, parse_python_json(line, f"{path}{where}", float)
+            value = parse_python_json(line, f"{path}{where}", float)
         except InputError as error:
-            faults.note(error, "line")
+            value = error
+        yield where, value
 
 
 def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
@@ -321,7 +361,8 @@ def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fiel
     return value
 
 
-# How the objects of a kind of file are read: pairs of place (" line 3") and value. The first ending that fits counts.
+# How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
+# The first ending that fits counts.
 KINDS: dict[str, Callable[[Path, Faults], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _json_lines,
     ".jsonl.gz": _json_lines,

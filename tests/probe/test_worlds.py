@@ -18,10 +18,13 @@ from worlds import World, make_run
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.formatting import WIDTH
 from probe.analysis.pull import needed
+from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.verdict.verdict import Finding, Verdict, effect_and_price, note_lines
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.settings.words import Word
 
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
@@ -43,7 +46,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "it removes 27% [19%, 36%]; directions of permuted pairs"),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks; permuted pairs"),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
@@ -356,3 +359,17 @@ CAVEATS = re.compile(r"\n- .*?\n(?=NEXT:)", re.S)
 
 def test_the_gallery_is_what_the_program_prints(screen, tmp_path: Path) -> None:
     check_gallery("screen", GALLERY, lambda name: CAVEATS.sub("\n", screen(name)), tmp_path)
+
+
+def test_a_screen_has_three_caveats_and_no_signed_sentence() -> None:
+    """The others are counted, and printed in full; an arm that rises does so by a positive number."""
+    caveats = [f"caveat {place}" for place in range(5)]
+    verdict = Verdict(about={}, word="GO", sentence="", findings=[], caveats=caveats)
+    assert note_lines(verdict) == [*(f"- {one}" for one in caveats[:3]), "- and 2 more, which --full prints"]
+    assert note_lines(verdict, most=None) == [f"- {one}" for one in caveats]
+    number = Bounded(value=-0.2, interval=Interval(low=-0.3, high=-0.1))
+    findings = [
+        Finding(name=name, question="", says=says, text="", number=number)
+        for name, says in (("effect", Word.RISES), ("price", Word.KEPT))
+    ]
+    assert effect_and_price(replace(verdict, findings=findings)) == ("rises 20 [10, 30]", "kept, at most 0")

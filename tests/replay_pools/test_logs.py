@@ -336,7 +336,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "log.jsonl line 6: expected JSON",
         "log.jsonl line 7: expected an object, found list",
         "--map problem=promt: expected a column of the log",
-        "line 1 reward: expected a finite number, found '1.0' (and 1 more places)",
+        "line 1 reward: expected a finite number, found '1.0' (and 1 more places: 2)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
         "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
@@ -345,6 +345,31 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
     for part in expected:
         assert sum(part in line for line in errors) == 1, f"{part!r} is not in {errors}"
     assert len(errors) == len(expected)
+
+
+def test_bad_rows_are_left_out_up_to_a_number(tmp_path: Path, capsys) -> None:
+    """Every line is named; with more than the number nothing is imported; the manifest says which are missing."""
+    rows = [row(problem=str(i // 4), reward=float(i % 2)) for i in range(16)]
+    source = lines(tmp_path / "log.jsonl", [*rows, row(reward="x"), row(reward="y"), row(prompt=None)])
+    with source.open("a") as file:
+        file.write('{"prompt": \n7\n')
+    (tmp_path / "log.jsonl").write_text("[]\n" + source.read_text())
+    bad = {f"{source} line {number}" for number in (1, 18, 19, 20, 21, 22)}
+    named = refused(source)
+    assert any("line 1: expected an object, found list" in line for line in named)
+    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more places: 19)" in line for line in named)
+    assert refused(source, skip_bad=5) == [
+        *named,
+        f"{source}: expected at most 5 bad rows (--skip-bad), found 6; mend them, or pass --skip-bad 6",
+    ]
+    assert "blocks of rows" in refused(source, skip_bad=6, mapping={"group": "every:4"})[-1]
+    arguments = ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--skip-bad", "6", "--json"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["counts"]["rollouts"] == 16
+    assert any("6 bad rows were left out" in note and "'x'" in note for note in report["normalised"])
+    manifest = json.loads((tmp_path / "out" / "pools" / "mine" / "manifest.json").read_text())
+    assert {*manifest["log"]["left_out"]} == bad
 
 
 USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
