@@ -14,9 +14,11 @@ from extraction.logprobs import split_model
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.records.timings import TIMINGS_FILE, describe_timings
 from probe.step import bases
 from probe.step.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
 from replay_pools.policy.load import load_policy
+from replay_pools.storage.files import decode_jsonl
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 3}}
 SHARED = ["--arm", "vanilla", "--steps", "2"]
@@ -107,3 +109,21 @@ def test_bfloat16_adds_up_within_its_tolerance(
     assert run(cli, ["analyze", str(done.path), "--json"]) == 0
     validity = {part["name"]: part["says"] for part in json.loads(capsys.readouterr().out)["validity"]}
     assert validity["contributions add up"] == "HOLDS"
+
+
+def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, quick: list[str]) -> None:
+    """The first run computes the SVD and the directions, the second finds them."""
+    shared = ["replay", "--out", str(tmp_path), *SHARED, *quick]
+    for name, cache in (("cold", "computed"), ("warm", "cached")):
+        assert run(cli, [*shared, "--name", name]) == 0
+        rows = decode_jsonl((tmp_path / "runs" / name / TIMINGS_FILE).read_bytes(), name)
+        start = rows[0]["start"]
+        assert {phase: found["cache"] for phase, found in start.items()} == {
+            "load": None,
+            "svd": cache,
+            "directions": cache,
+        }
+        assert [row["step"] for row in rows[1:]] == [0, 1]
+        line = describe_timings(tmp_path / "runs" / name)
+        assert f"({cache})" in line
+        assert "2 steps" in line
