@@ -104,12 +104,7 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
-    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md).
-
-    >>> run = probe.read_run("demo")
-    >>> run.to_polars("steps").group_by("arm").mean().sort("arm")["arm"].to_list()
-    ['projected', 'vanilla']
-    """
+    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md)."""
 
     path: Path
     config: dict[str, Any]
@@ -290,6 +285,10 @@ def run_names(place: Path) -> list[str]:
 
 def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     """Read a complete run, given by its path or its name in `out`/runs; every file is checked against the manifest.
+
+    >>> run = probe.read_run("demo")
+    >>> run.to_polars("steps").group_by("arm").mean().sort("arm")["arm"].to_list()
+    ['projected', 'vanilla']
 
     Raises:
         InputError: no such run (those beside it are listed), a run without manifest (incomplete) or of another schema,

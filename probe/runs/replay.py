@@ -45,6 +45,7 @@ def replay(
     stopped. Everything left out is as the preset has it.
 
     >>> run = probe.replay(["teacher", "base"], arms=["vanilla", "projected"], steps=2, name="demo")
+    2 groups with 4 rollouts of each pool: 304 are in none
     >>> run
     Run('out/runs/demo', 4 steps, 32 samples, 0 evals)
 

@@ -22,12 +22,20 @@ from extraction.directions import Directions
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import Run
 from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 
 MOST_LINES = 55  # of help(probe), with what pydoc lists below the text
-EXAMPLES = ("load", "extract", "Direction", "cosines", "replay", "read_run", "analyze")  # each uses what came before
+EXAMPLES = (
+    "load",
+    "extract",
+    "Direction",
+    "cosines",
+    "attach",
+    "replay",
+    "read_run",
+    "analyze",
+)  # each uses what came before
 
 
 def silent(_text: str) -> None:
@@ -217,10 +225,9 @@ def test_the_examples_run_and_help_fits_a_screen(tmp_path: Path, common: Path, m
     (tmp_path / "out" / "cache").symlink_to(common / "cache")
     monkeypatch.chdir(tmp_path)
     for name in EXAMPLES:
-        documented = getattr(probe, name) if name != "read_run" else Run
         (tests,) = (
             test
-            for test in doctest.DocTestFinder(recurse=False).find(documented, name, globs={"probe": probe})
+            for test in doctest.DocTestFinder(recurse=False).find(getattr(probe, name), name, globs={"probe": probe})
             if test.examples
         )
         said: list[str] = []
