@@ -80,7 +80,7 @@ def answers(axes: Axes, view: View) -> None:
             note = str(number) if finding.name != "removable" else number.percent()
             within = Interval(low=float(low), high=float(high))
             rows.append(Row(SHARES[finding.name], note, float(value), within, None, True, finding.counts_from))
-    axes.set_title("The three answers in numbers")
+    axes.set_title("The answers in numbers")
     axes.set_xlabel("share (0: none, 1: all that held-out hacks read or gain)")
     forest(axes, rows, strong="measured, with its 95% interval")
     if rows:

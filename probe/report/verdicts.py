@@ -37,8 +37,8 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
         lead = report.evaluation.question
         context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
     elif report.judged is not None:
-        context["run"] = _of_run(report.judged) | {"rests_on": RESTS_ON}
-        figures = context["run"]["answers"]
+        run = _of_run(report.judged)
+        context["run"], figures = run | {"rests_on": RESTS_ON}, run["answers"]
     elif 0 < len(arms) <= MOST_ARMS:
         context["arms"] = arms
     else:

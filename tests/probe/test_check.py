@@ -79,7 +79,9 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     lines = text.splitlines()
     assert len(lines) <= 45
     assert lines[0].startswith(f"log {log}: {8 * GROUPS} rollouts in {GROUPS} groups, read as ")
-    assert "reward=reward, hacked=hacked" in lines[0]
+    pasted = shlex.split(lines[0].partition("read as ")[2].partition(": give")[0])
+    assert pasted[::2] == ["--format", "--map"]
+    assert "reward=reward,hacked=hacked" in pasted[3]
     assert "ids: retokenised" in text
     assert "held out: 6 of 18 pairs, split by prompt" in text
     assert text.index("pairs.jsonl: 18") < text.index("VERDICT: ") < text.index("page ")
@@ -87,6 +89,7 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     stored = read_run(out / "runs" / "own")
     assert len({step.step for step in stored.steps}) == GROUPS
     assert {step.arm for step in stored.steps} == {"vanilla", "projected", "random"}
+    assert len(list(stored.path.glob("step_*.tokens.jsonl.gz"))) == GROUPS, "the page has colours"
     assert {len([s for s in stored.samples if (s.step, s.arm) == (0, "vanilla")])} == {8}
     before = {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()}
     assert f"\nmodel {small}: 100.0% of the linear weights have coordinates\n" in text
