@@ -1,0 +1,129 @@
+"""Files of tables: Parquet, the Arrow files of `datasets.save_to_disk`, and text with separators (CSV)."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from replay_pools.errors import Faults, InputError
+from replay_pools.screen import report
+from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file
+
+MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
+REPORT_EVERY = 1000  # rows
+MIB = 1 << 20
+SEPARATORS = ",;\t"  # the one that the first line has most often counts
+WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")  # with leading zeros it is a name
+FRACTION = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?|-?\.\d+|[nN]a[nN]|-?inf")
+TRUTHS = {"true": True, "false": False}
+
+
+def read_parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+    """The rows of a Parquet file."""
+    import polars  # only for those who read such files
+
+    with open_file(path):  # which refuses what is no file
+        pass
+    try:
+        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
+        if num_rows > MOST_ROWS:
+            raise InputError(path, expected=f"at most {MOST_ROWS:,} rows", found=f"{num_rows:,}", fix="split it")
+        table = polars.read_parquet(path)
+    except (polars.exceptions.PolarsError, OSError) as error:
+        raise InputError(path, expected="a Parquet file", found=str(error).splitlines()[0]) from error
+    for number, row in enumerate(table.iter_rows(named=True)):
+        yield f" row {number}", row
+
+
+def read_arrow(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+    """The rows of a stream of Arrow batches."""
+    import polars
+
+    with open_file(path) as file:
+        if (size := path.stat().st_size) > MAX_PLAIN:
+            expected, fix = f"at most {MAX_PLAIN // MIB} MiB", "save_to_disk(..., num_shards=N) writes smaller files"
+            raise InputError(path, expected=expected, found=f"{size // MIB} MiB", fix=fix)
+        try:
+            table = polars.read_ipc_stream(file)
+        except (polars.exceptions.PolarsError, OSError) as error:
+            raise InputError(path, expected="an Arrow stream", found=str(error).splitlines()[0]) from error
+    for number, row in enumerate(table.iter_rows(named=True)):
+        yield f" row {number}", row
+
+
+def read_csv(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+    """The rows of text with separators, under the names in its first line.
+
+    A column whose cells are all numbers holds numbers, one of true and false truths, any other texts. Cells without
+    text are null, and a column without a name is left out: tables are written with the number of the row there.
+    """
+    readers = _column_readers(path)
+    for number, names, cells in _records(path):
+        if len(cells) != len(names):
+            expected, found = f"{len(names)} cells, as in the first line", f"{len(cells)}"
+            faults.add(f"{path} line {number}", "cells", expected=expected, found=found)
+            continue
+        values = zip(names, readers, cells, strict=True)
+        yield f" line {number}", {name: read(cell) if cell else None for name, read, cell in values if name}
+
+
+def _column_readers(path: Path) -> list[Any]:
+    """What reads the cells of each column, by all of its cells."""
+    kinds = (_truth, _whole, _fraction)
+    possible: list[set[Any]] = []
+    for _, names, cells in _records(path):
+        possible = possible or [{*kinds} for _ in names]
+        for column, cell in zip(possible, cells, strict=False):
+            if cell and column:
+                column -= {kind for kind in column if kind(cell) is None}
+    return [next((kind for kind in kinds if kind in column), str) for column in possible]
+
+
+def _truth(cell: str) -> bool | None:
+    return TRUTHS.get(cell.lower())
+
+
+def _whole(cell: str) -> int | None:
+    return int(cell) if WHOLE.fullmatch(cell) else None
+
+
+def _fraction(cell: str) -> float | None:
+    return float(cell) if FRACTION.fullmatch(cell) and not re.match(r"-?0\d", cell) else None
+
+
+def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
+    """(number of its first line from 1 on, names of the columns, cells) of each row but the first."""
+    used, start = 0, 1
+
+    def lines(text: io.TextIOWrapper) -> Iterator[str]:
+        nonlocal used
+        number, size = 0, path.stat().st_size // MIB
+        while line := text.readline(MAX_DOCUMENT + 1):
+            used, number = used + len(line), number + 1
+            if number % REPORT_EVERY == 0:
+                report(f"MiB of {path.name}", text.buffer.tell() // MIB, size)
+            if used > MAX_DOCUMENT or number > MOST_ROWS:
+                expected = f"at most {MOST_ROWS:,} lines, and rows of at most {MAX_DOCUMENT // MIB} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
+            yield line
+
+    csv.field_size_limit(MAX_DOCUMENT)  # a limit of the whole process; the lines above are counted
+    with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        try:
+            first = text.readline(MAX_DOCUMENT)
+            text.seek(0)
+            reader = csv.reader(lines(text), delimiter=max(SEPARATORS, key=first.count), strict=True)
+            names: list[str] = next(reader, [])
+            if repeated := {name for name in names if name and names.count(name) > 1}:
+                found = ", ".join(sorted(repeated)) + " twice"
+                raise InputError(f"{path} line 1", expected="every column once", found=found)
+            for cells in reader:
+                start, end = reader.line_num, start
+                if cells:
+                    yield end + 1, names, cells
+                used = 0
+        except (csv.Error, UnicodeDecodeError) as error:
+            expected = "text in UTF-8 with commas between the cells, and quotes around those with any"
+            raise InputError(f"{path} line {start + 1}", expected=expected, found=str(error)) from error
