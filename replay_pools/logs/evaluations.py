@@ -141,37 +141,33 @@ def settle_batch(log: Log) -> None:
             where, found = f"{log.rows[place].where} custom_id", f"none with {described(custom_id)}"
             log.faults.add(where, "no request", expected="a line of the requests with it", found=found, fix=fix)
     log.check()
-    if unanswered := len(requests) - len(answers):
-        log.notes.append(f"caution: left out: no answer ({unanswered} requests)")
-    joined = [(requests[name], place, others.get(name)) for name, place in answers.items()]
-    log.rows = Rows(row for at in joined for row in _answers(*(None if n is None else log.rows[n] for n in at)))
+    for what, missing in (("requests without an answer", requests), ("lines of no answer", others)):
+        if number := len(missing.keys() - answers.keys()):
+            log.notes.append(f"caution: left out: {what} ({number} of {len(missing)})")
+    tables = (requests, answers, others)
+    joined = ([log.rows[table[name]] for table in tables if name in table] for name in answers)
+    log.rows = Rows(row for lines in joined for row in _answers(lines))
     unfold_rows(log, _batch_answer)
     say_models(log)
     keep_filled(log)
 
 
-def _answers(request: StoredRow | None, answer: StoredRow | None, other: StoredRow | None) -> Iterator[StoredRow]:
-    """The choices of an answer, each with what was asked; one row without a choice where the request failed."""
-    assert request is not None
-    assert answer is not None
-    rows = [row.fields for row in (request, answer, other) if row is not None]
-    beside = {name: value for row in rows for name, value in row.items() if name not in OF_BATCH}
-    response = answer.fields["response"]
-    body = response.get("body") if isinstance(response, dict) and response.get("status_code") == 200 else None
-    choices = body.get("choices") if isinstance(body, dict) else None
-    if not isinstance(body, dict) or not isinstance(choices, list):
-        choices, body = [None], {}
+def _answers(lines: Sequence[StoredRow]) -> Iterator[StoredRow]:
+    """The choices of an answer, each with what was asked; one row without a choice where the request failed.
+
+    `lines` are the request, the answer, and another line of their `custom_id` where there is one.
+    """
+    request, answer = lines[0].fields["body"], lines[1].fields["response"]
+    beside = {name: value for row in lines for name, value in row.fields.items() if name not in OF_BATCH}
+    body = answer.get("body") if isinstance(answer, dict) and answer.get("status_code") == 200 else None
+    body = body if isinstance(body, dict) and isinstance(body.get("choices"), list) else {"choices": [None]}
+    choices = body["choices"]
+    # Of several choices, each has its item of a list of their length.
+    lists = {name for name, value in beside.items() if isinstance(value, list) and 1 < len(value) == len(choices)}
     for number, choice in enumerate(choices):
-        # Of several choices, each has its item of a list of their length.
-        each = {
-            name: value[number]
-            if len(choices) > 1 and isinstance(value, list) and len(value) == len(choices)
-            else value
-            for name, value in beside.items()
-        }
-        parts = {"request": request.fields["body"], "choice": choice, "model": body.get("model")}
-        ids = {"prompt_ids": body.get("prompt_token_ids")}
-        yield StoredRow(answer.path, answer.where, {**each, **parts, **ids})
+        each = {name: value[number] if name in lists else value for name, value in beside.items()}
+        each |= {"request": request, "choice": choice, "model": body.get("model")}
+        yield StoredRow(lines[1].path, lines[1].where, each | {"prompt_ids": body.get("prompt_token_ids")})
 
 
 def _batch_answer(fields: Fields) -> Iterable[Fields]:

@@ -15,8 +15,9 @@ MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a tab
 REPORT_EVERY = 1000  # rows
 MIB = 1 << 20
 SEPARATORS = ",;\t"  # the one that the first line has most often counts
-WHOLE = re.compile(r"-?(0|[1-9]\d{0,17})")  # with leading zeros it is a name
-FRACTION = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?|-?\.\d+|[nN]a[nN]|-?inf")
+WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+# With leading zeros it is a name.
+NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN]a[nN]|-?inf")
 TRUTHS = {"true": True, "false": False}
 
 
@@ -71,7 +72,7 @@ def read_csv(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
 
 def _column_readers(path: Path) -> list[Any]:
     """What reads the cells of each column, by all of its cells."""
-    kinds = (_truth, _whole, _fraction)
+    kinds = (_truth, _number)
     possible: list[set[Any]] = []
     for _, names, cells in _records(path):
         possible = possible or [{*kinds} for _ in names]
@@ -85,12 +86,10 @@ def _truth(cell: str) -> bool | None:
     return TRUTHS.get(cell.lower())
 
 
-def _whole(cell: str) -> int | None:
-    return int(cell) if WHOLE.fullmatch(cell) else None
-
-
-def _fraction(cell: str) -> float | None:
-    return float(cell) if FRACTION.fullmatch(cell) and not re.match(r"-?0\d", cell) else None
+def _number(cell: str) -> float | None:
+    if WHOLE.fullmatch(cell):
+        return int(cell)
+    return float(cell) if NUMBER.fullmatch(cell) else None
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:

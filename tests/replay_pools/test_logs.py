@@ -928,13 +928,19 @@ def test_batches_of_openai(tmp_path: Path) -> None:
         {"custom_id": "q", "reward": 0},
         {"custom_id": "s", "reward": 2},
     ]
+    rewards.append({"custom_id": "t", "reward": 1})
     log = check_log(lines(tmp_path / "log.jsonl", [*requests, *answers, *rewards]))
     kept = [(row["completion"], row["finish"]) for row in log.checked]
     assert kept == [("a", "length"), ("b", "length"), ("()", "stop")]
     assert [item.reward for item in log.groups[0]] == [1.0, 0.0]
     assert log.checked[2]["rendered"] == "def f"
     said = "\n".join(log.notes)
-    for part in ("no answer (1 requests)", "tool calls or reasoning", "ended by 'content_filter'"):
+    for part in (
+        "requests without an answer (1 of 4)",
+        "lines of no answer (1 of 4)",
+        "tool calls or reasoning",
+        "ended by 'content_filter'",
+    ):
         assert part in said, said
     lines(tmp_path / "lost.jsonl", [requests[0], requests[0], answered("p", *texts), answered("x", *texts)])
     twice, lost, _ = refused(tmp_path / "lost.jsonl")
