@@ -4,20 +4,21 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from replay_pools.errors import Faults, InputError
 from replay_pools.screen import report
-from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file
+from replay_pools.storage.files import MAX_DOCUMENT, open_file, read_plain
 
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
 REPORT_EVERY = 1000  # rows
 MIB = 1 << 20
 SEPARATORS = ",;\t"  # the one that the first line has most often counts
-WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
-# With leading zeros it is a name.
-NUMBER = re.compile(r"-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN]a[nN]|-?inf")
+WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # with leading zeros, or more digits, it is a name
+EXPONENT = "[eE][+-]?[0-9]+"
+NUMBER = re.compile(rf"-?(0|[1-9][0-9]*)(\.[0-9]*({EXPONENT})?|{EXPONENT})|-?\.[0-9]+({EXPONENT})?|[nN]a[nN]|-?inf")
 TRUTHS = {"true": True, "false": False}
 
 
@@ -25,33 +26,35 @@ def read_parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     """The rows of a Parquet file."""
     import polars  # only for those who read such files
 
-    with open_file(path):  # which refuses what is no file
-        pass
-    try:
+    with open_file(path), _damage_is_refused(path, "a Parquet file"):
         num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
         if num_rows > MOST_ROWS:
             raise InputError(path, expected=f"at most {MOST_ROWS:,} rows", found=f"{num_rows:,}", fix="split it")
         table = polars.read_parquet(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise InputError(path, expected="a Parquet file", found=str(error).splitlines()[0]) from error
     for number, row in enumerate(table.iter_rows(named=True)):
         yield f" row {number}", row
 
 
 def read_arrow(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    """The rows of a stream of Arrow batches."""
+    """The rows of an Arrow file, or of a stream, which is what `datasets` writes."""
     import polars
 
-    with open_file(path) as file:
-        if (size := path.stat().st_size) > MAX_PLAIN:
-            expected, fix = f"at most {MAX_PLAIN // MIB} MiB", "save_to_disk(..., num_shards=N) writes smaller files"
-            raise InputError(path, expected=expected, found=f"{size // MIB} MiB", fix=fix)
-        try:
-            table = polars.read_ipc_stream(file)
-        except (polars.exceptions.PolarsError, OSError) as error:
-            raise InputError(path, expected="an Arrow stream", found=str(error).splitlines()[0]) from error
+    plain = read_plain(path)
+    with _damage_is_refused(path, "an Arrow file"):
+        table = (polars.read_ipc if plain.startswith(b"ARROW1") else polars.read_ipc_stream)(plain)
     for number, row in enumerate(table.iter_rows(named=True)):
         yield f" row {number}", row
+
+
+@contextmanager
+def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
+    from polars.exceptions import PanicException, PolarsError
+
+    try:
+        yield
+    except (PolarsError, PanicException, OSError) as error:
+        found = (str(error).splitlines() or ["damage"])[0]
+        raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
 def read_csv(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -540,9 +541,10 @@ def test_files_of_every_kind_hold_the_same(tmp_path: Path) -> None:
     table = polars.DataFrame(rows)
     table.write_parquet(tmp_path / "table.parquet")
     table.write_ipc_stream(tmp_path / "data-00000-of-00001.arrow")
+    table.write_ipc(tmp_path / "table.arrow")
     table.with_columns(completion="x" + polars.col("completion")).write_csv(tmp_path / "table.csv")
     paths = [lines(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl.gz", "c.json")]
-    tables = [tmp_path / name for name in ("table.parquet", "data-00000-of-00001.arrow")]
+    tables = [tmp_path / name for name in ("table.parquet", "data-00000-of-00001.arrow", "table.arrow")]
     for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), *tables]:
         log = check_log(path)
         (group,) = log.groups
@@ -564,7 +566,10 @@ CSV = {  # {what a table may look like: (its text, completions and labels, or wh
         'prompt,completion_ids,reward,hacked\np,"[5, 2]",1,true\np,"[6, 2]",0,false\n',
         [(None, True), (None, False)],
     ),
-    "names with zeros": ("prompt,completion,reward,group\np,01,1,007\np,02,0,007\n", [("01", None), ("02", None)]),
+    "names of digits": (
+        "prompt,completion,reward,group,id\np,01,1,007,1234567890123456789\np,02,.5e0,007,1234567890123456788\n",
+        [("01", None), ("02", None)],
+    ),
     "a short row": (
         "prompt,completion,reward\np,a,1\np,b\n",
         "line 3: expected 3 cells, as in the first line, found 2",
@@ -590,7 +595,9 @@ def test_a_table_of_text(tmp_path: Path, case: str) -> None:
     if isinstance(expected, str):
         assert expected in "\n".join(refused(source))
         return
-    rows = check_log(source).checked
+    rows = (log := check_log(source)).checked
+    if "id" in log.rows.kinds:
+        assert [row.fields["id"][-1] for row in log.rows] == ["9", "8"], "digits were rounded"
     assert [(row.get("completion"), row.get("hacked")) for row in rows] == expected
 
 
@@ -602,6 +609,20 @@ def test_a_row_of_a_table_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: p
     for text in ("a" * 3000, '"' + "a\n" * 1500 + '"'):
         source.write_text(f"prompt,completion,reward\np,{text},1\n")
         assert "rows of at most 0 MiB, found more" in refused(source)[0]
+
+
+@pytest.mark.parametrize("name", ["s.arrow", "f.arrow", "p.parquet"])
+def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
+    """Cut off or changed at any place: rows, or one line; the library that reads them may panic."""
+    table, path = polars.DataFrame([row(prompt=[USER]), row(prompt=[USER])]), tmp_path / name
+    write = {"s.arrow": table.write_ipc_stream, "f.arrow": table.write_ipc, "p.parquet": table.write_parquet}[name]
+    write(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 9):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            with suppress(InputError):
+                check_log(path)
 
 
 def test_a_folder_of_save_to_disk(tmp_path: Path, capsys) -> None:
@@ -619,7 +640,7 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, capsys) -> None:
     assert run(cli, arguments) == 0
     assert "1 groups, 8 rollouts" in capsys.readouterr().out
     (folder / "train" / "data-00000-of-00001.arrow").write_bytes(b"none")
-    assert "expected an Arrow stream" in refused(folder)[0]
+    assert "expected an Arrow file" in refused(folder)[0]
 
 
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
