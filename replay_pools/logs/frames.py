@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import Any
 
 from replay_pools.errors import Faults, InputError
 from replay_pools.screen import report
-from replay_pools.storage.files import MAX_DOCUMENT, open_file, read_plain
+from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain
 
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
+MOST_COLUMNS = 10_000
 REPORT_EVERY = 1000  # rows
 MIB = 1 << 20
 SEPARATORS = ",;\t"  # the one that the first line has most often counts
 WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # with leading zeros, or more digits, it is a name
 EXPONENT = "[eE][+-]?[0-9]+"
 NUMBER = re.compile(rf"-?(0|[1-9][0-9]*)(\.[0-9]*({EXPONENT})?|{EXPONENT})|-?\.[0-9]+({EXPONENT})?|[nN]a[nN]|-?inf")
+# Of a buffer of an Arrow file that is packed by zstd or lz4: its length once unpacked, and how the packed bytes begin.
+PACKED = re.compile(rb"(.{8})(?:\x28\xb5\x2f\xfd|\x04\x22\x4d\x18)", re.S)
 TRUTHS = {"true": True, "false": False}
 
 
@@ -40,6 +44,9 @@ def read_arrow(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     import polars
 
     plain = read_plain(path)
+    if sum(int.from_bytes(packed[1], "little") for packed in PACKED.finditer(plain)) > MAX_PLAIN:
+        expected = f"at most {MAX_PLAIN // MIB} MiB once unpacked"
+        raise InputError(path, expected=expected, found="more", fix="write it without compression, in several files")
     with _damage_is_refused(path, "an Arrow file"):
         table = (polars.read_ipc if plain.startswith(b"ARROW1") else polars.read_ipc_stream)(plain)
     for number, row in enumerate(table.iter_rows(named=True)):
@@ -118,9 +125,11 @@ def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
             text.seek(0)
             reader = csv.reader(lines(text), delimiter=max(SEPARATORS, key=first.count), strict=True)
             names: list[str] = next(reader, [])
-            if repeated := {name for name in names if name and names.count(name) > 1}:
-                found = ", ".join(sorted(repeated)) + " twice"
-                raise InputError(f"{path} line 1", expected="every column once", found=found)
+            repeated = sorted(name for name, count in Counter(filter(None, names)).items() if count > 1)
+            if repeated or len(names) > MOST_COLUMNS:
+                found = f"{', '.join(repeated)} twice" if repeated else f"{len(names):,}"
+                expected = f"at most {MOST_COLUMNS:,} columns, each once"
+                raise InputError(f"{path} line 1", expected=expected, found=found)
             for cells in reader:
                 start, end = reader.line_num, start
                 if cells:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from replay_pools.errors import Faults, InputError
 from replay_pools.logs.archive import read_archive
-from replay_pools.logs.frames import MIB, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
+from replay_pools.logs.frames import MIB, MOST_COLUMNS, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 from replay_pools.storage.spool import Spool
@@ -31,7 +31,6 @@ LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON obj
 GENERAL = "columns"  # the format of any other log
 MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
-MOST_COLUMNS = 10_000
 GZIP = b"\x1f\x8b"
 LINES = "write one object a line (.jsonl): lines are read one at a time"
 Fields = dict[str, Any]

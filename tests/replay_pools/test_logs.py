@@ -576,12 +576,13 @@ CSV = {  # {what a table may look like: (its text, completions and labels, or wh
     ),
     "an open quote": ('prompt,completion,reward\np,a,1\np,"b,0\n', "line 3: expected text in UTF-8 with commas"),
     "another encoding": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
-    "a column twice": ("prompt,reward,reward\np,1,2\n", "line 1: expected every column once, found reward twice"),
+    "a column twice": ("prompt,reward,reward\np,1,2\n", "each once, found reward twice"),
     "a list as Python's numpy prints it": (
         "prompt,completion_ids,reward\np,[1 2],1\n",
         "completion_ids: expected JSON",
     ),
     "words for numbers": ("prompt,completion,reward\np,a,1\np,b,good\n", "reward: expected a finite number, found '1'"),
+    "many columns": (",".join(f"k{i}" for i in range(10_001)), "line 1: expected at most 10,000 columns"),
     "no row": ("prompt,completion,reward\n", "expected rollouts, found none"),
 }
 
@@ -609,6 +610,17 @@ def test_a_row_of_a_table_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: p
     for text in ("a" * 3000, '"' + "a\n" * 1500 + '"'):
         source.write_text(f"prompt,completion,reward\np,{text},1\n")
         assert "rows of at most 0 MiB, found more" in refused(source)[0]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_an_arrow_file_is_unpacked_up_to_its_limit(compression: str, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "packed.arrow"
+    polars.DataFrame([row(completion=letter * 50_000) for letter in "ab"]).write_ipc_stream(
+        path, compression=compression
+    )
+    assert sum(map(len, check_log(path).groups)) == 2
+    monkeypatch.setattr("replay_pools.logs.frames.MAX_PLAIN", 90_000)
+    assert "once unpacked, found more" in refused(path)[0]
 
 
 @pytest.mark.parametrize("name", ["s.arrow", "f.arrow", "p.parquet"])
