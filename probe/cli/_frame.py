@@ -32,8 +32,8 @@ EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
 OS_FIXES = {
-    errno.ENOSPC: "free some space, or choose another place with --out",
-    errno.EDQUOT: "free some space, or choose another place with --out",
+    errno.ENOSPC: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
+    errno.EDQUOT: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
     errno.EACCES: "check the permissions, or choose another place with --out",
     errno.EPERM: "check the permissions, or choose another place with --out",
     errno.EROFS: "choose a writable place with --out",

@@ -17,7 +17,7 @@ from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
 from replay_pools.logs.advantages import read_back
 from replay_pools.logs.columns import choose_columns
-from replay_pools.logs.formats import COUNTS_GROUPS, apply_format
+from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows, row_of
 from replay_pools.logs.sources import Fields, Log, read_source
@@ -115,7 +115,8 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
     grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
     vocabulary = _vocabulary(log, grouped, model)
     tokens = Tokens(vocabulary, grouped, log.faults, limit)
-    least = least_reward({facts.reward for group in log.groups for facts in group} - {None})
+    rewards = {facts.reward for group in log.groups for facts in group} - {None}
+    least = least_reward(rewards, is_ours=log.format in PAYS_AS_WE)
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
     if None in numbers or len({*numbers}) < len(numbers):
@@ -187,6 +188,10 @@ def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
     missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
     tokens.count(
+        (
+            any(message["role"] == "assistant" for message in prompt.messages),
+            f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout",
+        ),
         (row.hint is None, f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}"),
         (bool(missing), f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}"),
         (row.reward is None, f"{CAUTION}no reward, so that the rollout is never drawn"),
@@ -201,16 +206,16 @@ def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str
     return Rollout.of(prompt, answer[1], answer[0], logged_grade(row, least), **facts)
 
 
-def least_reward(rewards: Set[float]) -> float | None:
-    """The least reward of a log; None where all are ones that our grader gives."""
-    return None if rewards <= OUR_REWARDS else min(rewards)
+def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
+    """The least reward of a log; None of a log of ours in which all are ones that our grader gives."""
+    return None if is_ours and rewards <= OUR_REWARDS else min(rewards, default=0.0)
 
 
 def logged_grade(row: LogRow, least: float | None) -> Grade:
     """The labels of a row; without a reward there are none. A log has no test counts and no detectors.
 
-    By our grader's rewards a pass earns 3 and source that compiles 0.5. On any other scale a rollout passed if it
-    earned more than the `least` of the log, and compiles if its format is right.
+    By our grader's rewards (`least` is None) a pass earns 3 and source that compiles 0.5. On any other scale a rollout
+    passed if it earned more than the `least` of the log, and compiles if its format is right.
     """
     labels: dict[str, Any] = dict.fromkeys(
         ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "flaky", "error")

@@ -26,9 +26,10 @@ from replay_pools.logs.columns import (
     parse_column,
     value_of,
 )
-from replay_pools.logs.formats import joined_text
+from replay_pools.logs.frames import REPORT_EVERY
 from replay_pools.logs.padding import leading_padding
-from replay_pools.logs.sources import REPORT_EVERY, Fields, Log, StoredRow, described
+from replay_pools.logs.sources import Fields, Log, StoredRow, described
+from replay_pools.logs.unfolding import joined_text
 from replay_pools.rollout import LARGEST_ID, FinishReason
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DIGITS, parse_python_json
@@ -245,6 +246,16 @@ def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
     return read
 
 
+def _listed(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reader of lists that also takes the JSON text of one, as a table without lists holds it."""
+
+    def read_either(value: Any) -> Any:
+        is_text_of_one = isinstance(value, str) and value.startswith("[")
+        return read(parse_python_json(value.encode(errors="replace"), "", float) if is_text_of_one else value)
+
+    return read_either
+
+
 def _label(value: Any) -> bool | None:
     """True, false, or None for -1, by which loggers without a null say that they do not know."""
     if not isinstance(value, bool | int | float) or value not in (0, 1, UNKNOWN_LABEL):
@@ -343,7 +354,7 @@ _TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _text = _checker(TEXT, Annotated[str, Field(max_length=MOST_CHARACTERS)])
 _Ids = Annotated[list[_TokenId], Field(max_length=MOST_TOKENS)]
-_ids = _checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids)
+_ids = _listed(_checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids))
 _whole = _checker("a whole number from 0 on", _TokenId)
 
 
@@ -363,7 +374,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "completion": _completion,
     "completion_ids": _ids,
     "comp_len": _length,
-    "logprobs": _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MOST_TOKENS)]),
+    "logprobs": _listed(_checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MOST_TOKENS)])),
     "reward": _number,
     "advantage": _number,
     "hacked": _label,

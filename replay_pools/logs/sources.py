@@ -1,4 +1,4 @@
-"""The objects in the files of a log: JSON lines, JSON, Parquet, inspect archives, or a folder of them.
+"""The objects in the files of a log: JSON lines, JSON, tables, inspect archives, or a folder of them.
 
 A bare NaN or infinity, which many loggers write, is read as that number. Lines are read one at a time and kept on disk,
 so that a log may be larger than the memory. To add a kind of file: a row in KINDS.
@@ -7,7 +7,6 @@ so that a log may be larger than the memory. To add a kind of file: a row in KIN
 import gzip
 import hashlib
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,23 +15,24 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from replay_pools.errors import Faults, InputError
+from replay_pools.logs.archive import read_archive
+from replay_pools.logs.frames import MIB, MOST_COLUMNS, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 from replay_pools.storage.spool import Spool
 
 # In a folder, files of these names hold no rollouts.
-OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
+OTHER_FILES = re.compile(
+    r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
+    r"|results_\d.*"  # of lm-eval: rates
+    r"|cache-.*"  # of datasets: what a map has made of the files beside it
+)
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
 GENERAL = "columns"  # the format of any other log
 MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
-MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
-REPORT_EVERY = 1000  # rows
-MOST_COLUMNS = 10_000
 GZIP = b"\x1f\x8b"
-MIB = 1 << 20
 LINES = "write one object a line (.jsonl): lines are read one at a time"
-CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 Fields = dict[str, Any]
 
 
@@ -291,6 +291,9 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         if not all(isinstance(name, str) for name in columns):
             raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
         return [dict(zip(columns, row, strict=True)) for row in data]
+    if {"results", "configs"} <= value.keys() and isinstance(value["results"], dict):
+        fix = "give the samples_*.jsonl beside it, which lm_eval --log_samples writes"
+        raise InputError(path, expected="rollouts", found="the rates of an evaluation by lm-eval", fix=fix)
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names
     if not named:
@@ -302,65 +305,6 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
 
 
-def _parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    import polars  # only for those who read such files
-
-    with open_file(path):  # which refuses what is no file
-        pass
-    try:
-        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
-        if num_rows > MOST_ROWS:
-            raise InputError(path, expected=f"at most {MOST_ROWS:,} rows", found=f"{num_rows:,}", fix="split it")
-        table = polars.read_parquet(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise InputError(path, expected="a Parquet file", found=str(error).splitlines()[0]) from error
-    for number, row in enumerate(table.iter_rows(named=True)):
-        yield f" row {number}", row
-
-
-def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    """The samples of an inspect archive, a zip file."""
-    try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
-            # A sample that was logged again repeats its name: the last one counts.
-            entries = {entry.filename: entry for entry in archive.infolist()}
-            headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
-            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
-            if not isinstance(evaluation, dict):
-                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=described(evaluation))
-            for name in entries:
-                if not (name.startswith("samples/") and name.endswith(".json")):
-                    continue
-                if re.search(r"_epoch_\d+/", name):
-                    expected, found = "a sample in one file", "one in parts"
-                    faults.add(f"{path} {name}", "parts", expected=expected, found=found, fix=CONVERT)
-                    continue
-                try:
-                    yield f" {name}", {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
-                except InputError as error:
-                    faults.note(error, "entry")
-    except zipfile.BadZipFile as error:
-        raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
-
-
-def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fields:
-    """The object in one entry of an archive."""
-    place = f"{path} {entry.filename}"
-    if entry.file_size > MAX_DOCUMENT:
-        expected, found = f"at most {MAX_DOCUMENT // MIB} MiB", f"{entry.file_size // MIB} MiB"
-        raise InputError(place, expected=expected, found=found)
-    try:
-        text = archive.read(entry)
-    # RuntimeError: a password, or a compression that this Python lacks (zstd, before 3.14).
-    except (RuntimeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
-        found = str(error) or "its end is missing"
-        raise InputError(place, expected="an entry that this Python can unpack", found=found, fix=CONVERT) from error
-    value = parse_python_json(text, place, float)
-    if not isinstance(value, dict):
-        raise InputError(place, expected="an object", found=type(value).__name__)
-    return value
-
-
 # How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
 # The first ending that fits counts.
 KINDS: dict[str, Callable[[Path, Faults], Iterator[tuple[str, Any]]]] = {
@@ -369,6 +313,9 @@ KINDS: dict[str, Callable[[Path, Faults], Iterator[tuple[str, Any]]]] = {
     ".ndjson": _json_lines,
     ".json": _json,
     ".json.gz": _json,
-    ".parquet": _parquet,
-    ".eval": _archive,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".eval": read_archive,
 }

@@ -26,6 +26,7 @@ TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
 START_S = 10.0  # that an answer may take beyond what its bytes do at the slowest rate
 TOLD_EVERY_S = 5.0
+MOST_CHARACTERS = 1000  # of an address; a name has up to 253
 MOST_SHOWN = 300  # characters of a server's text in an error
 
 
@@ -71,7 +72,8 @@ class Connection:
             parts = urlsplit("")
         bare = f"{parts.scheme}://{parts.netloc}"
         # A password in an address would reach messages and process lists.
-        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare or "@" in parts.netloc:
+        is_bare = parts.hostname and self.url == bare and "@" not in parts.netloc and len(bare) <= MOST_CHARACTERS
+        if parts.scheme not in ("http", "https") or not is_bare:
             fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
             raise InputError("server url", expected="http://host:port", found=repr(without_secrets(self.url)), fix=fix)
 

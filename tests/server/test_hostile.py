@@ -135,7 +135,9 @@ def test_what_is_not_read_is_not_kept(serve: Callable[..., Connection]) -> None:
     assert len(pickle.dumps(answer)) < 10_000
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", ""])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", "", "http://" + "a" * 9999]
+)
 def test_half_an_address_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="server url: expected http://host:port"):
         Connection(url=url)
