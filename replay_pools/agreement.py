@@ -121,11 +121,7 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
     schema = row.pop("schema", None)
     if schema != REGRADE_SCHEMA:
         raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
-    record = decode(Regrade, row, path)
-    if record.old.manifest_sha256 != manifest_sha256:
-        found = f"that of {record.old.manifest_sha256[:16]}"
-        raise InputError(path, expected="the regrade of the pool that it is named after", found=found, fix=fix)
-    return record
+    return decode(Regrade, row, path)
 
 
 def _path(out_dir: Path, manifest_sha256: str) -> Path:

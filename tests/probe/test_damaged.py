@@ -163,7 +163,7 @@ def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[...
 
 
 TEXTS = {
-    "a key twice": ('{"settings": {}, "settings": {}}', "every key once"),
+    "a key twice": ('{"settings": {}, "settings": {}}', "the key 'settings' twice"),
     "1e999": ('{"settings": 1e999}', "strict JSON"),
     "deep": ("[" * 100_000, "strict JSON"),
 }

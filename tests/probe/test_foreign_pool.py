@@ -128,5 +128,5 @@ def test_a_log_without_ids_needs_the_tokenizer(tmp_path: Path, out: Path, capsys
     log.write_text("".join(json.dumps({"prompt": "Add.", "completion": f"{i}", "reward": i}) + "\n" for i in range(2)))
     absent = ["--name", "text", "--model", str(tmp_path / "absent"), "--out", str(out)]
     assert run(cli, ["pool", "import", str(log), *absent]) == 2
-    assert "expected a model directory" in capsys.readouterr().err
+    assert "a model directory" in capsys.readouterr().err
     assert not (out / "pools" / "text").exists()

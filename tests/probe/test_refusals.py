@@ -32,7 +32,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--v-hack", "nowhere.safetensors"], "probe extract"),
         (["--device", "cuda:77"], "present device"),
-        (["--model", "./nowhere"], "no such directory"),
+        (["--model", "./nowhere"], "no such file or directory"),
         (["--config", "nowhere.json"], "no such file"),
         (["--match", "prompt"], "none"),
         (["--name", "../escape"], "letters"),

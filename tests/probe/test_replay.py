@@ -20,7 +20,7 @@ from probe.records.run import read_run
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.storage.files import read_jsonl_gz
+from replay_pools.storage.files import decode_jsonl, read_gz
 
 SEED_FIELDS = (  # noqa: SIM905 (the wire order, as the seed writes it)
     "step sample_id src_pool src_step src_sample reward hacked gt_pass fmt_ok comp_len cos_S_contrib "
@@ -29,7 +29,7 @@ SEED_FIELDS = (  # noqa: SIM905 (the wire order, as the seed writes it)
 
 
 def test_the_seeds_sixteen_fields_come_first_verbatim(many_arms: Path) -> None:
-    rows = read_jsonl_gz(many_arms / "step_000.cos.jsonl.gz")
+    rows = decode_jsonl(read_gz(many_arms / "step_000.cos.jsonl.gz"), "step 0")
     assert list(rows[0])[:16] == SEED_FIELDS
     assert len(rows) == 5 * 8, "one line a rollout and arm"
     assert not {"prompt", "completion", "messages"} & rows[0].keys(), "slim records repeat no text"

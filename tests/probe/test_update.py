@@ -31,12 +31,6 @@ def test_an_update_that_the_gate_leaves_alone_is_untouched():
     assert all(torch.equal(gated[m], update[m]) for m in update)
 
 
-def test_different_modules_are_refused():
-    values, _ = example(0)
-    with pytest.raises(ValueError, match="found c on one side only"):
-        add(values, {m: v for m, v in values.items() if m != "c"})
-
-
 NUM_STEPS = 4
 
 
