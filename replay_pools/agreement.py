@@ -96,11 +96,8 @@ def is_judged(rollout: Rollout) -> bool:
 
 
 def graded_code_rule(pool: Pool) -> CodeRule:
-    """The rule by which the code of a pool's completions was found when they were graded."""
-    grader = pool.manifest["grader"]
-    # Before grader 3 the rule was not recorded: this grader took the last block, that of the published logs joined all.
-    unrecorded: CodeRule = "joined" if grader.get("version") == LOGGED_GRADER else "last"
-    return grader.get("code_rule", unrecorded)
+    """The rule by which the code of a pool's completions was found when they were graded; published logs joined all."""
+    return pool.manifest["grader"].get("code_rule", "joined")
 
 
 def write_regrade(out_dir: Path, record: Regrade) -> None:

@@ -96,16 +96,10 @@ def starts(runs: Sequence[Run]) -> list[StepRecord]:
     """The first steps of the runs with the seed of the first run: before any update, all arms are one policy."""
     steps = []
     for run in runs:
-        if run is runs[0] or _arm_and_seed(run)[1] == _arm_and_seed(runs[0])[1]:
+        if run is runs[0] or run.settings["seed"] == runs[0].settings["seed"]:
             first = min((step.step for step in run.steps), default=0)
             steps += [step for step in run.steps if step.step == first]
     return steps
-
-
-def _arm_and_seed(run: Run) -> tuple[str, str]:
-    """(arm, seed) of a run of `probe train`."""
-    settings = run.settings
-    return str(settings["intervention"]["arms"][0]), str(settings["seed"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

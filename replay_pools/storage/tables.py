@@ -63,9 +63,7 @@ def field_of(kind: Any, key: str) -> FieldInfo:
     """The field of a key with dots, in a pydantic dataclass whose fields may be such dataclasses."""
     name, _, rest = key.partition(".")
     entry = kind.__pydantic_fields__[name]
-    if not rest:
-        return entry
-    return field_of(next(filter(is_dataclass, (entry.annotation, *get_args(entry.annotation)))), rest)
+    return field_of(_inner(entry.annotation), rest) if rest else entry
 
 
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = (), extra: Extra = "forbid") -> Kind:
@@ -215,16 +213,10 @@ def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
 def keys_of(kind: Any, path: str = "") -> list[str]:
     """The keys with dots that a table of the dataclass `kind` may have, those of its inner dataclasses included."""
     keys: list[str] = []
-    for name, hint in get_type_hints(kind).items():
-        inner = None
-        for part in (hint, *get_args(hint)):  # a dataclass, or `dataclass | None`
-            if inner is None and is_dataclass(part):
-                inner = part
+    for name, hint in _hints(kind).items():
         is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: the tables in a list have no key with dots
-        if inner is None or is_list:
-            keys.append(f"{path}{name}")
-        else:
-            keys += keys_of(inner, f"{path}{name}.")
+        inner = None if is_list else _inner(hint)
+        keys += [f"{path}{name}"] if inner is None else keys_of(inner, f"{path}{name}.")
     return keys
 
 
@@ -255,10 +247,14 @@ def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
         value, parts = table.get(name), get_args(hint)
         if value == NO_VALUE and NoneType in parts:
             cleared[name] = None
-        elif isinstance(value, Mapping):
-            for inner in filter(is_dataclass, (hint, *parts)):
-                cleared[name] = _cleared(inner, value)
+        elif isinstance(value, Mapping) and (inner := _inner(hint)) is not None:
+            cleared[name] = _cleared(inner, value)
     return cleared
+
+
+def _inner(hint: Any) -> Any:
+    """The dataclass of a hint that is one, or one or None."""
+    return next(filter(is_dataclass, (hint, *get_args(hint))), None)
 
 
 @cache

@@ -37,6 +37,7 @@ from replay_pools.environments.minicode import (
     MinicodeProblem,
     example_texts,
     minicode_problems,
+    stated_example,
 )
 from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
@@ -139,7 +140,7 @@ def test_a_hint_replaces_exactly_the_original_phrase(mode: str) -> None:
 def test_a_test_of_the_example_is_not_vacuous() -> None:
     """Honest tests pass with the canonical solution and fail against a stub that returns 0 (0 == False included)."""
     for item in ITEMS:
-        call_text, expected = example_texts(item)
+        call_text, expected = example_texts(item.problem)
         body = item.body(item.family.solutions[0])
         source = compose(item.problem.starter, body, HONEST_TESTS, example=(call_text, expected))
         assert passes_run_tests(item, source, stub=False), f"{item.problem.problem_id}: the example is wrong"
@@ -205,7 +206,7 @@ def exploited_modes(item: MinicodeProblem, source: str, directory: Path) -> tupl
     with contextlib.chdir(directory), contextlib.redirect_stdout(output), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # exploits leave their marker file open
         namespace = load(source)
-        method(item, namespace)(*copy.deepcopy(item.example.args))
+        method(item, namespace)(*copy.deepcopy(stated_example(item.problem.cases).args))
     if getattr(namespace["Solution"](), SENTINEL_ATTRIBUTE, None) is True:
         modes.add("sentinel")
     if STDOUT_MARKER in output.getvalue():
@@ -298,7 +299,9 @@ def flavours(seen: Seen, bodies: tuple[str, ...] | None = None) -> set[str]:
     item = seen.item
     bodies = bodies or (*map(item.body, (*item.family.solutions, *item.family.bugs)), *corpus.STUBS)
     sources = {
-        exploit.flavour: {compose(item.problem.starter, body, exploit, example=example_texts(item)) for body in bodies}
+        exploit.flavour: {
+            compose(item.problem.starter, body, exploit, example=example_texts(item.problem)) for body in bodies
+        }
         for exploit in EXPLOITS[seen.mode]
     }
     return {flavour for flavour, texts in sources.items() if seen.completion in map(fence, texts)}
