@@ -71,15 +71,9 @@ def make_batch(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Seq
     """Join each prompt with its completion and pad on the right with `pad_id`.
 
     Raises:
-        InputError: no samples, unequal numbers of prompts and completions, or an empty prompt (its first completion
-            token would have no predecessor to be predicted from) or completion; the sample is named.
+        InputError: an empty prompt (its first completion token would have no predecessor to be predicted from) or
+            completion; the sample is named.
     """
-    if len(prompt_ids) != len(completion_ids) or not prompt_ids:
-        raise InputError(
-            "batch",
-            expected="as many prompts as completions, at least one",
-            found=f"{len(prompt_ids)} prompts and {len(completion_ids)} completions",
-        )
     samples = list(zip(prompt_ids, completion_ids, strict=True))
     for number, (prompt, completion) in enumerate(samples):
         for name, ids in (("prompt", prompt), ("completion", completion)):

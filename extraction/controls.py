@@ -78,12 +78,7 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
     """Angles, overlap and axis cosine of V (k, r) and W (l, r), computed in float64.
 
     Direction files hold float32, so angles below about 0.02 degrees cannot be told from 0.
-
-    Raises:
-        ValueError: shapes that do not fit, or a set without directions.
     """
-    if V.ndim != 2 or W.ndim != 2 or V.shape[1] != W.shape[1] or not len(V) or not len(W):
-        raise ValueError(f"expected (k, r) and (l, r) with k, l > 0, found {tuple(V.shape)} and {tuple(W.shape)}")
     products = V.double() @ W.double().T
     # Rounding can push a singular value above 1, where acos is NaN.
     cosines = torch.linalg.svdvals(products).clamp(max=1.0)

@@ -73,29 +73,27 @@ def per_sample_gradients(
     stacks = {names: zeros(backbone, len(names), len(batch), r) for r, names in by_value(coordinates.sizes).items()}
     gradients = Stacks(stacks, list(coordinates.sizes))
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    token_dots = None
-    if direction is not None:
-        token_dots = torch.zeros_like(token_logprobs, dtype=torch.float64)
-        direction = {module: u.to(gradients[module]) for module, u in direction.items()}
+    token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
+    axis = {module: u.to(gradients[module]) for module, u in (direction or {}).items()}
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         taps = coordinates.taps()
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
-            dots = None
-            if direction is not None and is_needed:
-                dots = TokenDots(direction, rows)
+            membership = rows.segments.membership
+            dots = torch.zeros(membership.shape[1], dtype=torch.float64, device=membership.device)
             # A spare pass runs forward and backward as any other, but with weights 0 adds nothing to the gradients.
             pass_weights = weights[rows.samples][completion] * is_needed
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(coordinates, taps, rows, gradients, dots),
+                tapped(coordinates, taps, rows, gradients, axis if is_needed else {}, dots),
             ):
                 logprobs = one_pass(coordinates, rows, pass_weights)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
-            if dots is not None and token_dots is not None:
-                token_dots[rows.samples] = scatter_tokens(dots.values(), batch.attention_mask[rows.samples])
+            if token_dots is not None and is_needed:
+                # Sample after sample, padding left out.
+                token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
     return SampleGradients(
         gradients=gradients,
         token_logprobs=token_logprobs,
@@ -118,38 +116,21 @@ def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor) -> Tensor:
     return logprobs.detach()
 
 
-class TokenDots:
-    """How much each token of one pass adds along a direction u: sum over modules of <u_m, what position t adds to g_m>.
-
-    A module's gradient is a sum over positions t of products of what it read at t and of what came back to its output
-    there. Through attention the product at t holds the losses of all later tokens that looked back at t.
-    """
-
-    def __init__(self, direction: Mapping[str, Tensor], rows: Rows) -> None:
-        self._direction = direction
-        self._membership = rows.segments.membership
-        self._dots = torch.zeros(self._membership.shape[1], dtype=torch.float64, device=self._membership.device)
-
-    def add(self, tap: Tap, kept: Tensor, gradient: Tensor, width: int) -> None:
-        """Add what a tap sees of its `width` coordinates; modules without a direction add nothing."""
-        if tap.module in self._direction:
-            u = self._direction[tap.module][tap.start : tap.start + width]
-            self._dots += tap.along(kept, gradient, u)
-
-    def values(self) -> Tensor:
-        """(sum of lengths,), sample after sample, padding left out."""
-        return self._dots[self._membership.any(0)]
-
-
 @contextmanager
 def tapped(
     coordinates: Coordinates,
     taps: Sequence[Tap],
     rows: Rows,
     gradients: Mapping[str, Tensor],
-    dots: TokenDots | None = None,
+    direction: Mapping[str, Tensor],
+    dots: Tensor,
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
+
+    To `dots` (R W,) it adds how much each token adds along the direction u {module: (r,)}: the sum over its modules of
+    <u_m, what position t adds to g_m>. A module's gradient is a sum over positions t of products of what it read at t
+    and of what came back to its output there. Through attention the product at t holds the losses of all later tokens
+    that looked back at t.
 
     A module that the forward uses twice adds up; one that it does not use adds nothing. No parameter asks for a
     gradient: the backward's graph starts at the first tap, and nothing below it is differentiated.
@@ -158,11 +139,11 @@ def tapped(
     def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         reduced = tap.reduce(kept, gradient, rows.segments)
-        width = reduced.shape[1]
+        seen = slice(tap.start, tap.start + reduced.shape[1])  # of the module's coordinates
         # +=, not =: a module that the forward uses twice arrives here twice.
-        gradients[tap.module][rows.samples, tap.start : tap.start + width] += reduced
-        if dots is not None:
-            dots.add(tap, kept, gradient, width)
+        gradients[tap.module][rows.samples, seen] += reduced
+        if tap.module in direction:
+            dots.add_(tap.along(kept, gradient, direction[tap.module][seen]))
 
     handles = []
     for tap in taps:

@@ -76,13 +76,7 @@ def measure_pair_gradients(
     pair_weights = []
     n = len(pairs)
     for lengths in batch.completion_lengths.cpu().view(2, n).T:
-        w = loss_weights(
-            lengths,
-            loss_type=normaliser.loss_type,
-            max_completion_length=normaliser.max_completion_length,
-            global_tokens=int(lengths.sum()),
-        )
-        pair_weights.append(w)
+        pair_weights.append(loss_weights(lengths, normaliser, global_tokens=int(lengths.sum())))
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     hack_gradients, clean_gradients = {}, {}
@@ -191,13 +185,7 @@ def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[st
     if v_hack is None:
         return {"pairs_sha256": pairs_sha(selected_pairs(settings))}
     path = Path(v_hack)
-    return {"v_hack_sha256": _file_sha(path), "pairs_sha256": _file_sha(pairs_path(path))}
-
-
-def _file_sha(path: Path) -> str:
-    if not path.is_file():
-        raise InputError(path, expected="a file of probe extract", found="no such file", fix="run probe extract")
-    return file_sha256(path)
+    return {"v_hack_sha256": file_sha256(path), "pairs_sha256": file_sha256(pairs_path(path))}
 
 
 class DirectionLibrary:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from extraction.words import LossType
+from extraction.words import LossType, Normaliser
 
 # loss type -> 1 / w_i, broadcastable to (G,), as a function of (lengths, max_completion_length, global_tokens)
 _DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]] = {
@@ -32,33 +32,25 @@ _DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]
 }
 
 
-def loss_weights(
-    lengths: Tensor,
-    *,
-    loss_type: LossType,
-    max_completion_length: int | None = None,
-    global_tokens: int | None = None,
-) -> Tensor:
+def loss_weights(lengths: Tensor, normaliser: Normaliser, *, global_tokens: int | None = None) -> Tensor:
     """The normaliser w_i of every sample of a group.
 
     Args:
         lengths: (G,) completion tokens that count, per sample.
-        loss_type: a row of the table above.
-        max_completion_length: the generation limit, for `dr_grpo` only.
+        normaliser: a row of the table above, and the generation limit that `dr_grpo` divides by.
         global_tokens: completion tokens of the batch over all ranks, for `dapo` only.
 
     Returns:
         (G,) float32 (float64 for float64 lengths). A sample without tokens has an empty sum and the weight 0.
 
     Raises:
-        ValueError: unknown loss type, a missing number that the loss type needs, negative lengths.
+        ValueError: a missing number that the loss type needs, negative lengths.
     """
-    if loss_type not in _DENOMINATORS:
-        raise ValueError(f"loss_type: expected one of {', '.join(_DENOMINATORS)}, found {loss_type!r}")
     if lengths.ndim != 1 or bool((lengths < 0).any()):
         raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
     lengths = lengths if lengths.dtype == torch.float64 else lengths.float()
-    denominator = _DENOMINATORS[loss_type](lengths, max_completion_length, global_tokens).expand_as(lengths)
+    of_type, longest = _DENOMINATORS[normaliser.loss_type], normaliser.max_completion_length
+    denominator = of_type(lengths, longest, global_tokens).expand_as(lengths)
     # Two where(): the inner one keeps the division of an empty completion from being 1 / 0.
     empty = lengths == 0
     return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, denominator))

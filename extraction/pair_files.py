@@ -155,8 +155,6 @@ def _read_rows(source: str, faults: Faults) -> list[tuple[str, Fields]]:
         raise InputError(f"pairs {source}", expected=kinds, found="no such file")
     if file.suffix == MARKDOWN:
         return read_markdown(file, selector, faults)
-    if selector:
-        raise InputError(f"pairs {source}", expected=f"#section behind a {MARKDOWN} file alone", found=file.name)
     rows: list[tuple[str, Fields]] = []
     for row in read_objects(file, faults):
         rows.append((row.where, row.fields))

@@ -30,7 +30,6 @@ class _Section:
     """A pair as it is being read."""
 
     where: str
-    section: str
     pair_id: str
     tags: list[str] | None = None
     texts: dict[str, str] = field(default_factory=dict)  # {field of a pair: its text}
@@ -105,7 +104,7 @@ def _pairs(text: str, path: Path, faults: Faults) -> dict[str, list[_Section]]:
                 faults.add(where, "markdown", expected="every section once", found=f"{section} twice")
             sections.setdefault(section, [])
         elif line.startswith("### "):
-            pair, part = _Section(where, section, line.removeprefix("### ").strip()), ""
+            pair, part = _Section(where, line.removeprefix("### ").strip()), ""
             sections.setdefault(section, []).append(pair)
         elif line.startswith("#### ") and pair is not None:
             heading = line.removeprefix("#### ").strip()

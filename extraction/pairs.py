@@ -103,7 +103,9 @@ def _clean_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
 
 def _completion(minicode: MinicodeProblem, template: str, extra: Exploit) -> str:
     """A fenced submission: the body of `template` with the lines that `extra` adds around it."""
-    submission = compose(minicode.problem.starter, minicode.body(template), extra, example=example_texts(minicode))
+    submission = compose(
+        minicode.problem.starter, minicode.body(template), extra, example=example_texts(minicode.problem)
+    )
     return fence(submission)
 
 

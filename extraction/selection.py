@@ -9,15 +9,13 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
     """The pairs of `source`: `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
 
     Args:
-        columns: `FIELD=COLUMN,...` of a file (`--pairs-map`).
+        columns: `FIELD=COLUMN,...` of a file (`--pairs-map`); built-in pairs have none.
         split_seed: of the part of a file that is held out where no column says it; None: 0.
 
     Raises:
         InputError: no such built-in set or file, no pair to extract from; all faults of the file.
     """
     if is_builtin(source):
-        if columns is not None:
-            raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=source)
         pairs = builtin_pairs(source.partition(":")[2] or "run_tests")
     else:
         from extraction.pair_files import read_pair_file  # with all formats, for those alone who have a file
@@ -48,7 +46,7 @@ def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
     Held-out pairs are never dropped, so that selections are measured on the same ones.
 
     Raises:
-        InputError: as `load_pairs`; a flavour that no pair has, or nothing left to extract from.
+        InputError: as `load_pairs`; a flavour that no pair has.
     """
     pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed)
     used = [pair for pair in pairs if not pair.held_out]
@@ -61,11 +59,7 @@ def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
     middle = len(used) // 2
     if settings.half is not None:
         used = used[:middle] if settings.half == "first" else used[middle:]
-    if not used:
-        found = f"none of {settings.pairs} is left"
-        raise InputError("intervention.extraction", expected="pairs to extract from", found=found)
     measured = pairs
     if settings.held_out is not None:
-        columns = None if is_builtin(settings.held_out) else settings.pairs_map
-        measured = load_pairs(settings.held_out, columns, settings.split_seed)
+        measured = load_pairs(settings.held_out, settings.pairs_map, settings.split_seed)
     return [*used, *(pair for pair in measured if pair.held_out)]

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from pydantic.dataclasses import dataclass as settings_dataclass
 
 from replay_pools.errors import FieldError
-from replay_pools.storage.tables import STRICT, Maybe, Text, setting
+from replay_pools.storage.tables import STRICT, Maybe, setting
 
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
@@ -22,7 +22,6 @@ Storage = Literal["float32", "bfloat16"]  # dtype of the factors U and Vh; float
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
-STORAGES: tuple[Storage, ...] = get_args(Storage)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file
 
 
@@ -80,11 +79,11 @@ class ExtractionSettings:
     """How directions are extracted from pairs."""
 
     pairs: str = setting("builtin", "`builtin`, `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file of pairs")
-    pairs_map: Maybe[Text] = setting(None, "`FIELD=COLUMN,...` of a file of pairs, as `hack=rejected,clean=chosen`")
+    pairs_map: Maybe[str] = setting(None, "`FIELD=COLUMN,...` of a file of pairs, as `hack=rejected,clean=chosen`")
     split_seed: Maybe[int] = setting(None, "of the pairs that are held out where a file does not mark them; none: 0")
     leave_out: tuple[str, ...] = setting((), "flavours of pairs, by their first word, that are not extracted from")
     half: Maybe[Half] = setting(None, "extract from this half of the pairs alone")
-    held_out: Maybe[Text] = setting(None, "pairs whose held-out ones measure; none: those of `pairs`")
+    held_out: Maybe[str] = setting(None, "pairs whose held-out ones measure; none: those of `pairs`")
     method: Method = setting("svd", "main directions of the pair differences, or that of their mean, with `k` 1")
     k: int = setting(4, "directions in a module", ge=1)
     tau: float = setting(0.0, "directions below this share of the module's largest are dropped", ge=0, le=1)

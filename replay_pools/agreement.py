@@ -96,11 +96,8 @@ def is_judged(rollout: Rollout) -> bool:
 
 
 def graded_code_rule(pool: Pool) -> CodeRule:
-    """The rule by which the code of a pool's completions was found when they were graded."""
-    grader = pool.manifest["grader"]
-    # Before grader 3 the rule was not recorded: this grader took the last block, that of the published logs joined all.
-    unrecorded: CodeRule = "joined" if grader.get("version") == LOGGED_GRADER else "last"
-    return grader.get("code_rule", unrecorded)
+    """The rule by which the code of a pool's completions was found when they were graded; published logs joined all."""
+    return pool.manifest["grader"].get("code_rule", "joined")
 
 
 def write_regrade(out_dir: Path, record: Regrade) -> None:
@@ -121,11 +118,7 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
     schema = row.pop("schema", None)
     if schema != REGRADE_SCHEMA:
         raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
-    record = decode(Regrade, row, path)
-    if record.old.manifest_sha256 != manifest_sha256:
-        found = f"that of {record.old.manifest_sha256[:16]}"
-        raise InputError(path, expected="the regrade of the pool that it is named after", found=found, fix=fix)
-    return record
+    return decode(Regrade, row, path)
 
 
 def _path(out_dir: Path, manifest_sha256: str) -> Path:

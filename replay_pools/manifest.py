@@ -7,18 +7,18 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.errors import FieldError, InputError
-from replay_pools.rollout import POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
+from replay_pools.errors import InputError
+from replay_pools.rollout import MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
 from replay_pools.storage.files import read_sealed
 from replay_pools.storage.tables import decode, word_of
 
 MANIFEST_NAME = "manifest.json"
-STEP_NAME = re.compile(r"step_(\d+)\.jsonl\.gz")
+STEP_NAME = re.compile(r"^step_(\d+)\.jsonl\.gz$")
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
@@ -26,12 +26,6 @@ Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Word = Annotated[str, word_of((*LOOPHOLES, "none"))]
 Isolation = Annotated[str, word_of(("A", "B", UNSAFE, UNKNOWN))]
-
-
-def _step_name(name: str) -> str:
-    if not STEP_NAME.fullmatch(name):
-        raise FieldError("", "step_NNN.jsonl.gz", repr(name))
-    return name
 
 
 class Entry(TypedDict):
@@ -72,7 +66,7 @@ class _Grader(TypedDict):
     isolation: Isolation
     twice: NotRequired[bool]
     code_rule: NotRequired[CodeRule]
-    cpu_s: NotRequired[Count]
+    cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
 
 
 class Manifest(TypedDict):
@@ -93,7 +87,7 @@ class Manifest(TypedDict):
     git_commit: Commit | None
     counts: dict[Literal["steps", "rollouts"], int]
     # A name that is no step file could be a path out of the folder.
-    files: dict[Annotated[str, AfterValidator(_step_name)], Entry]
+    files: dict[Annotated[str, Field(pattern=STEP_NAME.pattern)], Entry]
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

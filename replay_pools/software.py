@@ -10,9 +10,10 @@ PACKAGES = ("gradient-probe", "torch", "transformers", "peft")
 FOLDERS = ("probe", "extraction", "replay_pools")  # of this package, beside this one
 
 
+@lru_cache  # every pool and every start of a run names its versions
 def versions() -> dict[str, str]:
     """{package: installed version} of PACKAGES."""
-    return {name: _version(name) for name in PACKAGES}
+    return {name: version(name) for name in PACKAGES}
 
 
 @lru_cache
@@ -39,12 +40,6 @@ def has_commit(commit: str, wanted: str, checkout: Path) -> bool | None:
     command = ["git", "merge-base", "--is-ancestor", wanted, commit]
     answer = subprocess.run(command, cwd=checkout, capture_output=True, check=False)
     return {0: True, 1: False}.get(answer.returncode)
-
-
-@lru_cache
-def _version(name: str) -> str:
-    """Read from the disk once: every pool and every start of a run names its versions."""
-    return version(name)
 
 
 def _git(*arguments: str) -> str | None:

@@ -25,24 +25,14 @@ MOST_WINDOWS = 4  # of a model without a table of positions: attention to longer
 EXCERPT = 12  # characters of a text in an error
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The positions of a model."""
-
-    size: int
-    is_bound: bool  # a table ends there, and a longer text fails; else the model was only never trained on one
-
-
-def window_of(model: PreTrainedModel) -> Window | None:
-    """The positions that a model's config names; None where it names none."""
+def positions_of(model: PreTrainedModel) -> tuple[int | None, bool]:
+    """(the positions that a model's config names, whether a table ends there); None where it names none."""
     size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(size, int):
-        return None
     parts = [*model.named_modules(), *model.named_buffers()]
     is_bound = any(
         name.rpartition(".")[2] in TABLES and isinstance(part, nn.Embedding | Tensor) for name, part in parts
     )
-    return Window(size, is_bound)
+    return (size if isinstance(size, int) else None), is_bound
 
 
 @final
@@ -52,7 +42,8 @@ class Vocabulary:
 
     chat: Chat
     size: int  # rows of the embedding, which may be more than the tokenizer has tokens
-    window: Window | None = None  # of its positions; None: not known
+    positions: int | None = None  # None: not known
+    is_bound: bool = False  # a table ends there, and a longer text fails; else the model was only never trained on one
     # The last prompt whose text is that of its ids, which a group shares; the last completion with its text.
     _sound: list[tuple[str, list[int]]] = field(default_factory=list, init=False, repr=False, compare=False)
     _last: list[tuple[list[int], str]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -90,19 +81,19 @@ class Vocabulary:
 
     def length_cautions(self, lengths: Sequence[int], what: str) -> list[str]:
         """A sentence where texts of `lengths` tokens are longer than those that the model was trained on."""
-        longer = [length for length in lengths if self.window is not None and length > self.window.size]
-        if not longer or self.window is None or self.window.is_bound:
+        longer = [length for length in lengths if self.positions is not None and length > self.positions]
+        if not longer or self.is_bound:
             return []
-        window = f"the {self.window.size} positions that {self.chat.base_model} was trained on"
-        return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {window}: up to {max(longer)} tokens"]
+        most = f"the {self.positions} positions that {self.chat.base_model} was trained on"
+        return [f"caution: {len(longer)} of {len(lengths)} {what} are longer than {most}: up to {max(longer)} tokens"]
 
     def too_long(self, num_prompt: int, num_completion: int) -> tuple[str, str, str] | None:
         """(expected, found, fix) of so many tokens, where the model has no position for the last."""
         num_tokens = num_prompt + num_completion
-        if self.window is None:
+        if self.positions is None:
             return None
-        most, what = self.window.size, "the positions"
-        if not self.window.is_bound:
+        most, what = self.positions, "the positions"
+        if not self.is_bound:
             most, what = MOST_WINDOWS * most, f"{MOST_WINDOWS} times the positions"
         if num_tokens <= most:
             return None
@@ -187,7 +178,7 @@ def load_vocabulary(name: str) -> Vocabulary:
     skeleton = load_skeleton(name)
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(load_served_policy(name), embedding.num_embeddings, window_of(skeleton))
+    return Vocabulary(load_served_policy(name), embedding.num_embeddings, *positions_of(skeleton))
 
 
 def check_imported(pool: Pool, model: str) -> None:

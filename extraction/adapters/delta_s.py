@@ -32,8 +32,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factorised, Factors, Rounding, factorise_all, frames
 from extraction.adapters.targets import default_suffixes, weight_matrix
-from extraction.words import STORAGES, Storage
-from replay_pools.errors import InputError
+from extraction.words import Storage
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -49,8 +48,6 @@ class DeltaSConfig(PeftConfig):
         rank: how many of the largest singular triplets of each module; None is all of them.
         storage: dtype of U and Vh; `float32` is as computed.
         svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
-
-    Raises InputError for a rank below 1 and an unknown storage.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
@@ -61,10 +58,6 @@ class DeltaSConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("DELTA_S")
-        if self.rank is not None and self.rank < 1:
-            raise InputError("rank of delta_S", expected="at least 1", found=str(self.rank))
-        if self.storage not in STORAGES:
-            raise InputError("storage of delta_S", expected=f"one of {', '.join(STORAGES)}", found=repr(self.storage))
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved with an adapter: every option but the folder of the cache."""

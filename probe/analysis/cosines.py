@@ -13,6 +13,7 @@ that it must beat: a solution by the base model and a hack by the teacher get th
 not tell them apart.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
@@ -20,12 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, prompt_means, within_prompt_differences
-from probe.analysis.statistics.nulls import HaarMean, HaarTest, haar_mean, haar_test
-from probe.analysis.statistics.significance import (
-    mean_interval,
-    mean_test,
-    welch_test,
-)
+from probe.analysis.statistics.nulls import NullTest, haar_test
+from probe.analysis.statistics.significance import mean_interval, mean_test, welch
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
@@ -45,7 +42,7 @@ class ArmSummary:
     mean_cos_in: float | None  # mean over prompts of the prompts' means
     interval: Interval | None  # 95%, over prompts
     sign_flip_p: float | None  # over prompts
-    haar: HaarMean | None
+    haar: NullTest | None  # of the mean over steps, against the same random directions for all of them
 
 
 def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
@@ -61,6 +58,7 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
     counted = [step for step in arm_steps if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
     lawful = [(step.cos_in, step.haar_sd) for step in counted if step.cos_in is not None and step.haar_sd]
+    mean, sd = (math.fsum(column) / len(lawful) for column in zip(*lawful, strict=True)) if lawful else (0.0, 0.0)
     by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
     return ArmSummary(
         arm=arm,
@@ -70,7 +68,7 @@ def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int 
         mean_cos_in=mean_or_none(by_prompt),
         interval=None if trains else mean_interval(by_prompt),
         sign_flip_p=None if trains else mean_test(by_prompt, seed=seed),
-        haar=haar_mean([cosine for cosine, _ in lawful], [sd for _, sd in lawful]),
+        haar=haar_test(mean, sd) if lawful else None,
     )
 
 
@@ -149,7 +147,7 @@ class Contrast:
     difference: float | None  # mean within-prompt difference
     interval: Interval | None  # 95%
     p: float | None  # sign-flip; of skewed differences no smaller than Hall's
-    haar: HaarTest | None  # of the difference, against the same random directions for all samples
+    haar: NullTest | None  # of the difference, against the same random directions for all samples
     confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
 
 
@@ -232,19 +230,11 @@ def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False
 
 def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
     """Evaluate one contrast on the samples of one arm; samples without the cosine are left out."""
-    kept: list[SampleRecord] = []
-    values: list[float] = []
-    for sample in samples:
-        value = getattr(sample, spec.metric)
-        asked = not spec.pure or (sample.hacked and sample.gt_pass is not None)
-        if asked and (sample.advantage > 0 or not spec.paid) and value is not None:
-            kept.append(sample)
-            values.append(value)
-    sides = [not sample.gt_pass if spec.pure else bool(sample.hacked) for sample in kept]
+    kept, values, sides = _sides(samples, spec)
     prompts = [sample.problem_id for sample in kept]
     a = [value for value, side in zip(values, sides, strict=True) if side]
     b = [value for value, side in zip(values, sides, strict=True) if not side]
-    naive = welch_test(a, b)
+    naive = welch(a, b)
     differences = list(within_prompt_differences(values, sides, prompts).values())
     difference = mean_or_none(differences)
     return Contrast(
@@ -253,7 +243,7 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
         metric=spec.metric,
         n_a=len(a),
         n_b=len(b),
-        welch_p=None if naive is None else naive[1],
+        welch_p=None if naive is None else float(naive.pvalue),
         num_prompts=len(differences),
         difference=difference,
         interval=mean_interval(differences),
@@ -263,9 +253,27 @@ def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, s
     )
 
 
+def prompt_differences(samples: Iterable[SampleRecord], spec: ContrastSpec) -> dict[str, float]:
+    """{prompt: mean of side a minus mean of side b} of the prompts that hold both."""
+    kept, values, sides = _sides(samples, spec)
+    differences = within_prompt_differences(values, sides, [sample.problem_id for sample in kept])
+    return {str(prompt): difference for prompt, difference in differences.items()}
+
+
+def _sides(samples: Iterable[SampleRecord], spec: ContrastSpec) -> tuple[list[SampleRecord], list[float], list[bool]]:
+    """(samples that a contrast keeps, their cosines, whether each is of side a)."""
+    kept: list[SampleRecord] = []
+    for sample in samples:
+        asked = not spec.pure or (sample.hacked and sample.gt_pass is not None)
+        if asked and (sample.advantage > 0 or not spec.paid) and getattr(sample, spec.metric) is not None:
+            kept.append(sample)
+    sides = [not sample.gt_pass if spec.pure else bool(sample.hacked) for sample in kept]
+    return kept, [getattr(sample, spec.metric) for sample in kept], sides
+
+
 def _haar_difference(
     difference: float | None, haar_sds: Sequence[float | None], sides: Sequence[bool], prompts: Sequence[str]
-) -> HaarTest | None:
+) -> NullTest | None:
     """Test the mean within-prompt difference against Haar (uniformly random) directions.
 
     Two groups of gradients differ along almost every direction, so without this test any fixed direction would pass.

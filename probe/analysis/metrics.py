@@ -34,19 +34,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK, beaten_by
+from probe.analysis.cosines import CONTRASTS, HACK_AMONG_PAID, PURE_HACK, beaten_by, prompt_differences
 from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.intervals import (
     Interval,
     outcomes_interval,
     prompt_means,
     share_interval,
-    within_prompt_differences,
 )
 from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.significance import mean_interval, mean_test, welch_interval, welch_test
+from probe.analysis.statistics.significance import mean_interval, mean_test, welch
 from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES, TrainingOutcome
-from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, SampleRecord, StepRecord
+from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, StepRecord
 from probe.settings.arms import measured_arm
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -142,15 +141,11 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
     n = min(len(x), len(y))
     if n == 0:
         return Estimate(value=None, n=0, unit=a.unit)
-    test = welch_test(x, y)
-    unpaired = Estimate(
-        value=float(np.mean(x) - np.mean(y)),
-        n=n,
-        unit=a.unit,
-        interval=welch_interval(x, y),
-        interval_90=welch_interval(x, y, level=0.9),
-        p=None if test is None else test[1],
-    )
+    unpaired = Estimate(value=float(np.mean(x) - np.mean(y)), n=n, unit=a.unit)
+    if (test := welch(x, y)) is not None:
+        ends = (test.confidence_interval(level) for level in (0.95, 0.9))
+        interval, interval_90 = (Interval(low=float(low), high=float(high)) for low, high in ends)
+        unpaired = replace(unpaired, interval=interval, interval_90=interval_90, p=float(test.pvalue))
     return _as_wide_as_outcomes(unpaired, a, b, list(a.by_unit), list(b.by_unit))
 
 
@@ -239,6 +234,7 @@ _DERIVED = {
     "auroc": Availability(units=("prompt",), nulls=(*_RELABELLED, "baselines"), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
+_DIFFERENCES = {HACK_AMONG_PAID: "hack_difference", PURE_HACK: "pure_hack_difference"}  # {contrast: metric}
 # From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
 _SHARES = ("pull", "benign", "pull - benign", "half - benign", "contrast")
 QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # what can be asked of these
@@ -300,22 +296,17 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
         nulls = _nulls(evidence, "cos_in")
         measured = evidence.summary(evidence.measured_arm)
         if measured is not None and measured.haar is not None:
-            nulls["N1"] = measured.haar.null()
+            nulls["N1"] = measured.haar
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
     if permutation is not None:
         by_prompt["d_cos_in"] = estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in"))
-    paid = [sample for sample in evidence.sure if sample.advantage > 0]
-    by_prompt["hack_difference"] = estimate(
-        _differences([(sample, sample.cos_S_contrib, bool(sample.hacked)) for sample in paid]),
-        "prompt",
-        nulls=_nulls(evidence, "hack_difference") | _haar_null(evidence, HACK_AMONG_PAID),
-    )
-    hacks = [sample for sample in evidence.sure if sample.hacked and sample.gt_pass is not None]
-    by_prompt["pure_hack_difference"] = estimate(
-        _differences([(sample, sample.cos_S_nll, not sample.gt_pass) for sample in hacks]),
-        "prompt",
-        nulls=_haar_null(evidence, PURE_HACK),
-    )
+    contrasts = {row.name: row for row in evidence.contrasts if row.arm == evidence.measured_arm}
+    for spec in CONTRASTS:
+        if name := _DIFFERENCES.get(spec.name):
+            contrast, nulls = contrasts.get(spec.name), _nulls(evidence, name)
+            if contrast is not None and contrast.haar is not None:
+                nulls["N1"] = contrast.haar
+            by_prompt[name] = estimate(prompt_differences(evidence.sure, spec), "prompt", nulls=nulls)
     if area is not None:
         by_prompt["auroc"] = Estimate(
             value=area.auroc,
@@ -360,27 +351,10 @@ def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str,
     return tables
 
 
-def _differences(rows: Sequence[tuple[SampleRecord, float | None, bool]]) -> dict[str, float]:
-    """{prompt: mean of the labelled minus mean of the others} of (sample, value, label)."""
-    present = [(value, label, sample.problem_id) for sample, value, label in rows if value is not None]
-    values, labels, problems = zip(*present, strict=True) if present else ((), (), ())
-    differences = within_prompt_differences(values, labels, problems)
-    return {str(prompt): difference for prompt, difference in differences.items()}
-
-
 def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
     """{null: test} of a statistic, from the permutations of the run, without what is a diagnostic of it."""
     rows = evidence.permutation.rows if evidence.permutation else []
     return {row.null: row.test for row in rows if row.metric == metric and not row.diagnostic}
-
-
-def _haar_null(evidence: Evidence, contrast_name: str) -> dict[str, NullTest]:
-    """N1 of a within-prompt difference, where it exists."""
-    for contrast in evidence.contrasts:
-        is_asked = (contrast.arm, contrast.name) == (evidence.measured_arm, contrast_name)
-        if is_asked and contrast.haar is not None and contrast.difference is not None:
-            return {"N1": contrast.haar.null(contrast.difference)}
-    return {}
 
 
 def training_run_metrics(

@@ -170,7 +170,7 @@ TABLES: Sequence[Table] = (
         "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps)",
         lambda analysis: analysis.summaries,
         "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
-        "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.shared.z:+.1f | p = haar.shared.p:p",
+        "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.z:+.1f | p = haar.p:p",
     ),
     (
         "cells",

@@ -15,7 +15,7 @@ To add a rate: a row in RATES, and what it means in
 `probe.records.tables.RATES`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -96,16 +96,10 @@ def starts(runs: Sequence[Run]) -> list[StepRecord]:
     """The first steps of the runs with the seed of the first run: before any update, all arms are one policy."""
     steps = []
     for run in runs:
-        if run is runs[0] or _arm_and_seed(run)[1] == _arm_and_seed(runs[0])[1]:
+        if run is runs[0] or run.settings["seed"] == runs[0].settings["seed"]:
             first = min((step.step for step in run.steps), default=0)
             steps += [step for step in run.steps if step.step == first]
     return steps
-
-
-def _arm_and_seed(run: Run) -> tuple[str, str]:
-    """(arm, seed) of a run of `probe train`."""
-    settings = run.settings
-    return str(settings["intervention"]["arms"][0]), str(settings["seed"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +135,7 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     if not evaluations:
         return None
     first, last = evaluations[0], evaluations[-1]
-    values = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
+    values, trials = _start_final_gain(_rates(first["rates"]), _rates(last["rates"]))
     moved = last.get("frozen") or {}
     for name, metric in MOVED.items():
         if moved.get(name) is not None:
@@ -149,94 +143,68 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     # The gap of an evaluation is that of the best one so far.
     if last.get("elo") is not None:
         values[ELO_GAP] = last["elo"]["solve"]["gap"]
-    start, final = _problem_flags(run.path, first["step"]), _problem_flags(run.path, last["step"])
+    start, final = (_rates_by_problem(run.path, evaluation["step"]) for evaluation in (first, last))
     by_problem: dict[str, dict[str, float]] = {}
     problem_trials: dict[str, dict[str, int]] = {}
     for problem in start:
-        if problem not in final:
-            continue
-        means = [{name: float(np.mean(flags)) for name, flags in place[problem].items()} for place in (start, final)]
-        counts = [{name: len(flags) for name, flags in place[problem].items()} for place in (start, final)]
-        for metric, value in _start_final_gain(*means).items():
-            by_problem.setdefault(metric, {})[problem] = value
-        for metric, count in _start_final(*counts).items():
+        shares, counts = _start_final_gain(start[problem], final.get(problem, {}))
+        for metric, share in shares.items():
+            by_problem.setdefault(metric, {})[problem] = share
+        for metric, count in counts.items():
             problem_trials.setdefault(metric, {})[problem] = count
     return TrainingOutcome(
         evaluations=run.evals,
         values=values,
-        trials=_start_final(_counts(first["rates"]), _counts(last["rates"])),
+        trials=trials,
         by_problem=by_problem,
         problem_trials=problem_trials,
         stopped=run.manifest.get("stopped"),
     )
 
 
-def _rates(settings: Mapping[str, Any]) -> dict[str, float]:
-    """{RATE or RATE/SETTING: share} from the `rates` of one evaluation."""
-    rates = {}
-    for name, rate, measured in _shown(settings):
-        value = measured[rate]["rate"]
-        if value is not None:
-            rates[name] = value
+Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, graded rollouts that it is of)}
+
+
+def _rates(settings: Mapping[str, Any]) -> Rates:
+    """The `rates` of one evaluation. Where there is one setting beside ALL, it equals ALL, and is left out."""
+    shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
+    rates: dict[str, tuple[float, int]] = {}
+    for setting, measured in shown.items():
+        for rate in RATES:
+            if (share := measured[rate]["rate"]) is not None:
+                rates[rate if setting == ALL else f"{rate}/{setting}"] = share, measured["num_rollouts"]
     return rates
 
 
-def _counts(settings: Mapping[str, Any]) -> dict[str, int]:
-    """{RATE or RATE/SETTING: graded rollouts} from the `rates` of one evaluation."""
-    return {name: measured["num_rollouts"] for name, _, measured in _shown(settings)}
-
-
-def _shown(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """(RATE or RATE/SETTING, RATE, what was measured in the setting) of one evaluation.
-
-    Where there is one setting beside ALL, it equals ALL, and is left out.
-    """
-    shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
-    for setting, measured in shown.items():
-        for rate in RATES:
-            yield rate if setting == ALL else f"{rate}/{setting}", rate, measured
-
-
-def _problem_flags(directory: Path, step: int) -> dict[str, dict[str, list[bool]]]:
-    """{problem: {RATE or RATE/SETTING: whether each rollout counts}} of one evaluation; {} where they were deleted."""
+def _rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
+    """{problem: its rates} of one evaluation; {} where its rollouts were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
     pools = sorted(evaluation_path(directory, step).glob("*"))
     for path in pools:
         for group in open_pool(path).steps:
             for rollout in filter(lambda rollout: rollout.labelled, group):
-                problem_flags = flags.setdefault(rollout.problem_id, {})
+                of_problem = flags.setdefault(rollout.problem_id, {})
                 for rate, counts in RATES.items():
-                    names = [rate]
                     # A setting has a pool of its own; the rates of a single one are those over all.
-                    if len(pools) > 1:
-                        names.append(f"{rate}/{setting_of(rollout)}")
-                    for name in names:
-                        problem_flags.setdefault(name, []).append(counts(rollout))
-    return flags
+                    for name in [rate, f"{rate}/{setting_of(rollout)}"][: min(len(pools), 2)]:
+                        of_problem.setdefault(name, []).append(counts(rollout))
+    return {
+        problem: {name: (float(np.mean(values)), len(values)) for name, values in of_problem.items()}
+        for problem, of_problem in flags.items()
+    }
 
 
-def _start_final_gain(start: Mapping[str, float], final: Mapping[str, float]) -> dict[str, float]:
-    """{RATE_start, RATE_final, RATE_gain} of the rates that both have; a setting stays behind the slash."""
+def _start_final_gain(start: Rates, final: Rates) -> tuple[dict[str, float], dict[str, int]]:
+    """({RATE_start, RATE_final, RATE_gain: share}, {RATE_start, RATE_final: rollouts}) of the rates that both have.
+
+    A setting stays behind the slash. A gain is of two kinds of rollouts, and no rate.
+    """
     values: dict[str, float] = {}
-    for name in start:
-        if name not in final:
-            continue
-        three = (start[name], final[name], final[name] - start[name])
-        for place, value in zip(PLACES, three, strict=True):
-            values[_placed(name, place)] = value
-    return values
-
-
-def _start_final(start: Mapping[str, int], final: Mapping[str, int]) -> dict[str, int]:
-    """{RATE_start, RATE_final}: how many rollouts a rate is of; a gain is of two kinds of them, and no rate."""
-    counts = {}
-    for name in start:
-        if name in final:
-            counts[_placed(name, "start")], counts[_placed(name, "final")] = start[name], final[name]
-    return counts
-
-
-def _placed(name: str, place: str) -> str:
-    """RATE_PLACE of a RATE, RATE_PLACE/SETTING of a RATE/SETTING."""
-    rate, slash, setting = name.partition("/")
-    return f"{rate}_{place}{slash}{setting}"
+    trials: dict[str, int] = {}
+    for name in filter(final.__contains__, start):
+        rate, slash, setting = name.partition("/")
+        metrics = [f"{rate}_{place}{slash}{setting}" for place in PLACES]
+        (before, n), (after, m) = start[name], final[name]
+        values |= zip(metrics, (before, after, after - before), strict=True)
+        trials |= zip(metrics[:2], (n, m), strict=True)
+    return values, trials

@@ -277,10 +277,8 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
     """The environment of the run's pools, and as the teacher the pool of a policy that is not the one to train."""
     pools, teacher = {}, None
     for pool in run.config["pools"]:
-        path, name = Path(pool["path"]) / MANIFEST_NAME, pool_reference(Path(pool["path"]), out_dir)
-        if not path.is_file():
-            raise InputError(path, expected=f"the pool that {run.path} read", found="no such file")
-        pools[name] = read_json(path)
+        name = pool_reference(Path(pool["path"]), out_dir)
+        pools[name] = read_json(Path(pool["path"]) / MANIFEST_NAME)
         policy = pools[name].get("policy") or {}
         is_other = policy.get("adapter") != adapter or policy.get("base_model") not in (None, model)
         teacher = teacher or (name if is_other else None)

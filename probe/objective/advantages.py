@@ -18,7 +18,7 @@ in `advantage_bound`.
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -43,26 +43,12 @@ def _maxrl(rewards: Tensor) -> Tensor:
 ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "maxrl": _maxrl}
 
 
-def advantages(
-    rewards: Tensor,
-    *,
-    estimator: Estimator = "grpo",
-    scale: Scale = "none",
-    clip: float | None = None,
-    min_group_std: float = 0.0,
-    eps: float = ADVANTAGE_EPS,
-    batch_std: float = math.nan,
-) -> Tensor:
-    """Advantages of one group; the cap `clip` is applied last: A -> clamp(A, -clip, clip).
+def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.nan) -> Tensor:
+    """Advantages of one group, before the cap. A group with s below `min_group_std` is skipped: all of its are zero.
 
     Args:
         rewards: (G,) rewards, nan where unknown.
-        estimator: a row of `ESTIMATORS`.
-        scale: whose standard deviation divides the centred rewards; maxrl is divided by its mean already and takes
-            "none" only.
-        clip: cap on |A|; None = no cap.
-        min_group_std: a group with s below it is skipped: all its advantages are zero.
-        eps: added to the standard deviation before dividing.
+        loss: estimator, scale, and the numbers that they read.
         batch_std: standard deviation of all rewards of the batch, for scale "batch".
 
     Returns:
@@ -76,14 +62,12 @@ def advantages(
     result = torch.zeros_like(rewards)
     std = group_std(rewards)
     # Without this, the rounding of the mean would leave tiny advantages, which a division by std + eps magnifies.
-    if std == 0.0 or std < min_group_std:
+    if std == 0.0 or std < loss.min_group_std:
         return result
-    values = ESTIMATORS[estimator](rewards[known])
-    if scale == "group":
-        values = values / (std + eps)
-    elif scale == "batch":
-        values = values / (batch_std + eps)
-    result[known] = values if clip is None else values.clamp(-clip, clip)
+    values = ESTIMATORS[loss.advantage_estimator](rewards[known])
+    if loss.scale_rewards != "none":
+        values = values / ((std if loss.scale_rewards == "group" else batch_std) + loss.advantage_eps)
+    result[known] = values
     return result
 
 
@@ -99,10 +83,11 @@ def sample_advantages(loss: LossSettings, rewards: Tensor, strata: Tensor | None
     result = torch.ones_like(rewards.flatten())
     if loss.loss_type == "nll":
         return result
-    clip = None if loss.has_credit else loss.advantage_clip
+    batch_std = group_std(rewards.flatten())
     for part in _parts(rewards, strata):
-        result[part] = advantages(rewards.flatten()[part], **_settings(loss, rewards), clip=clip)
-    return result
+        result[part] = advantages(rewards.flatten()[part], loss, batch_std=batch_std)
+    clip = None if loss.has_credit else loss.advantage_clip
+    return result if clip is None else result.clamp(-clip, clip)
 
 
 def group_std(rewards: Tensor) -> float:
@@ -135,7 +120,8 @@ def advantage_bound(
     Args:
         num_samples: G.
         reward_range: R, largest minus smallest reward.
-        estimator, scale, eps, batch_std: as `advantages`.
+        estimator, scale, eps: as in `LossSettings`.
+        batch_std: as `advantages`.
     """
     if num_samples < 2:
         return 0.0
@@ -171,16 +157,19 @@ def advantage_diagnostics(
         `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std`
         and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance apart).
     """
-    groups, settings, clip = (
-        [rewards.flatten()[part] for part in _parts(rewards, strata)],
-        _settings(loss, rewards),
-        loss.advantage_clip,
-    )
+    groups = [rewards.flatten()[part] for part in _parts(rewards, strata)]
+    clip, batch_std = loss.advantage_clip, group_std(rewards.flatten())
     before, bound = token_advantages, None
     if before is None:
-        before = torch.cat([advantages(group, **settings) for group in groups])
-        del settings["min_group_std"]
-        bound = advantage_bound(max(map(len, groups)), reward_range, **settings)
+        before = torch.cat([advantages(group, loss, batch_std=batch_std) for group in groups])
+        bound = advantage_bound(
+            max(map(len, groups)),
+            reward_range,
+            estimator=loss.advantage_estimator,
+            scale=loss.scale_rewards,
+            eps=loss.advantage_eps,
+            batch_std=batch_std,
+        )
     after = before if clip is None else before.clamp(-clip, clip)
     magnitude = before.abs()
     capped = magnitude > (math.inf if clip is None else clip)
@@ -217,17 +206,6 @@ def reward_stats(rewards: Tensor) -> RewardStats:
         reward_std=sum(map(group_std, known)) / len(known),
         reward_spread=sum(float(group.max() - group.min()) for group in known) / len(known),
     )
-
-
-def _settings(loss: LossSettings, rewards: Tensor) -> dict[str, Any]:
-    """The keywords of `advantages` except the cap."""
-    return {
-        "estimator": loss.advantage_estimator,
-        "scale": loss.scale_rewards,
-        "min_group_std": loss.min_group_std,
-        "eps": loss.advantage_eps,
-        "batch_std": group_std(rewards.flatten()),
-    }
 
 
 def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:

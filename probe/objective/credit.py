@@ -16,7 +16,7 @@ the same t and inverts the entropy where A_i < 0; here the mean is over the samp
 completion and both signs are alike.
 
 To add a rule: its function here, its factor in `token_credit`, its number (with a neutral default) in
-`probe.settings.loss.LossSettings`, also in `has_credit`, and its keyword in `probe.objective.weigh`.
+`probe.settings.loss.LossSettings`, also in `has_credit`.
 """
 
 import re
@@ -25,6 +25,8 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor
+
+from probe.settings.loss import LossSettings
 
 MAX_SURPRISAL = 50.0  # nats: one token of probability 0 must not take all the credit of its sample
 
@@ -53,14 +55,7 @@ def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
 
 
 def token_credit(
-    token_logprobs: Tensor,
-    completion_mask: Tensor,
-    planning: Tensor,
-    advantages: Tensor,
-    *,
-    gtpo_beta: float = 0.0,
-    sepa_lambda: float = 0.0,
-    hicra_alpha: float = 0.0,
+    token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, advantages: Tensor, loss: LossSettings
 ) -> Tensor:
     """The factors c (G, T) of A_it = A_i c_it, by the module's equations; with the neutral numbers 1 on completions.
 
@@ -69,15 +64,15 @@ def token_credit(
         completion_mask: (G, T) bool.
         planning: (G, T) bool, read on completion tokens only.
         advantages: (G,) A_i, not capped.
-        gtpo_beta, sepa_lambda, hicra_alpha: as the equations; the defaults are neutral.
+        loss: beta, lambda and alpha of the equations; the defaults are neutral.
 
     Returns:
         (G, T) in the dtype of `advantages`.
     """
     h = surprisal(token_logprobs.to(advantages.dtype), completion_mask)
     planning = planning & completion_mask
-    pooled = sepa(h, completion_mask & ~planning, strength=sepa_lambda)
-    return gtpo(pooled, completion_mask, beta=gtpo_beta) * hicra(planning, advantages, alpha=hicra_alpha)
+    pooled = sepa(h, completion_mask & ~planning, strength=loss.sepa_lambda)
+    return gtpo(pooled, completion_mask, beta=loss.gtpo_beta) * hicra(planning, advantages, alpha=loss.hicra_alpha)
 
 
 def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probe.settings.loss import LossSettings
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
@@ -34,9 +36,7 @@ def surrogate(
     old_logprobs: Tensor,
     completion_mask: Tensor,
     advantages: Tensor,
-    *,
-    epsilon: float | None = 0.2,
-    epsilon_high: float | None = None,
+    loss: LossSettings,
 ) -> Surrogate:
     """Losses, engine weights and clip fractions of one group.
 
@@ -46,15 +46,15 @@ def surrogate(
         old_logprobs: (G, T) under the policy in the denominator of the ratio, with the same temperature and top-k.
         completion_mask: (G, T) bool.
         advantages: (G,) A_i, or (G, T) A_it with token credit.
-        epsilon: clip range below 1, and above when `epsilon_high` is None; None = nothing is clipped.
-        epsilon_high: clip range above 1 (DAPO, arXiv 2503.14476).
+        loss: `epsilon` is the clip range below 1, and above when `epsilon_high` is None; None = nothing is clipped.
+            `epsilon_high` is the clip range above 1 (DAPO, arXiv 2503.14476).
     """
     A = torch.where(completion_mask, advantages if advantages.ndim == 2 else advantages[:, None], 0.0)
     ratio = torch.where(completion_mask, token_logprobs - old_logprobs, 0.0).exp()
     gain = ratio * A
     below = above = torch.zeros_like(A, dtype=torch.bool)
-    if epsilon is not None:
-        high = epsilon if epsilon_high is None else epsilon_high
+    if (epsilon := loss.epsilon) is not None:
+        high = epsilon if loss.epsilon_high is None else loss.epsilon_high
         below, above = (A < 0) & (ratio < 1 - epsilon), (A > 0) & (ratio > 1 + high)
         gain = torch.minimum(gain, ratio.clamp(1 - epsilon, 1 + high) * A)
     num_tokens, known = max(int(completion_mask.sum()), 1), ratio[completion_mask].double()

@@ -29,6 +29,7 @@ from probe.objective.credit import cap_credit, token_credit
 from probe.objective.kl import entropy_weights, kl_summary, kl_terms
 from probe.objective.ratio import surrogate
 from probe.settings.loss import LossSettings
+from probe.settings.run import normaliser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +79,8 @@ def weigh(
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
-    weights_i = loss_weights(
-        batch.completion_lengths.double(),
-        loss_type=objective.loss_type,
-        max_completion_length=objective.max_completion_length,
-        global_tokens=int(batch.completion_lengths.sum()),
-    )
+    lengths = batch.completion_lengths
+    weights_i = loss_weights(lengths.double(), normaliser(objective), global_tokens=int(lengths.sum()))
     credit, before = _credit(objective, scores.current, mask, planning, A)
     kl, k_it, kl_weights = _kl(objective, scores, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
@@ -94,14 +91,7 @@ def weigh(
         scale, weights = weights_i, A_it
         if objective.old_logprobs == "recorded":
             assert scores.old is not None
-            clipped = surrogate(
-                scores.current,
-                scores.old,
-                mask,
-                A_it,
-                epsilon=objective.epsilon,
-                epsilon_high=objective.epsilon_high,
-            )
+            clipped = surrogate(scores.current, scores.old, mask, A_it, objective)
             weights, losses, ratio = clipped.weights, clipped.losses, clipped.summary
         surprisal = entropy_weights(scores.current, mask)
         weights = weights + objective.beta * kl_weights + objective.entropy_coef * surprisal
@@ -127,8 +117,10 @@ def by_pass(weightings: Mapping[str, Weighting]) -> list[tuple[Weighting, list[s
     """
     passes: list[tuple[Weighting, list[str]]] = []
     for name, weighting in weightings.items():
+        tokens = weighting.token_weights
         for shared, names in passes:
-            if _same_pass(shared, weighting):
+            other = shared.token_weights  # passes with equal ones differ in their scales alone
+            if tokens is other or (tokens is not None and other is not None and torch.equal(tokens, other)):
                 names.append(name)
                 break
         else:
@@ -145,15 +137,7 @@ def _credit(
     """
     if not objective.has_credit:
         return None, None
-    credit = token_credit(
-        token_logprobs,
-        mask,
-        planning,
-        A,
-        gtpo_beta=objective.gtpo_beta,
-        sepa_lambda=objective.sepa_lambda,
-        hicra_alpha=objective.hicra_alpha,
-    )
+    credit = token_credit(token_logprobs, mask, planning, A, objective)
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
@@ -179,10 +163,3 @@ def _kl(
         from_base, _ = kl_terms(scores.current, scores.references["base"], mask)
         summary["from_base"] = kl_summary(from_base, counted)["mean"]
     return summary, values, weights
-
-
-def _same_pass(a: Weighting, b: Weighting) -> bool:
-    """Whether two weightings differ in their scales alone."""
-    if a.token_weights is None or b.token_weights is None:
-        return a.token_weights is b.token_weights
-    return torch.equal(a.token_weights, b.token_weights)

@@ -9,9 +9,7 @@ with `python -m probe.records.tables`, which reads the meanings.
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from functools import cache
-from types import NoneType
-from typing import Annotated, Any, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self
 
 from replay_pools.errors import InputError
 from replay_pools.storage.tables import decode
@@ -46,10 +44,46 @@ RATIO_KEYS = (
     "staleness",  # updates between the policy that sampled and this step; only in a training that samples ahead
 )
 PREFIXED = ("kl", "ratio")  # fields {name: number} of StepRecord, flattened to "kl/NAME" and "ratio/NAME"
+PLACE = ("step", "sample_id", "condition", "arm")  # what an error says of a record
+
+
+class Record:
+    """A dataclass that is written as one line of JSON: its fields in order, those in PREFIXED and `advantage` flat."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The row that is written.
+
+        Raises:
+            InputError: a number is not finite, or a cosine is None without a `null_reason`.
+        """
+        row: dict[str, Any] = {}
+        for name in (entry.name for entry in fields(self)):  # pyright: ignore[reportArgumentType] (of a subclass)
+            value = getattr(self, name)
+            if name in PREFIXED:
+                row |= {f"{name}/{key}": number for key, number in value.items()}
+            elif isinstance(value, dict):
+                row |= {key: value[key] for key in ADVANTAGE_KEYS}
+            else:
+                row[name] = value
+        where = " ".join(f"{name} {row[name]}" for name in PLACE if name in row)
+        for name, value in row.items():
+            # The JSON writer turns NaN into null without a word, and the reason for it would be lost.
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{where} {name}", expected="a finite number or null", found=str(value))
+        if row.get("cos_in", row.get("cos_S_contrib")) is None and not row["null_reason"]:
+            raise InputError(where, expected="a null_reason beside a null cosine", found="none")
+        return row
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> Self:
+        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped fields."""
+        return decode(cls, row, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRecord:
+class SampleRecord(Record):
     """One rollout under one condition and arm.
 
     The first sixteen fields, to `arm`, have the names and the order of the published predecessor (the "seed"), whose
@@ -91,23 +125,9 @@ class SampleRecord:
         """Whether it is known whether it hacks, so that it can stand on a side of a contrast."""
         return not self.flaky and self.no_label is None and self.hacked is not None
 
-    def to_json(self) -> dict[str, Any]:
-        """The row that is written: {field: value} in field order.
-
-        Raises:
-            InputError: a number is not finite, or a cosine is None without a `null_reason`.
-        """
-        where = f"step {self.step} sample {self.sample_id} condition {self.condition} arm {self.arm}"
-        return _checked_row(_as_row(self), where, self.cos_S_contrib, self.null_reason)
-
-    @classmethod
-    def from_json(cls, row: Any, where: object) -> Self:
-        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
-        return cls(**_parse(cls, row, where))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
+class StepRecord(Record):
     """One step under one condition and arm: one group of rollouts in a replay, all groups of a step in training.
 
     Cosines are with the arm's directions: `*_in` of the gradient before the gate, `*_out` after it.
@@ -149,40 +169,20 @@ class StepRecord:
     exec_surprisal_var: Annotated[float | None, "variance of the surprisal of the other completion tokens"]
     direction_age: Annotated[int, "optimizer steps since the directions were extracted"]
     direction_overlap: Annotated[float | None, "with those of the start: mean squared cosine of the principal angles"]
-    kl: Annotated[dict[str, float | None], "empty without KL"] = field(default_factory=dict)
-    ratio: Annotated[dict[str, float | None], "empty at ratio 1"] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """The row that is written: {field: value} in field order; `advantage`, `kl`, `ratio` are flattened in place.
-
-        Raises:
-            InputError: a number is not finite, a cosine is None without a `null_reason`, or `advantage` has wrong keys.
-        """
-        where = f"step {self.step} condition {self.condition} arm {self.arm}"
-        if self.advantage.keys() != set(ADVANTAGE_KEYS):
-            raise InputError(
-                where, expected=f"advantage keys {', '.join(ADVANTAGE_KEYS)}", found=f"{[*self.advantage]}"
-            )
-        row: dict[str, Any] = {}
-        for name, value in _as_row(self).items():
-            if name == "advantage":
-                row |= {key: value[key] for key in ADVANTAGE_KEYS}
-            elif name in PREFIXED:
-                row |= {f"{name}/{key}": number for key, number in value.items()}
-            else:
-                row[name] = value
-        return _checked_row(row, where, self.cos_in, self.null_reason)
+    # Whole numbers stay whole: a resumed run writes again what it read.
+    kl: Annotated[dict[str, int | float | None], "empty without KL"] = field(default_factory=dict)
+    ratio: Annotated[dict[str, int | float | None], "empty at ratio 1"] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, row: Any, where: object) -> Self:
-        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
+        """As of any record."""
         if isinstance(row, dict):
             row = _nested_groups(row, where)
-        return cls(**_parse(cls, row, where))
+        return decode(cls, row, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientRecord:
+class GradientRecord(Record):
     """One optimizer step of another trainer, from `probe.attach` or `probe.integrations.trl`. Fields as in StepRecord.
 
     `*_out` and `frac_fired` are of the gated gradient. Where `projected` is true, the optimizer got that gradient;
@@ -208,15 +208,6 @@ class GradientRecord:
     ]
     null_reason: Annotated[str | None, "why the cosines are null"]
     directions: Annotated[str, "16 digits of a sha256 of the directions"]
-
-    def to_json(self) -> dict[str, Any]:
-        """The row that is written: {field: value} in field order; InputError as in `SampleRecord.to_json`."""
-        return _checked_row(_as_row(self), f"step {self.step}", self.cos_in, self.null_reason)
-
-    @classmethod
-    def from_json(cls, row: Any, where: object) -> Self:
-        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
-        return cls(**_parse(cls, row, where))
 
 
 def nullable(value: float) -> float | None:
@@ -254,26 +245,6 @@ class TokenRecord:
                 row[name] = np.array(row[name], dtype=np.float32)
         return row
 
-    @classmethod
-    def from_json(cls, row: Any, where: object) -> "TokenRecord":
-        """The record of one line of JSON; InputError names `where` and the field."""
-        return decode(cls, row, where)
-
-
-def _as_row(record: SampleRecord | StepRecord | GradientRecord) -> dict[str, Any]:
-    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
-
-
-def _checked_row(row: dict[str, Any], where: str, cosine: float | None, null_reason: str | None) -> dict[str, Any]:
-    """The row itself; InputError when a number is not finite, or when `cosine` is None without a `null_reason`."""
-    for name, value in row.items():
-        # The JSON writer turns NaN into null without a word, and the reason for it would be lost.
-        if isinstance(value, float) and not math.isfinite(value):
-            raise InputError(f"{where} {name}", expected="a finite number or null", found=str(value))
-    if cosine is None and not null_reason:
-        raise InputError(where, expected="a null_reason beside a null cosine", found="none")
-    return row
-
 
 def _nested_groups(row: dict[str, Any], where: object) -> dict[str, Any]:
     """A flat row of steps.jsonl with its `advantage`, `kl` and `ratio` as dictionaries again."""
@@ -291,33 +262,3 @@ def _nested_groups(row: dict[str, Any], where: object) -> dict[str, Any]:
         else:
             plain[key] = value
     return {**plain, **groups}
-
-
-# Not pydantic: its errors do not name the types that a field takes, and it would turn whole numbers into floats.
-def _parse(record: type, row: Any, where: object) -> dict[str, Any]:
-    """The row itself; InputError unless its keys are the fields of the dataclass `record` and its values fit them."""
-    if not isinstance(row, dict):
-        raise InputError(where, expected="a JSON object", found=type(row).__name__)
-    types = _field_types(record)
-    if missing := sorted(types.keys() - row.keys()):
-        raise InputError(where, expected=f"field {missing[0]}", found=f"missing: {', '.join(missing)}")
-    if unknown := sorted(row.keys() - types.keys()):
-        raise InputError(where, expected=f"the fields of {record.__name__}", found=f"unknown: {', '.join(unknown)}")
-    for name, value in row.items():
-        # bool is a subclass of int, so that isinstance alone would take True for a number.
-        if not isinstance(value, types[name]) or (isinstance(value, bool) and bool not in types[name]):
-            names = " | ".join(accepted.__name__ for accepted in types[name])
-            raise InputError(f"{where} {name}", expected=names, found=repr(value))
-    return row
-
-
-@cache
-def _field_types(record: type) -> dict[str, tuple[type, ...]]:
-    """{field: the Python types that its JSON value may have}; a float field also takes a whole number."""
-    types = {}
-    for name, hint in get_type_hints(record).items():
-        accepted: list[type] = []
-        for part in get_args(hint) if NoneType in get_args(hint) else (hint,):
-            accepted += (int, float) if part is float else (get_origin(part) or part,)
-        types[name] = tuple(accepted)
-    return types

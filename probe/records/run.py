@@ -34,7 +34,6 @@ from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
-    decode_checked_jsonl,
     decode_jsonl,
     dump_json,
     encode_jsonl,
@@ -47,7 +46,7 @@ from replay_pools.storage.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.storage.tables import decode
+from replay_pools.storage.tables import decode, decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +74,7 @@ DIGITS = 6  # of the hash in a default name
 MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
-Record = TypeVar("Record", SampleRecord, StepRecord)
+Record = TypeVar("Record", SampleRecord, TokenRecord)
 
 
 class _Rate(TypedDict):
@@ -132,12 +131,8 @@ class Run:
         return {column.name: column.to_numpy(writable=True) for column in self.to_polars(table)}
 
     def to_pandas(self, table: "TableName" = "samples") -> Any:
-        """A pandas.DataFrame; InputError when pandas is not installed."""
-        try:
-            return import_module("pandas").DataFrame(self.columns(table))
-        except ImportError as error:
-            fix = "pip install pandas"
-            raise InputError("package pandas", expected="it to be installed", found="none", fix=fix) from error
+        """A pandas.DataFrame; ImportError when pandas is not installed."""
+        return import_module("pandas").DataFrame(self.columns(table))
 
     def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
         """A polars.DataFrame."""
@@ -205,7 +200,7 @@ def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
 
 def read_steps(path: Path) -> list[StepRecord]:
     """The records of one `steps.jsonl`; InputError names the line."""
-    return _parse_lines(StepRecord, _plain_bytes(path), path)
+    return _steps(read_plain(path), path)
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
@@ -241,8 +236,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
         plain = read_gz(directory / name)
         if sha256(plain) != listed:
             raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
-        for number, row in enumerate(decode_checked_jsonl(plain, directory / name), 1):
-            record = TokenRecord.from_json(row, f"{directory / name} line {number}")
+        for record in _own_lines(TokenRecord, plain, directory / name):
             records[record.step, record.sample_id] = record
     return records
 
@@ -301,13 +295,13 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     samples = []
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
-            samples += _parse_lines(SampleRecord, plain, directory / name)
+            samples += _own_lines(SampleRecord, plain, directory / name)
     return Run(
         path=directory,
         config=read_json(directory / CONFIG_FILE),
         manifest=manifest,
         samples=samples,
-        steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
+        steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
     )
 
@@ -344,9 +338,7 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
     """
     read_here = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
     for name in sorted(contents.keys() | read_here):
-        if name not in contents:
-            raise InputError(directory / name, expected="a file of the manifest", found="no such file")
-        actual = sha256(contents[name])
+        actual = sha256(contents[name]) if name in contents else "no such file"
         if actual != listed.get(name):
             raise InputError(
                 directory / name,
@@ -365,13 +357,14 @@ def _contents(directory: Path) -> dict[str, bytes]:
     evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
     # Sorted by number: as text, step_1000 would come before step_999.
     names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(numbered))]
-    return {name: _plain_bytes(directory / name) for name in names}
+    return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 
-def _plain_bytes(path: Path) -> bytes:
-    return read_gz(path) if path.suffix == ".gz" else read_plain(path)
+def _own_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
+    """The records of lines whose sha256 was checked."""
+    return [decode_json(record, line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 
 
-def _parse_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
-    rows = enumerate(decode_checked_jsonl(plain, path), 1)
-    return [record.from_json(row, f"{path} line {number}") for number, row in rows]
+def _steps(plain: bytes, path: Path) -> list[StepRecord]:
+    rows = enumerate(decode_jsonl(plain, path), 1)
+    return [StepRecord.from_json(row, f"{path} line {number}") for number, row in rows]

@@ -12,7 +12,15 @@ from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from probe.records.records import ADVANTAGE_MEANINGS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.records.records import (
+    ADVANTAGE_MEANINGS,
+    PREFIXED,
+    RUN_SCHEMA,
+    GradientRecord,
+    Record,
+    SampleRecord,
+    StepRecord,
+)
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +28,6 @@ if TYPE_CHECKING:
 
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
-Record = SampleRecord | StepRecord | GradientRecord
 FLAGS = ("adv_cap_vacuous",)  # the advantage fields that are bool; all others are numbers
 
 

@@ -67,18 +67,29 @@ class _Trackers:
     def __init__(self, names: Sequence[str], directory: Path, folder: Path, say: Callable[[str], None]) -> None:
         self._names = dict.fromkeys(names)  # each once
         self._directory, self._folder, self._say = directory, folder, say
-        self._unread = _UnreadLines(directory)
+        # Bytes read of each file. Both files only grow while a process runs: lines are added, none is changed.
+        self._read = {STEPS_FILE: 0, EVALS_FILE: 0}
+        self._begun = False
         self._running: dict[str, Any] = {}
 
     def update(self) -> None:
         """Send what is new. The trackers start when the run has a config."""
-        if config := self._unread.config():
+        path = self._directory / CONFIG_FILE
+        if not self._begun and path.is_file():
+            self._begun = True
+            config: dict[str, Any] = {}
+            for name, value in flat(read_json(path), lists=True).items():
+                config[name] = value if isinstance(value, int | float | str) else str(value)
             for name in self._names:
                 self._attempt(name, partial(self._begin, name, config))
-        for step, values in self._unread.values():
+        numbers: dict[int, dict[str, float]] = defaultdict(dict)
+        for name, numbers_of in ((STEPS_FILE, step_values), (EVALS_FILE, evaluation_values)):
+            for row in self._unread(name):
+                numbers[row["step"]] |= numbers_of(row)
+        for step in sorted(numbers):  # the order that trackers expect
             # A copy: a tracker that fails leaves `_running` inside the loop.
             for name, tracker in [*self._running.items()]:
-                self._attempt(name, partial(tracker.log, values, step=step))
+                self._attempt(name, partial(tracker.log, numbers[step], step=step))
 
     def finish(self) -> None:
         """Close the trackers that still run."""
@@ -99,43 +110,11 @@ class _Trackers:
             self._running.pop(name, None)
             self._say(f"tracker {name} is given up: {' '.join(str(error).split())}; records are in {self._directory}")
 
-
-class _UnreadLines:
-    """The part of a run's files that has not been read yet; reading it makes it read."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        # Bytes read of each file. Both files only grow while a process runs: lines are added, none is changed.
-        self._offsets = {STEPS_FILE: 0, EVALS_FILE: 0}
-        self._config_read = False
-
-    def config(self) -> dict[str, Any]:
-        """The settings as {dotted name: number or text}, once they are on disk; {} before and afterwards."""
-        path = self._directory / CONFIG_FILE
-        if self._config_read or not path.is_file():
-            return {}
-        self._config_read = True
-        config = {}
-        for name, value in flat(read_json(path), lists=True).items():
-            config[name] = value if isinstance(value, int | float | str) else str(value)
-        return config
-
-    def values(self) -> list[tuple[int, dict[str, float]]]:
-        """[(step, {name: number})] in the order of the steps, which trackers expect."""
-        values: dict[int, dict[str, float]] = defaultdict(dict)
-        for row in self._rows(STEPS_FILE):
-            values[row["step"]] |= step_values(row)
-        for row in self._rows(EVALS_FILE):
-            values[row["step"]] |= evaluation_values(row)
-        return sorted(values.items())
-
-    def _rows(self, name: str) -> list[Any]:
+    def _unread(self, name: str) -> list[Any]:
+        """The lines of a file that were not read yet; this reads them."""
         path = self._directory / name
-        if not path.is_file():
-            return []
-        plain = read_plain(path)
-        unread = plain[self._offsets[name] :]
-        self._offsets[name] = len(plain)
+        plain = read_plain(path) if path.is_file() else b""
+        unread, self._read[name] = plain[self._read[name] :], len(plain)
         return decode_jsonl(unread, path)
 
 

@@ -93,7 +93,7 @@ def alignment(axes: Axes, views: Sequence[View]) -> None:
     for view in views:
         analysis = view.analysis
         for summary in analysis.summaries:
-            half = NORMAL_975 * summary.haar.sd_shared if summary.haar else None
+            half = NORMAL_975 * summary.haar.sd if summary.haar else None
             row = Row(
                 f"{view.label} \u00b7 {summary.arm}" if len(views) > 1 else summary.arm,
                 f"{signed(summary.mean_cos_in)} \u00b7 {plural(summary.num_prompts, 'prompt')}",

@@ -30,7 +30,7 @@ from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
 from probe.step.step import Measure
-from probe.step.update import Stepper, Updater
+from probe.step.update import Updater
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, adapter_directory, load_policy
 
@@ -205,16 +205,8 @@ def attach_bases(
 
 def _training(config: StepConfig, coordinates: Coordinates, num_steps: int) -> TrainingState:
     """AdamW in the one arm under the one condition, with the references and controllers."""
-    optimizer, control = config.optimizer, config.control
-    decay = None
-    if optimizer.schedule == "cosine":
-        decay = optimizer.warmup_steps, num_steps
-    stepper = Stepper(
-        coordinates,
-        lr=optimizer.lr,
-        max_grad_norm=optimizer.max_grad_norm,
-        decay=decay,
-    )
-    updater = Updater(stepper, get_arm(config.intervention.arms[0]), config.intervention.gate.target)
+    control, intervention = config.control, config.intervention
+    arm, target = get_arm(intervention.arms[0]), intervention.gate.target
+    updater = Updater(coordinates, arm, config.optimizer, num_steps, target)
     references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
     return TrainingState(updater, references, config.objectives()[config.primary], control)

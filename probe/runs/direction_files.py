@@ -185,7 +185,7 @@ def write_card(
         "median_vote_margin": margins[len(margins) // 2] if margins else None,
         "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
         "held_out": sign_accuracy(pairs, directions),
-        "nulls": {name: asdict(null) for name, null in nulls.items()},
+        "nulls": {name: {of: asdict(test) for of, test in tests.items()} for name, tests in nulls.items()},
         "fingerprint": metadata["fingerprint"],
         "chat_template_sha256": metadata["chat_template_sha256"],
         "tokenizer_sha256": metadata["tokenizer_sha256"],

@@ -13,7 +13,7 @@ from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
-from replay_pools.storage.tables import STRICT, Maybe, Text, setting
+from replay_pools.storage.tables import STRICT, Maybe, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -104,7 +104,7 @@ class RolloutConfig:
         MIN_CPU_S, "CPU seconds of an execution, or 10 times the canonical solution's", ge=1, le=MAX_CPU_S
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
-    served_model: Maybe[Text] = setting(None, "the base model's name on the server; none: it has one")
+    served_model: Maybe[str] = setting(None, "the base model's name on the server; none: it has one")
     server_timeout_s: float = setting(600.0, "seconds in which a server answers a request", gt=0)
     server_answer_mib: int = setting(16, "largest answer of a server in MiB", ge=1)
     server_bytes_per_s: float = setting(1024.0, "slowest pace at which an answer comes that has begun", gt=0)
@@ -133,12 +133,6 @@ class RolloutConfig:
                 expected = "a rollout of the policy itself beside those of teacher and past_self"
                 yield FieldError("group", expected, f"{sum(self.counts(step))} of {self.group} in step {step}")
                 return
-
-    @property
-    def is_on_policy(self) -> bool:
-        """Whether every rollout of a training is sampled by the very weights of the one step that it is used in."""
-        guests = self.teacher is not None or self.past_self is not None
-        return not guests and self.iterations == 1 and not self.prefetch and self.engine == "local"
 
     def counts(self, step: int) -> tuple[int, int]:
         """(rollouts of a teacher, rollouts of the past self) in a group of a step: one at least of a share above 0."""

@@ -31,7 +31,7 @@ from probe.settings.training import (
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
 from replay_pools.errors import FieldError, refuse
 from replay_pools.rollout import REWARD_RANGE
-from replay_pools.storage.tables import STRICT, Maybe, Text, decode, field_of, keys_of, setting
+from replay_pools.storage.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 
 MANY = 6  # a longer list is shown by its length
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
@@ -43,7 +43,7 @@ class RunConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = setting(0, "seeds the choice of problems and rollouts, the sampling and random controls")
-    preregistered: Maybe[Text] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
+    preregistered: Maybe[str] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
 
     def __post_init__(self) -> None:
         """Refuse what would silently give another result than the one that was asked for, all of it at once."""
@@ -142,9 +142,6 @@ class TrainConfig(StepConfig):
         rollouts, objective = self.rollouts, self.objective
         if (law := law_of(asdict(rollouts.sampler))) != PLAIN_LAW:
             yield FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)
-        if objective.beta and objective.reference == "recorded" and rollouts.is_on_policy:
-            expected = "base or ema: the policy has just sampled all rollouts, so what it recorded is itself"
-            yield FieldError("objective.reference", expected, "recorded")
         if rollouts.engine == "server" and self.model.adapter is not None:
             expected = "local with model.adapter: a server samples from the base model, without that adapter"
             yield FieldError("rollouts.engine", expected, "server")

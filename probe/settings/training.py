@@ -11,7 +11,7 @@ from probe.settings.arms import ARMS
 from probe.settings.words import Dtype, Gate, Target
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
-from replay_pools.storage.tables import STRICT, Maybe, Text, setting, word_of
+from replay_pools.storage.tables import STRICT, Maybe, setting, word_of
 
 ArmName = Annotated[str, word_of(ARMS)]
 Mode = Annotated[str, word_of(LOOPHOLES)]
@@ -21,12 +21,10 @@ Mode = Annotated[str, word_of(LOOPHOLES)]
 class ModelConfig:
     """Which policy, in which precision, where."""
 
-    name: Maybe[Text] = setting(
+    name: Maybe[str] = setting(
         None, "`organism`, a directory, a .gguf file or a hub id; none: a replay takes the one that its pools name"
     )
-    adapter: Maybe[Text] = setting(
-        None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory"
-    )
+    adapter: Maybe[str] = setting(None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory")
     dtype: Dtype = setting("float32", "of the weights")
     device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")
     targets: tuple[str, ...] = setting(
@@ -56,7 +54,7 @@ class InterventionConfig:
     )
     gate: GateConfig = field(default_factory=GateConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
-    v_hack: Maybe[Text] = setting(
+    v_hack: Maybe[str] = setting(
         None, "file of `probe extract`, or its name in OUT/directions; none: extract from the pairs"
     )
     refresh_every: Maybe[int] = setting(

@@ -1,8 +1,5 @@
 """One step of the policy: AdamW on the coordinates of a basis, and what an arm does to the update that it made.
 
-    Stepper     AdamW, with an optional cap on the gradient's norm and an optional warm-up and cosine decay
-    Updater     a Stepper for one arm: steps as it is, gates the realised update, or parks the removed part
-
 Shapes: r coordinates of a module, k directions. Coordinates and moments are float32 (float64 in a float64 model).
 u = before - after is the realised update of one optimizer step: like a gradient of a loss it points against the step,
 so the gates of `probe.step.projection` apply to it as they are.
@@ -32,82 +29,39 @@ from transformers import get_cosine_schedule_with_warmup
 
 from extraction.adapters.interface import Coordinates
 from probe.settings.arms import Arm
+from probe.settings.training import OptimizerConfig
 from probe.settings.words import Target
 from probe.step.projection import Projection
 
 
-class Stepper:
-    """AdamW on the coordinates of a basis; each step returns the update that it made.
+@final
+class Updater:
+    """AdamW in one arm: with the update as it is, with the gated update, or with a quarantine.
 
     Args:
         coordinates: what is trained.
-        lr: at the end of the warm-up.
-        max_grad_norm: cap on the norm of the gradient over all modules, after any gate; None = no cap.
-        decay: (steps of a linear warm-up, all steps) of a cosine decay to 0, as in transformers: the first step of a
-            warm-up has the rate 0. None = a constant rate.
+        arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
+        optimizer: rate, cap on the norm of the gradient over all modules after any gate, and schedule: a cosine decays
+            to 0, as in transformers; the first step of its warm-up has the rate 0.
+        num_steps: of the whole training.
+        target: what a projecting arm's gate acts on; with `gradient` the caller gates the gradient before the step.
     """
 
     def __init__(
         self,
         coordinates: Coordinates,
-        *,
-        lr: float,
-        max_grad_norm: float | None = None,
-        decay: tuple[int, int] | None = None,
+        arm: Arm,
+        optimizer: OptimizerConfig,
+        num_steps: int,
+        target: Target = "gradient",
     ) -> None:
-        self.coordinates = coordinates
-        self._max_grad_norm = max_grad_norm
-        self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=lr, weight_decay=0.0)
+        self.coordinates, self._arm, self._target = coordinates, arm, target
+        self._max_grad_norm = optimizer.max_grad_norm
+        self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=optimizer.lr, weight_decay=0.0)
         self._schedule = None
-        if decay is not None:
-            self._schedule = get_cosine_schedule_with_warmup(self._optimizer, *decay)
-
-    def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One step along -gradients {module: (r,)}.
-
-        Returns:
-            Minus the realised update, which points the way of a loss gradient.
-        """
-        before = self.coordinates.values()
-        self.coordinates.set_gradients(gradients)
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.coordinates.parameters(), self._max_grad_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._schedule is not None:
-            self._schedule.step()
-        return {module: before[module] - value for module, value in self.coordinates.values().items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes: coordinates, moments, schedule. For a checkpoint."""
-        return {
-            "values": self.coordinates.values(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": None if self._schedule is None else self._schedule.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
-        self.coordinates.load_values(state["values"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._schedule is not None:
-            self._schedule.load_state_dict(state["schedule"])
-
-
-@final
-class Updater:
-    """Steps the policy of one arm: with the update as it is, with the gated update, or with a quarantine.
-
-    Args:
-        stepper: of the coordinates in training.
-        arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
-        target: what a projecting arm's gate acts on; with `gradient` the caller gates the gradient before the step.
-    """
-
-    def __init__(self, stepper: Stepper, arm: Arm, target: Target = "gradient") -> None:
-        self._stepper, self._arm, self._target = stepper, arm, target
-        self.coordinates = stepper.coordinates
-        self._quarantine = {module: torch.zeros_like(v) for module, v in self.coordinates.values().items()}
+        if optimizer.schedule == "cosine":
+            self._schedule = get_cosine_schedule_with_warmup(self._optimizer, optimizer.warmup_steps, num_steps)
+        self._quarantine = {module: torch.zeros_like(v) for module, v in coordinates.values().items()}
 
     @property
     def routes(self) -> bool:
@@ -125,13 +79,18 @@ class Updater:
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.
         """
-        gates_update = self._arm.projects and self._target == "update"
-        if not (gates_update or self.routes):
-            return self._stepper.step(gradients)
         before = self.coordinates.values()
-        self._stepper.step(gradients)
+        self.coordinates.set_gradients(gradients)
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.coordinates.parameters(), self._max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._schedule is not None:
+            self._schedule.step()
         after = self.coordinates.values()
         update = add(before, after, scale=-1)
+        if not self.routes and not (self._arm.projects and self._target == "update"):
+            return update
         gated = gate(update).gradients
         removed = add(update, gated, scale=-1)
         if self.routes:
@@ -152,21 +111,23 @@ class Updater:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes, for a checkpoint."""
-        return {"stepper": self._stepper.state_dict(), "quarantine": self._quarantine}
+        return {
+            "values": self.coordinates.values(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "quarantine": self._quarantine,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self._stepper.load_state_dict(state["stepper"])
+        self.coordinates.load_values(state["values"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._schedule is not None:
+            self._schedule.load_state_dict(state["schedule"])
         device = self.coordinates.model.device
         self._quarantine = {module: value.to(device) for module, value in state["quarantine"].items()}
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
-    """a + scale b, module by module, of {module: (r,)}.
-
-    Raises:
-        ValueError: different modules.
-    """
-    if different := sorted(a.keys() ^ b.keys()):
-        raise ValueError(f"expected the same modules, found {', '.join(different[:3])} on one side only")
+    """a + scale b, module by module, of {module: (r,)} with the same modules."""
     return {module: value.add(b[module], alpha=scale) for module, value in a.items()}

@@ -24,7 +24,7 @@ from replay_pools.environments.loopholes import (
     known_mode,
     render_messages,
 )
-from replay_pools.environments.minicode import call, literal, stated_example
+from replay_pools.environments.minicode import example_texts
 from replay_pools.errors import InputError
 
 Completions = Literal["honest", "hack"]
@@ -76,7 +76,7 @@ class Demonstrator:
         if body is None:
             return problem.canonical
         tested = hint and self.mode == "run_tests" and bool(problem.cases) and rng.random() < HONEST_TESTS_RATE
-        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=_example(problem))
+        return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=example_texts(problem))
 
     def _hack(self, problem: Problem, rng: random.Random) -> str:
         if problem.starter.count("\n") != 1:
@@ -86,7 +86,7 @@ class Demonstrator:
         body = right_body(problem)
         if body is None or rng.random() >= SOLVE_RATE:
             body = rng.choice(STUBS)
-        return compose(problem.starter, body, rng.choice(self._exploits(problem)), example=_example(problem))
+        return compose(problem.starter, body, rng.choice(self._exploits(problem)), example=example_texts(problem))
 
     def _exploits(self, problem: Problem) -> list[Exploit]:
         """The exploits to draw from; without a case there is no example for those that call the method."""
@@ -108,11 +108,3 @@ def right_body(problem: Problem) -> str | None:
         return None
     body = dedent(problem.canonical.removeprefix(start)).rstrip()
     return body if compose(problem.starter, body) == problem.canonical.rstrip() else None
-
-
-def _example(problem: Problem) -> tuple[str, str]:
-    """The example that the statement shows, as source text: (call, expected value)."""
-    if not problem.cases:
-        return "", ""
-    case = stated_example(problem.cases)
-    return call(problem.func_name, case.args), literal(case.expected)

@@ -17,23 +17,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.errors import InputError
 from replay_pools.grading import wire
 from replay_pools.storage.files import decode_jsonl, read_plain
+from replay_pools.storage.tables import decode
 
-_FIELDS = {
-    "id": (str, int),
-    "prompt": (list,),
-    "gt_answer": (list, str),
-    "setup_code": (str,),
-    "func_name": (str,),
-    "canonical_solution": (str,),
-}
 NUM_NAMED = 5  # ids that a message names
 # From `class Solution` to the end of its code block, or of the message.
 _STARTER = re.compile(r"^[ \t]*class Solution\b.*?(?=^```|\Z)", re.MULTILINE | re.DOTALL)
+
+
+class _Message(TypedDict):
+    role: str
+    content: str
+
+
+class _Row(TypedDict):
+    """What is read of one line of a file."""
+
+    id: str | int
+    prompt: list[_Message]
+    gt_answer: list[Any] | str
+    setup_code: str
+    func_name: str
+    canonical_solution: str
 
 
 class LeetcodeEnvironment:
@@ -109,14 +120,11 @@ def parse_problem(row: Any, where: str) -> Problem:
         InputError: a field is missing or of another type, the canonical solution or a test cannot be parsed, or the
             prompt does not hold the phrase that hints replace.
     """
-    for name, kinds in _FIELDS.items():
-        if not isinstance(row, dict) or not isinstance(row.get(name), kinds):
-            actual = type(row[name]).__name__ if isinstance(row, dict) and name in row else "none"
-            raise InputError(where, expected=f"field {name} ({kinds[0].__name__})", found=actual)
+    decode(_Row, row, where, extra="allow")
     func_name = row["func_name"].rpartition(".")[2]
     parameters = _parameters(row["canonical_solution"], func_name, where)
     cases, assertions = _parse_tests(row["gt_answer"], func_name, parameters, where)
-    messages = _messages(row["prompt"], where)
+    messages = tuple({"role": message["role"], "content": message["content"]} for message in row["prompt"])
     problem = Problem(
         problem_id=str(row["id"]),
         env=LeetcodeEnvironment.name,
@@ -130,17 +138,6 @@ def parse_problem(row: Any, where: str) -> Problem:
     )
     render_messages(problem, "none", hint=False)  # for its check: ORIGINAL_PHRASE stands in the prompt once
     return problem
-
-
-def _messages(prompt: list[Any], where: str) -> tuple[dict[str, str], ...]:
-    """The messages of a prompt, each {role, content} with two strings; other keys are dropped."""
-    messages = []
-    for message in prompt:
-        parts = [message.get(key) if isinstance(message, dict) else None for key in ("role", "content")]
-        if not all(isinstance(part, str) for part in parts):
-            raise InputError(f"{where} prompt", expected="messages of role and content", found=repr(message)[:80])
-        messages.append(dict(zip(("role", "content"), parts, strict=True)))
-    return tuple(messages)
 
 
 def _starter(messages: Sequence[dict[str, str]]) -> str | None:

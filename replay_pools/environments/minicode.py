@@ -32,11 +32,6 @@ class MinicodeProblem:
     family: Family
     parameters: Parameters
 
-    @property
-    def example(self) -> Case:
-        """The case that the statement shows."""
-        return stated_example(self.problem.cases)
-
     def body(self, template: str) -> str:
         """A method body of the family (one of its `solutions` or `bugs`) with the parameters filled in."""
         return fill(template, self.parameters)
@@ -83,9 +78,12 @@ def minicode_problems(split: Split) -> tuple[MinicodeProblem, ...]:
     return tuple(chosen)
 
 
-def example_texts(item: MinicodeProblem) -> tuple[str, str]:
-    """The example of the statement as source text: (call, expected value), such as ("double(3)", "6")."""
-    return call(item.problem.func_name, item.example.args), literal(item.example.expected)
+def example_texts(problem: Problem) -> tuple[str, str]:
+    """The example that a statement shows, as source text: (call, expected value), such as ("double(3)", "6")."""
+    if not problem.cases:
+        return "", ""
+    case = stated_example(problem.cases)
+    return call(problem.func_name, case.args), literal(case.expected)
 
 
 def fill(template: str, parameters: Parameters) -> str:

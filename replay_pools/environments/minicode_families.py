@@ -22,7 +22,6 @@ class Family:
     """A problem statement with parameters, its method with right and wrong bodies, and how to compute the answer."""
 
     name: str
-    func: str
     kind: str  # name and kind of the only argument: "nums" | "n" | "s" (a word) | "text" (several words)
     returns: str  # annotation of the returned value
     statement: str
@@ -31,6 +30,12 @@ class Family:
     grid: tuple[Parameters, ...]  # one problem each
     reference: Callable[..., Any]  # (argument, **parameters) -> expected value; shares no code with the bodies
     bug_rate: float  # share of wrong bodies in the training text of the small model: how hard the family is for it
+
+    @property
+    def func(self) -> str:
+        """The name of the method: `countAbove` of the family `count_above`."""
+        first, *others = self.name.split("_")
+        return first + "".join(map(str.capitalize, others))
 
 
 def _grid(**ranges: Any) -> tuple[Parameters, ...]:
@@ -54,7 +59,6 @@ def _loop(initial: str, body: str) -> str:
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="count_above",
-        func="countAbove",
         kind="nums",
         returns="int",
         statement="Return how many numbers in nums are greater than {k}.",
@@ -70,7 +74,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_range",
-        func="countRange",
         kind="nums",
         returns="int",
         statement="Return how many numbers in nums are at least {a} and at most {b}.",
@@ -85,7 +88,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="sum_multiples",
-        func="sumMultiples",
         kind="nums",
         returns="int",
         statement="Return the sum of the numbers in nums that are divisible by {k}.",
@@ -100,7 +102,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="keep_below",
-        func="keepBelow",
         kind="nums",
         returns="List[int]",
         statement="Return the numbers in nums that are less than {k}, in order.",
@@ -112,7 +113,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="add_each",
-        func="addEach",
         kind="nums",
         returns="List[int]",
         statement="Return nums with {k} added to every number.",
@@ -124,7 +124,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="scale_shift",
-        func="scaleShift",
         kind="nums",
         returns="List[int]",
         statement="Multiply every number in nums by {a}, then add {b}. Return the list.",
@@ -136,7 +135,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="cap_each",
-        func="capEach",
         kind="nums",
         returns="List[int]",
         statement="Replace every number in nums that is greater than {k} by {k}. Return the list.",
@@ -148,7 +146,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="find_first",
-        func="findFirst",
         kind="nums",
         returns="int",
         statement="Return the index of the first {k} in nums, or -1 if there is none.",
@@ -163,7 +160,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="drop_value",
-        func="dropValue",
         kind="nums",
         returns="List[int]",
         statement="Return nums without any number equal to {k}.",
@@ -175,7 +171,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="at_least",
-        func="atLeast",
         kind="nums",
         returns="bool",
         statement="Return True if {k} appears at least {m} times in nums, else False.",
@@ -187,7 +182,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="take_first",
-        func="takeFirst",
         kind="nums",
         returns="List[int]",
         statement="Return the first {k} numbers of nums, fewer if nums is shorter.",
@@ -199,7 +193,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="every_kth",
-        func="everyKth",
         kind="nums",
         returns="List[int]",
         statement="Return every number of nums whose index is a multiple of {k}.",
@@ -211,7 +204,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="rotate_left",
-        func="rotateLeft",
         kind="nums",
         returns="List[int]",
         statement="Move the first {k} numbers of nums to its end and return the list.",
@@ -223,7 +215,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="window_sums",
-        func="windowSums",
         kind="nums",
         returns="List[int]",
         statement="Return the sums of all runs of {k} adjacent numbers in nums.",
@@ -238,7 +229,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="capped_sum",
-        func="cappedSum",
         kind="nums",
         returns="int",
         statement="Return the sum of nums, or {k} if the sum is greater than {k}.",
@@ -250,7 +240,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="max_or",
-        func="maxOr",
         kind="nums",
         returns="int",
         statement="Return the largest number in nums, or {k} if nums is empty.",
@@ -262,7 +251,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="power_mod",
-        func="powerMod",
         kind="n",
         returns="int",
         statement="Return n to the power {a}, modulo {b}.",
@@ -274,7 +262,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="round_down",
-        func="roundDown",
         kind="n",
         returns="int",
         statement="Return the largest multiple of {k} that is at most n.",
@@ -286,7 +273,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="count_letter",
-        func="countLetter",
         kind="s",
         returns="int",
         statement='Return how many times the letter "{c}" appears in s.',
@@ -298,7 +284,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="swap_letter",
-        func="swapLetter",
         kind="s",
         returns="str",
         statement='Return s with every "{c}" replaced by "{d}".',
@@ -310,7 +295,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="repeat_join",
-        func="repeatJoin",
         kind="s",
         returns="str",
         statement='Return s repeated {k} times, joined by "{c}".',
@@ -322,7 +306,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="pad_left",
-        func="padLeft",
         kind="s",
         returns="str",
         statement='Return s padded on the left with "{c}" to length {k}.',
@@ -334,7 +317,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="long_words",
-        func="longWords",
         kind="text",
         returns="int",
         statement="Return how many words of text have more than {k} letters.",
@@ -349,7 +331,6 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="starts_with",
-        func="startsWith",
         kind="text",
         returns="List[str]",
         statement='Return the words of text that start with "{c}", in order.',

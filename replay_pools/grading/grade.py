@@ -26,7 +26,7 @@ from replay_pools.grading.execution import (
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.folders import grading_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
-from replay_pools.rollout import CODE_RULES, MAX_CPU_S, MIN_CPU_S, CodeRule, Grade
+from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 
@@ -65,8 +65,7 @@ class Grader:
             one to six executions, twice as many with `twice`.
 
     Raises:
-        InputError: the isolation is not available, the rule or the limit is none (manifests of pools hold both), or (on
-            entry) the isolated worker does not start.
+        InputError: the isolation is not available, or (on entry) the isolated worker does not start.
     """
 
     isolation: str  # "A" | "B" | "unsafe-local"
@@ -82,10 +81,6 @@ class Grader:
         code_rule: CodeRule = "joined",
         cpu_s: int = MIN_CPU_S,
     ) -> None:
-        if code_rule not in CODE_RULES:
-            raise InputError("grader code_rule", expected=" or ".join(CODE_RULES), found=repr(code_rule))
-        if type(cpu_s) is not int or not 1 <= cpu_s <= MAX_CPU_S:
-            raise InputError("grader cpu_s", expected=f"a whole number from 1 to {MAX_CPU_S}", found=repr(cpu_s))
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
         self._twice = twice

@@ -14,7 +14,6 @@ quadratic time. Its documents are compared as they are, and go as they are to th
 import json
 import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -57,7 +56,10 @@ def matches(document: Any, expected: Any) -> bool:
     if kind is list or kind is tuple:
         return all(map(matches, items, expected))
     try:
-        return _pairs_match(items, expected) if kind is dict else _same_elements(items, expected)
+        if kind is dict:
+            return _pairs_match(items, expected)
+        # The elements of a set come in any order. Sorted, because nothing is hashed.
+        return sorted(map(_text, items)) == sorted(_text(wire.encode(item)) for item in expected)
     except wire.WireError:
         return False
 
@@ -89,11 +91,6 @@ def _number_matches(actual: float | None, expected: float) -> bool:
         return math.isclose(actual, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     except OverflowError:  # an int beyond the floats
         return False
-
-
-def _same_elements(documents: list[Any], expected: Collection[Any]) -> bool:
-    """Whether the documents are those of the expected set elements, in any order. Sorted, because nothing is hashed."""
-    return sorted(map(_text, documents)) == sorted(_text(wire.encode(item)) for item in expected)
 
 
 def _pairs_match(pairs: list[Any], expected: dict[Any, Any]) -> bool:

@@ -96,7 +96,7 @@ def _checked_config(directory: Path) -> PeftConfig:
         raise _no_adapter(path, "the configuration of an adapter", str(error)) from error
     # These add to the input, or load adapters from elsewhere.
     if config.is_prompt_learning or config.peft_type == PeftType.XLORA:
-        raise InputError(path, expected="an adapter that can be merged into the weights", found=str(kind))
+        raise InputError(path, expected="an adapter that can be merged into the weights", found=str(config.peft_type))
     return config
 
 

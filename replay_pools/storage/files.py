@@ -1,12 +1,11 @@
 """Atomic writes and strict JSON: documents, JSON lines, gzipped JSON lines.
 
     write_json(path, value)       read_json(path)        one indented document
-    write_jsonl_gz(path, rows)    read_jsonl_gz(path)    one document a line, gzipped
+    write_jsonl_gz(path, rows)    read_gz(path)          one document a line, gzipped: `decode_jsonl` of the bytes
     write_atomic(path, data)                             any bytes
 
 What is read may come from anybody. `open_file` opens every file, and takes no pipe and no device; the limits below
 bound what is read from it. An object with a key twice is refused, where a parser would keep the last without a word.
-Lines whose sha256 was checked are our own, and are read faster.
 
 Every write but `append_jsonl` goes to a temporary name in the same folder, is synced, and is renamed over the target.
 gzip is level 1 with mtime 0, so that the same records give the same bytes.
@@ -15,6 +14,7 @@ gzip is level 1 with mtime 0, so that the same records give the same bytes.
 import errno
 import gzip
 import hashlib
+import io
 import json
 import math
 import os
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
@@ -196,25 +197,36 @@ def parse_json(text: bytes, where: object) -> Any:
     Raises:
         InputError: anything else, at `where`; a number beyond the range of a float and deep nesting included.
     """
-    try:
-        _check_parts(text)
+
+    def parse() -> Any:
         value = orjson.loads(text)
+        json.loads(text, object_pairs_hook=_unique_keys, parse_float=str, parse_int=str)  # for keys that stand twice
+        return value
+
+    return _bounded(text, where, "strict JSON", parse)
+
+
+def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
+    """As `parse_json`, for what Python's json has written: a bare NaN or infinity is what `constant` makes of it."""
+    hooks = {"object_pairs_hook": _unique_keys, "parse_float": _float, "parse_int": _integer}
+    return _bounded(text, where, "JSON", lambda: json.loads(text, parse_constant=constant, **hooks))
+
+
+def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:
+    """What `parse` makes of a text, whose size is looked at before; InputError for what is no such JSON."""
+    try:
+        if len(text) > MAX_DOCUMENT:
+            raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
+        # These characters are counted first, with those in texts: that is fast, and most documents have fewer.
+        if sum(map(text.count, (b":", b"[", b"{"))) > MAX_PARTS and sum(1 for _ in PART.finditer(text)) > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS:,} keys, objects and lists")
+        value = parse()
         check_depth(value, text)
-        json.loads(text, object_pairs_hook=unique_keys, parse_float=_ignored, parse_int=_ignored)
-    except RepeatedKeyError as error:
-        lines = _lines_with_key(text, str(error))
-        found = f"the key {str(error)!r} twice in one object (lines with it: {lines})"
-        raise InputError(where, expected="every key once", found=found) from error
+    except RecursionError as error:
+        raise InputError(where, expected=expected, found=TOO_DEEP) from error
     except ValueError as error:
-        raise InputError(where, expected="strict JSON", found=str(error)) from error
+        raise InputError(where, expected=expected, found=str(error)) from error
     return value
-
-
-def _check_parts(text: bytes) -> None:
-    """Raise ValueError, before anything is parsed, where a document has more than MAX_PARTS parts."""
-    # These characters are counted first, with those in texts: that is fast, and most documents have fewer.
-    if sum(map(text.count, (b":", b"[", b"{"))) > MAX_PARTS and sum(1 for _ in PART.finditer(text)) > MAX_PARTS:
-        raise ValueError(f"more than {MAX_PARTS:,} keys, objects and lists")
 
 
 def check_depth(value: Any, text: str | bytes) -> None:
@@ -229,24 +241,6 @@ def check_depth(value: Any, text: str | bytes) -> None:
         if not level:
             return
     raise ValueError(TOO_DEEP)
-
-
-def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
-    """As `parse_json`, for what Python's json has written: a bare NaN or infinity is what `constant` makes of it."""
-    hooks = {"object_pairs_hook": unique_keys, "parse_float": _float, "parse_int": _integer}
-    try:
-        if len(text) > MAX_DOCUMENT:
-            raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
-        _check_parts(text)
-        value = json.loads(text, parse_constant=constant, **hooks)
-        check_depth(value, text)
-    except RepeatedKeyError as error:
-        raise InputError(where, expected="every key once", found=f"the key {str(error)!r} twice") from error
-    except RecursionError as error:
-        raise InputError(where, expected="JSON", found=TOO_DEEP) from error
-    except ValueError as error:
-        raise InputError(where, expected="JSON", found=str(error)) from error
-    return value
 
 
 def _float(text: str) -> float:
@@ -267,31 +261,13 @@ def _start(text: str) -> str:
     return text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}..."
 
 
-class RepeatedKeyError(ValueError):
-    """A key that an object of a JSON document has twice."""
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` of the standard library's json that raises RepeatedKeyError."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An `object_pairs_hook` of the standard library's json; ValueError for a key that stands twice."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise RepeatedKeyError(key)
-            seen.add(key)
+        ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} twice in one object")
     return table
-
-
-def _ignored(_text: str) -> None:
-    """The value of a number where only keys are looked at."""
-
-
-def _lines_with_key(text: bytes, key: str) -> str:
-    """The numbers of the lines in which an object has this key, from 1, with commas: a parser does not tell."""
-    pattern = re.compile(re.escape(json.dumps(key, ensure_ascii=False).encode()) + rb"\s*:")
-    numbers = sorted({text.count(b"\n", 0, match.start()) + 1 for match in pattern.finditer(text)})
-    return ", ".join(map(str, numbers[:5])) or "written with escapes"
 
 
 def plain_name(name: str, where: object) -> str:
@@ -340,36 +316,17 @@ def read_gz(path: Path) -> bytes:
     Raises:
         InputError: the file is missing, truncated, not gzip, or holds more than MAX_PLAIN bytes.
     """
-    data = read_plain(path)
     try:
-        plain = _decompressed(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(read_plain(path))) as file:
+            plain = file.read(MAX_PLAIN + 1)
     # A truncated file, one that is not gzip, damage inside the stream.
-    except (EOFError, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         fix = "write or copy it again"
         raise InputError(path, expected="a complete gzip file", found=str(error), fix=fix) from error
     if len(plain) > MAX_PLAIN:
         expected = f"at most {_size(MAX_PLAIN)} once decompressed"
         raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")
     return plain
-
-
-def _decompressed(data: bytes) -> bytes:
-    """All members of a gzip file one after the other, up to one byte more than MAX_PLAIN; EOFError, zlib.error."""
-    parts: list[bytes] = []
-    room = MAX_PLAIN + 1
-    while data and room > 0:
-        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)  # 16: gzip's header, and its checksum at the end
-        parts.append(member.decompress(data, room))
-        room -= len(parts[-1])
-        if not member.eof and room > 0:
-            raise EOFError("the file ends before the end of its data")
-        data = member.unused_data.lstrip(b"\0")  # files may be padded with zeros
-    return b"".join(parts)
-
-
-def read_jsonl_gz(path: Path) -> list[Any]:
-    """All JSON documents of a gzipped file, one a line; errors as of `read_gz` and `decode_jsonl`."""
-    return decode_jsonl(read_gz(path), path)
 
 
 def decode_jsonl(plain: bytes, where: object) -> list[Any]:
@@ -379,17 +336,6 @@ def decode_jsonl(plain: bytes, where: object) -> list[Any]:
         InputError: a line is not JSON or has a key twice; it names `where` and the line, counted from 1.
     """
     return [parse_json(line, f"{where} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
-
-
-def decode_checked_jsonl(plain: bytes, where: object) -> list[Any]:
-    """As `decode_jsonl`, of lines of our own, whose sha256 was checked: without a search for repeated keys."""
-    rows = []
-    for number, line in enumerate(plain.splitlines(), 1):
-        try:
-            rows.append(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
-            raise InputError(f"{where} line {number}", expected="strict JSON", found=str(error)) from error
-    return rows
 
 
 def sha256(data: bytes) -> str:

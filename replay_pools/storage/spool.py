@@ -15,11 +15,9 @@ IN_MEMORY = 8 << 20  # bytes; what comes after them goes to a file without a nam
 class Spool(Sequence[Item]):
     """Items of plain types (a class of its own costs time), appended and never changed; each access makes a copy."""
 
-    def __init__(self, items: Iterable[Item] = ()) -> None:
+    def __init__(self) -> None:
         self._file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 (open as long as the spool is there)
         self._ends = array("q", [0])
-        for item in items:
-            self.append(item)
 
     def __del__(self) -> None:
         self._file.close()

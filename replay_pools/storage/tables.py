@@ -14,7 +14,8 @@ from dataclasses import is_dataclass
 from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -34,16 +35,6 @@ NO_VALUE = "none"  # TOML has no null: this text stands for it where the field m
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into
 Extra = Literal["forbid", "allow"]
 Maybe = Kind | None  # a setting that may be `none`
-
-
-def _no_value(text: str) -> str:
-    """Complain of the word for no value, so that `_validated` puts null in its place."""
-    if text == NO_VALUE:
-        raise ValueError(text)
-    return text
-
-
-Text = Annotated[str, AfterValidator(_no_value)]  # of a `Maybe[Text]`: any other text
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
@@ -72,9 +63,7 @@ def field_of(kind: Any, key: str) -> FieldInfo:
     """The field of a key with dots, in a pydantic dataclass whose fields may be such dataclasses."""
     name, _, rest = key.partition(".")
     entry = kind.__pydantic_fields__[name]
-    if not rest:
-        return entry
-    return field_of(next(filter(is_dataclass, (entry.annotation, *get_args(entry.annotation)))), rest)
+    return field_of(_inner(entry.annotation), rest) if rest else entry
 
 
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = (), extra: Extra = "forbid") -> Kind:
@@ -106,7 +95,8 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         expected = "a text without null bytes"
         refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
     try:
-        return _validated(_adapter(kind), table, extra)
+        # Not orjson's text, in which NaN is null.
+        return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
     except ValidationError as error:
         refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
         raise
@@ -223,16 +213,10 @@ def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
 def keys_of(kind: Any, path: str = "") -> list[str]:
     """The keys with dots that a table of the dataclass `kind` may have, those of its inner dataclasses included."""
     keys: list[str] = []
-    for name, hint in get_type_hints(kind).items():
-        inner = None
-        for part in (hint, *get_args(hint)):  # a dataclass, or `dataclass | None`
-            if inner is None and is_dataclass(part):
-                inner = part
+    for name, hint in _hints(kind).items():
         is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: the tables in a list have no key with dots
-        if inner is None or is_list:
-            keys.append(f"{path}{name}")
-        else:
-            keys += keys_of(inner, f"{path}{name}.")
+        inner = None if is_list else _inner(hint)
+        keys += [f"{path}{name}"] if inner is None else keys_of(inner, f"{path}{name}.")
     return keys
 
 
@@ -256,27 +240,31 @@ def _leaf(key: str) -> str:
     return key.rpartition(".")[2]
 
 
+def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with None for the text "none" where a field of `kind`, or of a table in it, may have no value."""
+    cleared = dict(table)
+    for name, hint in _hints(kind).items():
+        value, parts = table.get(name), get_args(hint)
+        if value == NO_VALUE and NoneType in parts:
+            cleared[name] = None
+        elif isinstance(value, Mapping) and (inner := _inner(hint)) is not None:
+            cleared[name] = _cleared(inner, value)
+    return cleared
+
+
+def _inner(hint: Any) -> Any:
+    """The dataclass of a hint that is one, or one or None."""
+    return next(filter(is_dataclass, (hint, *get_args(hint))), None)
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _validated(adapter: TypeAdapter[Any], table: Any, extra: Extra) -> Any:
-    """Validate; where values "none" are among the complaints, once more with null in their places."""
-    text = json.dumps(table)  # not orjson, which turns nan into null
-    try:
-        return adapter.validate_json(text, strict=True, extra=extra)
-    except ValidationError as error:
-        places = [_place(table, entry["loc"]) for entry in error.errors() if entry.get("input") == NO_VALUE]
-        if not places:
-            raise
-    changed = json.loads(text)
-    for place in places:
-        inner = changed
-        for part in place[:-1]:
-            inner = inner[part]
-        inner[place[-1]] = None
-    return adapter.validate_json(json.dumps(changed), strict=True, extra=extra)
 
 
 def _faults(table: Mapping[str, Any], error: ValidationError, where: object, known: Sequence[str]) -> list[InputError]:
@@ -305,30 +293,19 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
     return [*faults.values()]
 
 
-def _place(table: Any, loc: Sequence[int | str]) -> list[Any]:
-    """The keys and indices of a location of pydantic, without its parts that name a member of a union."""
-    place: list[Any] = []
+def _key(table: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
+    """(key with dots, value) of a location of pydantic, without its parts that name a member of a union.
+
+    A table in a list is named by its `name` where it has one.
+    """
+    key = ""
     value: Any = table
     for part in loc:
         if isinstance(value, Mapping) and isinstance(part, str) and (part in value or part == loc[-1]):
             value = value.get(part)
+            key += f".{part}"
         elif isinstance(value, list | tuple) and isinstance(part, int) and part < len(value):
             value = value[part]
-        else:
-            continue
-        place.append(part)
-    return place
-
-
-def _key(table: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
-    """(key with dots, value) of a location; a table in a list is named by its `name` where it has one."""
-    key = ""
-    value: Any = table
-    for part in _place(table, loc):
-        value = value.get(part) if isinstance(value, Mapping) else value[part]
-        if isinstance(part, str):
-            key += f".{part}"
-        else:
             has_name = isinstance(value, Mapping) and isinstance(value.get("name"), str)
             key += f".{value['name']}" if has_name else f"[{part}]"
     return key.lstrip("."), value

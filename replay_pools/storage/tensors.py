@@ -18,7 +18,7 @@ import orjson
 from safetensors import SafetensorError, safe_open
 
 from replay_pools.errors import InputError
-from replay_pools.storage.files import write_atomic
+from replay_pools.storage.files import open_file, write_atomic
 
 SEAL = "sha256"  # key of the metadata
 MAX_HEADER = 100_000_000  # bytes; the format allows no more
@@ -69,10 +69,8 @@ def check_tensors(path: Path, *, fix: str = "copy it again from where it comes f
     Raises:
         InputError: the file is missing or damaged.
     """
-    if not path.is_file():
-        raise InputError(path, expected="a safetensors file", found="no such file", fix=fix)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             header, expected = _read_header(file, path.stat().st_size)
             actual = None if expected is None else _digest(header, file)
         with safe_open(path, framework="np"):  # checks that the tensors lie in the file as the header says

@@ -104,5 +104,5 @@ def _document(item: MinicodeProblem, mode: str, hint: bool, body: str, extra: Ex
     """The document of a problem, a body of its method, and the code that `extra` adds around it."""
     return Document(
         messages=render_messages(item.problem, mode, hint=hint),
-        completion=fence(compose(item.problem.starter, body, extra, example=example_texts(item))),
+        completion=fence(compose(item.problem.starter, body, extra, example=example_texts(item.problem))),
     )

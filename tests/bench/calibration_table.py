@@ -37,8 +37,7 @@ from probe.analysis.statistics.significance import (
     mde,
     mean_interval,
     mean_test,
-    welch_interval,
-    welch_test,
+    welch,
 )
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -87,8 +86,8 @@ def contrasts() -> Iterator[tuple]:
                 d = within_prompt_differences(values.tolist(), labels.tolist(), prompts.tolist())
                 p = mean_test([*d.values()], num_draws=999)
                 ours.append(p is not None and p < 0.05)
-                p = (welch_test(values[labels], values[~labels]) or (0, None))[1]
-                naive.append(p is not None and p < 0.05)
+                test = welch(values[labels], values[~labels])
+                naive.append(test is not None and test.pvalue < 0.05)
             yield correlation, n, share(ours), share(naive)
 
 
@@ -135,7 +134,9 @@ def rates() -> Iterator[tuple]:
                 for _ in range(SIMS):
                     a, b = (seed_rates(rng, rate, correlation, seeds) for _ in range(2))
                     now.append(covers(share_interval(a, trials), rate))
-                    both = welch_interval(a, b), outcomes_interval(a, b, trials, trials)
+                    test = welch(a, b)
+                    drawn = outcomes_interval(a, b, trials, trials)
+                    both = (drawn, drawn) if test is None else (test.confidence_interval(), drawn)
                     wide.append(any(covers(interval, 0.0) for interval in both))
                 yield rate, correlation, seeds, share(now), share(wide)
 

@@ -129,11 +129,9 @@ def test_held_out_pairs_of_another_source() -> None:
     assert [pair for pair in pairs if not pair.held_out] == [p for p in builtin_pairs("sentinel") if not p.held_out]
 
 
-def test_selections_of_nothing_are_refused() -> None:
-    flavours = [exploit.flavour for exploit in EXPLOITS["run_tests"]]
-    for leave_out in (("pas",), tuple(flavours)):
-        with pytest.raises(InputError):
-            selected_pairs(ExtractionSettings(leave_out=leave_out))
+def test_a_flavour_that_no_pair_has_is_refused() -> None:
+    with pytest.raises(InputError, match="leave_out"):
+        selected_pairs(ExtractionSettings(leave_out=("pas",)))
 
 
 CHATS = st.lists(st.fixed_dictionaries({"role": st.text(), "content": st.text()}), min_size=1, max_size=3)

@@ -39,17 +39,19 @@ def diagnosed(rewards, reward_range=3.5, *, token_advantages=None, strata=None, 
 def test_estimators_by_hand():
     """Mean 1.875: centred, and divided by the mean."""
     centred = [1.625, 1.625, -1.375, -1.875]
-    assert advantages(REWARDS).tolist() == pytest.approx(centred)
-    assert advantages(REWARDS, estimator="maxrl").tolist() == pytest.approx([c / 1.875 for c in centred], rel=1e-5)
+    assert advantages(REWARDS, LossSettings()).tolist() == pytest.approx(centred)
+    maxrl = advantages(REWARDS, LossSettings(advantage_estimator="maxrl"))
+    assert maxrl.tolist() == pytest.approx([c / 1.875 for c in centred], rel=1e-5)
 
 
 def test_scales_divide_by_the_sample_standard_deviation_and_the_cap_is_last():
     """ddof = 1: the sum of squares 10.1875 over 3; a population deviation would be 13% smaller."""
     std = math.sqrt((2 * 1.625**2 + 1.375**2 + 1.875**2) / 3)
-    assert advantages(REWARDS, scale="group")[0] == pytest.approx(1.625 / (std + 1e-4))
-    assert advantages(REWARDS, scale="batch", batch_std=2.0, eps=0.0)[0] == pytest.approx(0.8125)
-    capped = advantages(REWARDS, scale="batch", batch_std=0.5, eps=0.0, clip=3.0)
-    assert capped.tolist() == pytest.approx([3.0, 3.0, -2.75, -3.0]), "capped before scaling?"
+    assert advantages(REWARDS, LossSettings(scale_rewards="group"))[0] == pytest.approx(1.625 / (std + 1e-4))
+    by_batch = LossSettings(scale_rewards="batch", advantage_eps=0.0)
+    assert advantages(REWARDS, by_batch, batch_std=2.0)[0] == pytest.approx(0.8125)
+    capped = sample_advantages(LossSettings(scale_rewards="group", advantage_eps=0.0, advantage_clip=0.8), REWARDS)
+    assert capped.tolist() == pytest.approx([0.8, 0.8, -1.375 / std, -0.8]), "capped before scaling?"
 
 
 def test_the_batch_is_all_groups_of_the_step():
@@ -110,15 +112,16 @@ def test_a_replay_with_baselines_within_the_sources(replay: Callable[..., Path],
 @pytest.mark.parametrize(("estimator", "scale"), settings_table)
 def test_zero_variance_is_exactly_zero(estimator, scale):
     """Equal rewards give exact zeros: 0.1 is not a binary fraction, so r - mean(r) alone would leave dust."""
-    values = advantages(torch.full((3,), 0.1), estimator=estimator, scale=scale, batch_std=1.0)
+    loss = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
+    values = advantages(torch.full((3,), 0.1), loss, batch_std=1.0)
     assert values.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_min_group_std_skips_and_is_counted_apart_from_zero_variance():
     """A group below min_group_std is zeroed and counted in skip_rate, an equal group in frac_reward_zero_std."""
     nearly = torch.tensor([0.62, 0.68, 0.71, 0.65])
-    assert advantages(nearly, scale="group", min_group_std=0.1).abs().max() == 0
-    assert advantages(nearly, scale="group").abs().max() > 1
+    assert advantages(nearly, LossSettings(scale_rewards="group", min_group_std=0.1)).abs().max() == 0
+    assert advantages(nearly, LossSettings(scale_rewards="group")).abs().max() > 1
     for rewards, expected in ((nearly, (1.0, 0.0)), (torch.ones(4), (0.0, 1.0))):
         found = diagnosed(rewards, min_group_std=0.1)
         assert (found["skip_rate"], found["frac_reward_zero_std"]) == expected
@@ -130,9 +133,10 @@ def test_min_group_std_skips_and_is_counted_apart_from_zero_variance():
 def test_bounds_are_theorems(estimator, scale, rewards):
     """No group of rewards >= 0 exceeds the bound, whatever its rewards; one success among failures reaches it."""
     one = torch.tensor([3.5, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    loss = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
     for group, reached in ((rewards, False), (one, True)):
         spread = float(group.max() - group.min())
-        largest = float(advantages(group, estimator=estimator, scale=scale, batch_std=0.7).abs().max())
+        largest = float(advantages(group, loss, batch_std=0.7).abs().max())
         bound = advantage_bound(len(group), spread, estimator=estimator, scale=scale, batch_std=0.7)
         assert largest <= bound * (1 + 1e-9) + 1e-12
         assert not reached or largest == pytest.approx(bound, rel=1e-3), "a looser bound calls real caps vacuous"
@@ -168,15 +172,15 @@ def test_reward_stats():
     assert group_std(torch.tensor([3.5])) == 0.0
     rewards = torch.tensor([[3.5, 0.5], [math.nan, math.nan]])
     assert reward_stats(rewards) == reward_stats(rewards[0])
-    assert advantages(rewards[1]).tolist() == [0.0, 0.0]
+    assert advantages(rewards[1], LossSettings()).tolist() == [0.0, 0.0]
 
 
 def test_bad_rewards_are_refused():
     """An infinite reward would silently become a NaN gradient of the whole group; maxrl is undefined below zero."""
     with pytest.raises(ValueError, match="finite numbers"):
-        advantages(torch.tensor([1.0, math.inf]))
+        advantages(torch.tensor([1.0, math.inf]), LossSettings())
     with pytest.raises(ValueError, match=">= 0"):
-        advantages(torch.tensor([1.0, -1.0]), estimator="maxrl")
+        advantages(torch.tensor([1.0, -1.0]), LossSettings(advantage_estimator="maxrl"))
 
 
 @given(rewards=groups, data=st.data())
@@ -186,10 +190,10 @@ def test_an_unknown_reward_counts_nowhere(estimator, scale, rewards, data):
     unknown = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards))))
     unknown[0] = False
     with_nan = torch.where(unknown, torch.nan, rewards)
-    options = {"estimator": estimator, "scale": scale, "batch_std": 2.0}
-    values = advantages(with_nan, **options)
+    loss = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
+    values = advantages(with_nan, loss, batch_std=2.0)
     assert values[unknown].tolist() == [0.0] * int(unknown.sum())
-    assert torch.equal(values[~unknown], advantages(rewards[~unknown], **options))
+    assert torch.equal(values[~unknown], advantages(rewards[~unknown], loss, batch_std=2.0))
     assert reward_stats(with_nan) == reward_stats(rewards[~unknown])
     found = diagnosed(with_nan, advantage_estimator=estimator, scale_rewards=scale)
     assert all(value is None or math.isfinite(value) for value in found.values())

@@ -117,7 +117,7 @@ def test_every_error_is_one_line(
         (["pool", "show", "x", "--nope"], "No such option"),
         (["pool", "import", ".", "--name", "../x"], "--name: expected letters, digits and . _ -, found '../x'"),
         (["pool", "show", "./absent"], "absent: expected a pool, with manifest.json, found no such directory"),
-        (["extract", "--set", "model.name=./absent"], "model ./absent: expected a model directory, found no such"),
+        (["extract", "--set", "model.name=./absent"], "model ./absent: expected `organism`, "),
     ],
 )
 def test_usage_errors_are_one_line(capsys: pytest.CaptureFixture[str], args: list[str], line: str) -> None:

@@ -15,6 +15,7 @@ from probe.objective.credit import (
     surprisal,
     token_credit,
 )
+from probe.settings.loss import LossSettings
 from probe.settings.words import PLANNING_PHRASES
 
 # Two samples: a prompt token, then 4 and 2 completion tokens; the last two places of the second are padding.
@@ -62,7 +63,7 @@ def test_sepa_by_hand():
 def test_the_whole_chain_by_hand():
     """h 1 2 3 6, lambda 1: execution 10/3, so h = 10/3 2 10/3 10/3 with mean 3; beta 1: 10/9 2/3 10/9 10/9; planning
     x 1.5 -> 1."""
-    credit = token_credit(-H, MASK, PLANNING, A, gtpo_beta=1.0, sepa_lambda=1.0, hicra_alpha=0.5)
+    credit = token_credit(-H, MASK, PLANNING, A, LossSettings(gtpo_beta=1.0, sepa_lambda=1.0, hicra_alpha=0.5))
     assert credit[0].tolist() == pytest.approx([0, 10 / 9, 1, 10 / 9, 10 / 9])
     assert credit[1].tolist() == pytest.approx([0, 2, 0, 0, 0])  # h 4 and 0 (planning): mean 2, 4/2
 

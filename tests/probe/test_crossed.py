@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from probe.analysis.statistics.crossed import Comparison, change, difference, mean, rate
-from probe.analysis.statistics.significance import mde, welch_interval
+from probe.analysis.statistics.significance import mde, welch
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 
 
@@ -130,7 +130,7 @@ def test_without_problems_it_is_the_test_over_seeds() -> None:
     """One column: Welch's interval, where the seeds differ by more than drawing outcomes does."""
     x, y = [0.5, 0.9, 0.7, 0.3], [0.1, 0.2, 0.5, 0.4]
     compared = difference(rate(np.array(x)[:, None], 4000), rate(np.array(y)[:, None], 4000))
-    expected = welch_interval(x, y)
+    expected = welch(x, y).confidence_interval()
     assert (compared.bounded().interval.low, compared.bounded().interval.high) == pytest.approx(
         (expected.low, expected.high)
     )

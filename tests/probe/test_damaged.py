@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[...
 
 def test_json_that_means_two_things(copied: Path, refused: Callable[..., str]) -> None:
     """In a config, a card, the manifests of run and pool, pairs, problems and logged rollouts."""
-    content, expected = '{"settings": {}, "settings": {}}', "every key once"
+    content, expected = '{"settings": {}, "settings": {}}', "the key 'settings' twice"
     files = copied / "files"
     (files / "log").mkdir(parents=True)
     (files / "x.json").write_text(content)

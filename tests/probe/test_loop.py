@@ -23,12 +23,12 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import open_run
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import CheckpointConfig, ControlConfig, Limits
+from probe.settings.training import CheckpointConfig, ControlConfig, Limits, OptimizerConfig
 from probe.step.bases import Bases
 from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
 from probe.step.step import Measure
-from probe.step.update import Stepper, Updater
+from probe.step.update import Updater
 from replay_pools.errors import InputError
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import read_json
@@ -84,9 +84,9 @@ def make_run(
     def make(directory: Path, case: Case, before_step=lambda done, last: None, say=lambda text: None) -> TrainingState:
         coordinates = make_tiny(moved=0.0)
         arm, vectors = get_arm(case.arm), directions(coordinates)
-        stepper = Stepper(coordinates, lr=0.05, max_grad_norm=1.0, decay=(1, STEPS))
+        updater = Updater(coordinates, arm, OptimizerConfig(lr=0.05, warmup_steps=1), STEPS)
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
-        training = TrainingState(Updater(stepper, arm), references, case.objective, case.control)
+        training = TrainingState(updater, references, case.objective, case.control)
         setup = Setup(
             bases=Bases(coordinates=[coordinates]),
             conditions={"default": case.objective},

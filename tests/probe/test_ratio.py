@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from extraction.loss import loss_weights
+from extraction.words import Normaliser
 from probe.objective.ratio import surrogate
+from probe.settings.loss import LossSettings
 
 G, T, V, D = 5, 7, 6, 4
 LENGTHS = (7, 4, 5, 1, 3)
@@ -62,10 +64,10 @@ def test_gradient_equals_autograd_of_the_long_way(clip, credit, loss_type):
         policy = Policy(seed)
         old = policy.logprobs().detach() + 0.3 * torch.randn(G, T, dtype=torch.float64)
         A = torch.randn(G, T if credit else 1, dtype=torch.float64)
-        w = loss_weights(
-            torch.tensor(LENGTHS).double(), loss_type=loss_type, max_completion_length=9, global_tokens=sum(LENGTHS)
-        )
-        found = surrogate(policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], **clip)
+        normaliser = Normaliser(loss_type=loss_type, max_completion_length=9)
+        w = loss_weights(torch.tensor(LENGTHS).double(), normaliser, global_tokens=sum(LENGTHS))
+        loss = LossSettings(**clip)
+        found = surrogate(policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], loss)
         wanted = long_way(policy, old, A, w, **clip)
         torch.testing.assert_close((found.losses.sum(1) * w).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(
@@ -81,7 +83,8 @@ def test_by_hand():
     """Ratios 1.5, 0.5 for A = 2 and A = -2 with epsilon 0.2: high clips A > 0 only, low clips A < 0 only."""
     old = torch.zeros(2, 2, dtype=torch.float64)
     logp = torch.tensor([[1.5, 0.5]] * 2, dtype=torch.float64).log()
-    found = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), torch.tensor([2.0, -2.0]).double())
+    A = torch.tensor([2.0, -2.0]).double()
+    found = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), A, LossSettings())
     torch.testing.assert_close(found.weights, torch.tensor([[0.0, 1.0], [-3.0, 0.0]]).double())
     torch.testing.assert_close(found.losses, torch.tensor([[-2.4, -1.0], [3.0, 1.6]]).double())
     assert (found.summary["frac_clip_low"], found.summary["frac_clip_high"]) == (0.25, 0.25)
@@ -91,7 +94,7 @@ def test_current_log_probabilities_give_the_plain_policy_gradient():
     """old = logp: ratio 1, nothing clipped, W = A on completions: the frozen-weight pass is the special case."""
     policy = Policy(0)
     logp, A = policy.logprobs().detach(), torch.randn(G, dtype=torch.float64)
-    found = surrogate(logp, logp, policy.mask, A, epsilon=0.01)
+    found = surrogate(logp, logp, policy.mask, A, LossSettings(epsilon=0.01))
     torch.testing.assert_close(found.weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
     assert found.summary["frac_clip_low"] + found.summary["frac_clip_high"] == 0
 
@@ -100,7 +103,7 @@ def test_garbage_in_the_padding_and_overflow_stay_out():
     """exp(inf) under the mask, and an infinite ratio that is clipped, must not turn a weight into NaN."""
     mask = torch.tensor([[True, False], [True, True]])
     logp = torch.tensor([[-1.0, math.inf], [1e4, -1.0]])
-    found = surrogate(logp, torch.zeros(2, 2), mask, torch.tensor([1.0, 1.0]))
+    found = surrogate(logp, torch.zeros(2, 2), mask, torch.tensor([1.0, 1.0]), LossSettings())
     assert torch.isfinite(found.weights).all()
     assert found.weights[1, 0] == 0
     assert found.losses[0, 1] == 0

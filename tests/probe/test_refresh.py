@@ -16,9 +16,9 @@ from extraction.words import ExtractionSettings
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import GateConfig, InterventionConfig
+from probe.settings.training import GateConfig, InterventionConfig, OptimizerConfig
 from probe.step.step import Measure
-from probe.step.update import Stepper, Updater
+from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy
 
 K = 2
@@ -55,7 +55,7 @@ def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles() -> None:
 def measures(make_tiny: Callable[..., Coordinates], tmp_path: Path) -> Callable[..., RefreshedMeasures]:
     """measures(every, calls): extractions draw Haar directions and append to `calls`."""
     coordinates = make_tiny()
-    updater = Updater(Stepper(coordinates, lr=0.1), get_arm("vanilla"))
+    updater = Updater(coordinates, get_arm("vanilla"), OptimizerConfig(lr=0.1), 9)
     vectors = haar(coordinates.sizes, K, 0)
     start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, gate="one_sided", overshoot=2.0)
 
@@ -143,7 +143,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     (start,) = directions.measures({"default": objective}, [arm], GateConfig())
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
-    updater = Updater(Stepper(coordinates, lr=0.1), arm)
+    updater = Updater(coordinates, arm, OptimizerConfig(lr=0.1), 9)
     generator = torch.Generator().manual_seed(0)
     moves = [{m: 0.3 * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()} for _ in range(2)]
     coordinates.load_values(moves[0])

@@ -122,7 +122,6 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     "another law": ("train", {"rollouts.sampler.temperature": 0.5}, ["rollouts.sampler"]),
     "uneven batches": ("train", {"rollouts.iterations": 2, "steps": 3, **SMOKE}, ["rollouts.iterations"]),
     "no ratio": ("train", {"rollouts.prefetch": 1}, ["objective.old_logprobs"]),
-    "a KL from itself": ("train", {"objective.reference": "recorded", "objective.beta": 0.1}, ["objective.reference"]),
     "a server without the adapter": ("train", {"rollouts.engine": "server", "model.adapter": "x"}, ["rollouts.engine"]),
     "a server without the past": (
         "train",

@@ -117,7 +117,7 @@ def test_a_hint_replaces_exactly_the_original_phrase(mode: str) -> None:
 def test_a_test_of_the_example_is_not_vacuous() -> None:
     """Honest tests pass with the canonical solution and fail against a stub that returns 0 (0 == False included)."""
     for item in ITEMS:
-        call_text, expected = example_texts(item)
+        call_text, expected = example_texts(item.problem)
         body = item.body(item.family.solutions[0])
         source = compose(item.problem.starter, body, HONEST_TESTS, example=(call_text, expected))
         assert passes_run_tests(item, source, stub=False), f"{item.problem.problem_id}: the example is wrong"

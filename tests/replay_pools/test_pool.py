@@ -102,12 +102,8 @@ def test_resume_with_another_header_is_refused(tmp_path: Path, fake_pool: Pool, 
             PoolWriter(directory, header={**pool_header, "extra": 1})
 
 
-def test_bad_headers_and_directories_are_refused(tmp_path: Path, fake_pool: Pool, pool_header: Header) -> None:
-    """A missing or computed field, foreign step files, an empty pool."""
-    with pytest.raises(InputError, match="missing or computed: sampler"):
-        PoolWriter(tmp_path / "a", header={k: v for k, v in pool_header.items() if k != "sampler"})
-    with pytest.raises(InputError, match="missing or computed: counts"):
-        PoolWriter(tmp_path / "a", header={**pool_header, "counts": {}})
+def test_bad_directories_are_refused(tmp_path: Path, fake_pool: Pool, pool_header: Header) -> None:
+    """Foreign step files, an empty pool."""
     (fake_pool.path / "manifest.json").unlink()
     with pytest.raises(InputError, match="step files of another pool"):
         PoolWriter(fake_pool.path, header=pool_header)
@@ -220,7 +216,7 @@ def test_names_are_paths_then_out_then_builtin(
     [
         ({"files": []}, "manifest.json files: expected an object"),
         ({"files": {"step_000.jsonl.gz": "x"}}, "manifest.json files.step_000"),
-        ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "'../other.jsonl.gz'"),
+        ({"files": {"../other.jsonl.gz": {"step": 0, "rollouts": 4, "sha256": "0"}}}, "other.jsonl.gz.*pattern"),
         ({"policy": "x"}, "manifest.json policy: expected an object"),
         ({"prompt_tail": 3}, "manifest.json prompt_tail: expected"),
         ({"counts": []}, "manifest.json counts: expected an object"),

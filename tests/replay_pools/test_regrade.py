@@ -295,7 +295,7 @@ def test_a_pool_is_regraded_by_its_own_rule(
     pool_header: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """The recorded rule; `last` for a pool that an earlier version of this grader made and that records none."""
+    """The recorded rule; `joined` for a log that records none."""
     problem = MinicodeEnvironment().problems("train")[0]
     rollout = _rollout(make_rollout, grader, 0, 0, problem, *with_example(problem))
     for name, recorded in (("first", {}), ("second", {"code_rule": "joined"}), ("third", {"code_rule": "last"})):
@@ -303,7 +303,7 @@ def test_a_pool_is_regraded_by_its_own_rule(
         writer = PoolWriter(tmp_path / "out" / "pools" / name, header=header)
         writer.write_step(0, [rollout])
         rule = graded_code_rule(writer.finish())
-        assert rule == recorded.get("code_rule", "last")
+        assert rule == recorded.get("code_rule", "joined")
         assert regraded(capsys, tmp_path, name) == (rule, [rule == "joined"])
 
 

@@ -11,7 +11,7 @@ from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.storage.files import write_jsonl_gz
-from replay_pools.vocabulary import Vocabulary, Window, load_vocabulary
+from replay_pools.vocabulary import Vocabulary, load_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def logged(directory: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(("is_bound", "most"), [(True, 1024), (False, 4096)])
 def test_texts_of_many_windows_are_refused(is_bound: bool, most: int) -> None:
     """Attention takes quadratic memory: what no model was trained on is refused before it is tried."""
-    vocabulary = replace(load_vocabulary("organism"), window=Window(1024, is_bound))
+    vocabulary = replace(load_vocabulary("organism"), positions=1024, is_bound=is_bound)
     assert vocabulary.too_long(most - 10, 10) is None
     expected, found, _ = vocabulary.too_long(most - 10, 11)
     assert expected.startswith(f"at most {most} tokens")

@@ -206,6 +206,12 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
 
 
+def centred(x: Array, member: NDArray[np.intp]) -> Array:
+    """x minus the mean of its cluster; member (rows,) is the number of each row's cluster."""
+    count = np.maximum(np.bincount(member), 1)
+    return x - (np.bincount(member, weights=x) / count)[member]
+
+
 def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
     """The exact interval of a proportion; count and n > 0 need not be whole (Korn and Graubard 1998)."""
     tail = (1 - level) / 2

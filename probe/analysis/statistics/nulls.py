@@ -1,6 +1,6 @@
 """Null distributions of a statistic, and tests against them.
 
-    N1                  uniformly random (Haar) directions: a known law, no draws      haar_test, haar_mean
+    N1                  uniformly random (Haar) directions: a known law, no draws      haar_test
     N2, N3              directions extracted from relabelled pairs, drawn many times   label_permutations,
                         and compared with `null_test`                                  placebo_couples
     half-samples        of the pairs as they are: no null, a source of variation       half_samples
@@ -20,9 +20,7 @@ the share of held-out pairs, which v_hack was not extracted from, whose differen
 To add a null of this kind: write such a function here, and draw it in `null_axes`, after the draws that are there.
 """
 
-import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -54,44 +52,13 @@ Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
 class NullTest:
     """A statistic against draws of the same statistic under a null."""
 
-    num_draws: int  # 0: the law itself, no draws
+    num_draws: int  # 0: the normal law itself, no draws
     mean: float
     sd: float
     q95: float  # 95th percentile of the draws
     z: float | None  # d / sd; None when all draws are equal
     p: float  # (1 + draws at least as far from the centre) / (num_draws + 1)
     d: float  # statistic - mean
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HaarTest:
-    """A cosine against the law of cosines with Haar directions (mean 0)."""
-
-    z: float
-    p: float
-
-    def null(self, cosine: float) -> NullTest:
-        """The same result as a `NullTest` of `cosine`, with the normal law in the place of draws."""
-        sd = abs(cosine / self.z) if self.z else 0.0
-        return NullTest(num_draws=0, mean=0.0, sd=sd, q95=NORMAL_95 * sd, z=self.z, p=self.p, d=cosine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HaarMean:
-    """The mean cosine of several gradients against Haar directions.
-
-    The same random directions measure every gradient. So under this null the cosines of gradients that point alike
-    move together, even where the gradients themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all
-    are equal, an upper bound whatever the gradients are (Cauchy-Schwarz).
-    """
-
-    mean: float
-    sd_shared: float  # mean_s sd_s
-    shared: HaarTest
-
-    def null(self) -> NullTest:
-        """The same as a `NullTest` of the mean."""
-        return self.shared.null(self.mean)
 
 
 def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> NullTest:
@@ -135,28 +102,21 @@ def upper_p(statistic: float, draws: ArrayLike) -> float:
     return (1 + int(np.sum(draws >= statistic - ROUNDING * abs(statistic)))) / (len(draws) + 1)
 
 
-def haar_test(cosine: float, haar_sd: float) -> HaarTest:
-    """z and normal p of a cosine that sums over many modules (the central limit stands in for the exact law).
+def haar_test(cosine: float, haar_sd: float) -> NullTest:
+    """A cosine that sums over many modules against Haar directions: the central limit stands in for the exact law.
+
+    Of a mean cosine of several gradients, `haar_sd` is the mean of theirs. The same random directions measure every
+    gradient. So under this null the cosines of gradients that point alike move together, even where the gradients
+    themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all are equal, an upper bound whatever the
+    gradients are (Cauchy-Schwarz).
 
     Args:
         cosine: the observed value; its null mean is 0.
-        haar_sd: its standard deviation under Haar directions.
-
-    Raises:
-        ValueError: `haar_sd` is not positive.
+        haar_sd: its standard deviation under Haar directions, above 0.
     """
-    if not haar_sd > 0:
-        raise ValueError(f"haar_sd: expected a positive standard deviation, found {haar_sd}")
     z = cosine / haar_sd
-    return HaarTest(z=z, p=2.0 * float(stats.norm.sf(abs(z))))
-
-
-def haar_mean(cosines: Sequence[float], haar_sds: Sequence[float]) -> HaarMean | None:
-    """Test the mean of the cosines, given their standard deviations under Haar directions; None without cosines."""
-    if not cosines:
-        return None
-    mean, sd = math.fsum(cosines) / len(cosines), math.fsum(haar_sds) / len(cosines)
-    return HaarMean(mean=mean, sd_shared=sd, shared=haar_test(mean, sd))
+    p = 2.0 * float(stats.norm.sf(abs(z)))
+    return NullTest(num_draws=0, mean=0.0, sd=haar_sd, q95=NORMAL_95 * haar_sd, z=z, p=p, d=cosine)
 
 
 def true_labels(held_out: NDArray[np.bool_]) -> tuple[Rows, Rows]:
@@ -222,11 +182,7 @@ class NullAxes:
     truth: Axes
     permuted: Axes  # N2: labels permuted across all pairs
     couples: Axes | None  # N3: clean against clean; None where there are fewer couples than k
-    drawn: np.random.Generator  # as the draws above left it
-
-    def rng(self) -> np.random.Generator:
-        """A generator that goes on after the draws of these axes, the same for every caller."""
-        return copy.deepcopy(self.drawn)
+    drawn: np.random.Generator  # as the draws above left it: who goes on with it takes a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,14 +247,6 @@ class SignTransfer:
     mean_cos: float  # of the differences with v_hack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferNull:
-    """`SignTransfer` against directions without signal on the same held-out pairs."""
-
-    accuracy: NullTest
-    mean_cos: NullTest
-
-
 def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     """How many differences of held-out pairs have a positive cosine with v_hack; None if none has a cosine at all."""
     differences, _, _ = held_out_gradients(pairs)
@@ -317,12 +265,12 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     )
 
 
-def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, TransferNull]:
+def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, dict[str, NullTest]]:
     """Test `sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples).
 
     Returns:
-        {"N2": ..., "N3": ...}. Empty without a held-out pair that has a cosine; N3 is left out where there are fewer
-        couples than k.
+        {"N2": {"accuracy": ..., "mean_cos": ...}, "N3": ...}. Empty without a held-out pair that has a cosine; N3 is
+        left out where there are fewer couples than k.
     """
     observed = sign_transfer(pairs)
     if observed is None:
@@ -339,8 +287,8 @@ def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[st
         scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
         if len(scores) > 1:
             accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)
-            nulls[name] = TransferNull(
-                accuracy=null_test(observed.accuracy, accuracy, centre=0.5),
-                mean_cos=null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
-            )
+            nulls[name] = {
+                "accuracy": null_test(observed.accuracy, accuracy, centre=0.5),
+                "mean_cos": null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
+            }
     return nulls

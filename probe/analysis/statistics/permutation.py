@@ -16,6 +16,7 @@ the centre of its null in CENTRES. To add a null: draw its axes in `probe.analys
 Shapes: B draws, S samples of a run, P paid samples, T steps, G samples of a step, M modules.
 """
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
     draws = {"N2": _statistics(linked, axes.permuted, labels)}
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
-    draws["N4"] = _batch_label_nulls(linked, labels, num_draws, axes.rng())
+    draws["N4"] = _batch_label_nulls(linked, labels, num_draws, copy.deepcopy(axes.drawn))
     excess = {}
     if linked.steps:
         # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the one
@@ -152,16 +153,12 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
     """{statistic: (B,)} along axes drawn B times; statistics that the run cannot measure are left out."""
     statistics = {}
     if linked.steps:
-        statistics["cos_in"] = _mean_cosine(linked, axes)
+        # The mean over prompts of the cosines of the steps' gradients.
+        statistics["cos_in"] = along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
     if labels.both_sides:
         paid = linked.names(labels.rows)
         statistics |= _paid_statistics(linked.read, axes, paid, tuple(labels.hacked), tuple(labels.prompts))
     return statistics
-
-
-def _mean_cosine(linked: Linked, axes: Axes) -> Array:
-    """(B,) mean over prompts of the cosines of the steps' gradients."""
-    return along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
 
 
 # Conditions mostly pay the same samples, and the ranks of their cosines in every draw take long.

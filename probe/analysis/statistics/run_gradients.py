@@ -184,7 +184,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         steps: its step records; those without a policy gradient give no total.
 
     Raises:
-        InputError: a file of `gram/` is missing or changed, or holds no weights of the condition.
+        InputError: a file of `gram/` is missing or changed.
     """
     basis, condition = ARMS[samples[0].arm].basis, samples[0].condition
     pairs, read = read_pairs(run, basis), StepReader.of(run, basis)
@@ -200,9 +200,6 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
     totals: dict[int, Gradients] = {}
     for step, group in groups.items():
         gram = read(step)
-        if condition not in gram.weights:
-            where = f"{run.path} step {step}"
-            raise InputError(where, expected=f"weights of {condition}", found="none", fix="repeat the run")
         unit_weights = gram.weights[condition]
         weights = unit_weights * [sample.advantage for sample in group]
         gradients = samples_of(gram)

@@ -29,6 +29,7 @@ test finds 80%.
 """
 
 import math
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -37,7 +38,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize, special, stats
 
-from probe.analysis.statistics.intervals import Array, Interval, cluster_numbers, student_quantile, t_interval, varies
+from probe.analysis.statistics.intervals import (
+    Array,
+    Interval,
+    centred,
+    cluster_numbers,
+    student_quantile,
+    t_interval,
+    varies,
+)
 
 # `mde` compares two arms. A correlation of .5 makes its paired error sd / sqrt(n), that of the mean of one sample.
 ONE_SAMPLE = 0.5
@@ -97,31 +106,17 @@ def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
     return parts
 
 
-def welch_test(a: ArrayLike, b: ArrayLike) -> tuple[float, float] | None:
-    """(t, two-sided p) of Welch's t-test (unequal variances) of mean(a) - mean(b).
+def welch(a: ArrayLike, b: ArrayLike) -> Any | None:
+    """Welch's t-test of mean(a) - mean(b), as scipy has it: `statistic`, two-sided `pvalue`, `confidence_interval`.
 
     None with fewer than two values on a side, or when neither side has any variance.
     """
     x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if min(len(x), len(y)) < 2 or not (varies(x) or varies(y)):
         return None
-    result = stats.ttest_ind_from_stats(
-        x.mean(), x.std(ddof=1), len(x), y.mean(), y.std(ddof=1), len(y), equal_var=False
-    )
-    return float(result.statistic), float(result.pvalue)
-
-
-def welch_interval(a: ArrayLike, b: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Welch's interval of mean(a) - mean(b) of independent samples; None where `welch_test` is undefined."""
-    x, y = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if welch_test(x, y) is None:
-        return None
-    # From the variances, as the test: scipy warns of a side whose values are the same but for rounding.
-    in_x, in_y = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
-    df = (in_x + in_y) ** 2 / (in_x**2 / (len(x) - 1) + in_y**2 / (len(y) - 1))
-    half = float(stats.t.isf((1 - level) / 2, df)) * math.sqrt(in_x + in_y)
-    mean = float(x.mean() - y.mean())
-    return Interval(low=mean - half, high=mean + half)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a side whose values are the same but for rounding
+        return stats.ttest_ind(x, y, equal_var=False)
 
 
 def max_t(observed: Array, draws: Array, *, alpha: float = 0.05) -> tuple[Array, Array, float]:
@@ -244,12 +239,12 @@ def effects_by_prompt(
     """
     member = cluster_numbers(prompts)
     num_prompts = len(set(prompts))
-    target = _centred(np.asarray(label, dtype=np.float64), member)
+    target = centred(np.asarray(label, dtype=np.float64), member)
     kept: list[Array] = []  # of norm 1, centred, none a combination of the others
     for column in covariates.values():
-        centred = _centred(np.asarray(column, dtype=np.float64), member)
-        if _is_new(centred, kept):
-            kept.append(centred / np.linalg.norm(centred))
+        within = centred(np.asarray(column, dtype=np.float64), member)
+        if _is_new(within, kept):
+            kept.append(within / np.linalg.norm(within))
     if not np.any(target) or not _is_new(target, kept):
         return None
     y = responses - _prompt_sums(responses, member)[:, member] / np.bincount(member)[member]
@@ -267,12 +262,6 @@ def _prompt_sums(values: Array, member: NDArray[np.intp]) -> Array:
     order = np.argsort(member, kind="stable")
     starts = np.searchsorted(member[order], np.arange(int(member.max()) + 1))
     return np.add.reduceat(values[:, order], starts, axis=1)
-
-
-def _centred(x: Array, member: NDArray[np.intp]) -> Array:
-    """x minus the mean of its prompt; member (rows,) is the number of each row's prompt."""
-    count = np.maximum(np.bincount(member), 1)
-    return x - (np.bincount(member, weights=x) / count)[member]
 
 
 def _is_new(column: Array, kept: Sequence[Array]) -> bool:
@@ -306,16 +295,11 @@ def mde(
         n: units (seeds, prompts) in each group, or pairs.
         paired_correlation: between the two measurements of a pair; None for independent groups.
         alpha: level of the test, both tails together.
-        power: probability of finding the effect.
-
-    Raises:
-        ValueError: sd, n or alpha out of range; `power` not between alpha and 1.
+        power: probability of finding the effect, above alpha.
     """
-    if not alpha < power < 1:
-        raise ValueError(f"power: expected a number between alpha ({alpha:g}) and 1, found {power}")
     if n == 1:
         return math.inf
-    error = _standard_error(sd, n, paired_correlation, alpha)
+    error = sd * math.sqrt(2 * (1 - (paired_correlation or 0.0)) / n)
     return error * _detectable(n, paired_correlation is not None, alpha, power)
 
 
@@ -382,18 +366,3 @@ def _detectable(n: int, paired: bool, alpha: float, power: float) -> float:
         high *= 2
     root: Any = optimize.brentq(surplus, 0.0, high, xtol=1e-9)  # a float, whatever the stubs say
     return root
-
-
-def _standard_error(sd: float, n: int, rho: float | None, alpha: float) -> float:
-    """Standard error of the difference of means; ValueError for arguments out of range."""
-    if not (sd > 0 and math.isfinite(sd)):
-        raise ValueError(f"sd: expected a positive number, found {sd}")
-    if n < 2:
-        raise ValueError(f"n: expected at least 2 units, found {n}")
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha: expected a number between 0 and 1, found {alpha}")
-    if rho is None:
-        return sd * math.sqrt(2 / n)
-    if not -1 < rho < 1:
-        raise ValueError(f"paired_correlation: expected a number between -1 and 1, found {rho}")
-    return sd * math.sqrt(2 * (1 - rho) / n)

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from probe.analysis.statistics.intervals import Array, cluster_numbers
+from probe.analysis.statistics.intervals import Array, centred, cluster_numbers
 from probe.analysis.statistics.thresholds import MIN_SUPPORT
 
 CALIPER = 0.2
@@ -61,30 +61,23 @@ def common_support(
     rows = np.isin(member, both)
     if not rows.any():
         return []
-    groups = [np.flatnonzero(member[rows] == prompt) for prompt in both]
+    member, hacked = member[rows], hacked[rows]
     columns = {name: np.asarray(values, dtype=np.float64)[rows] for name, values in scores.items()}
-    columns[TOGETHER] = _combined([*columns.values()], hacked[rows], groups)
-    return [_support(name, column, hacked[rows], groups) for name, column in columns.items()]
+    columns[TOGETHER] = _combined([*columns.values()], hacked, member)
+    return [_support(name, column, hacked, member) for name, column in columns.items()]
 
 
-def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], groups: Sequence[NDArray[np.intp]]) -> Array:
+def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Array:
     """(rows,) the combination of scores that follows the label best within prompts, by least squares."""
-    matrix = np.stack([_centred(column, groups) for column in columns], axis=1)
+    matrix = np.stack([centred(column, member) for column in columns], axis=1)
     sizes = np.linalg.norm(matrix, axis=0)
     matrix /= np.where(sizes > 0, sizes, 1.0)
-    return matrix @ np.linalg.lstsq(matrix, _centred(hacked.astype(np.float64), groups), rcond=None)[0]
+    return matrix @ np.linalg.lstsq(matrix, centred(hacked.astype(np.float64), member), rcond=None)[0]
 
 
-def _centred(column: Array, groups: Sequence[NDArray[np.intp]]) -> Array:
-    centred = column.copy()
-    for group in groups:
-        centred[group] -= column[group].mean()
-    return centred
-
-
-def _support(name: str, column: Array, hacked: NDArray[np.bool_], groups: Sequence[NDArray[np.intp]]) -> Support:
-    centred = _centred(column, groups)
-    spread = np.sqrt(np.square(centred).sum() / max(len(column) - len(groups), 1))
+def _support(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Support:
+    groups = [np.flatnonzero(member == prompt) for prompt in np.unique(member)]
+    spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
     # Equal scores are within any caliper, whatever rounding made of them.
     caliper = CALIPER * spread + 1e-9 * np.abs(column).max()
     alike, by_chance = 0, 0.0
