@@ -55,7 +55,7 @@ def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path
             yield world
             return
         # The trackers first: one that is not installed is refused before anything is made.
-        with tracked(track, directory, out_dir=out, say=say), locked(directory), shown_progress():
+        with tracked(track, directory, out_dir=out, say=say), shown_progress(), locked(directory):
             yield world
 
 
