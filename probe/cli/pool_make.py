@@ -1,5 +1,6 @@
 """probe pool generate, regrade: sample groups from a policy, grade and freeze them; grade stored completions again."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option, name_opti
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
-from probe.records.run import elsewhere
+from probe.records.run import ANSWERS_DIR, elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--url", help="Sample from this vLLM or SGLang server, http://host:8000; --model names the tokenizer.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
+    "rollouts.server_dialect: --dialect",
     "rollouts.env",
     "rollouts.split",
     "rollouts.mode",
@@ -53,7 +60,7 @@ if TYPE_CHECKING:
 def generate(
     ctx: click.Context,
     name: str,
-    url: str | None,
+    urls: tuple[str, ...],
     workers: int | None,
     twice: bool,
     unsafe_local: bool,
@@ -83,13 +90,14 @@ def generate(
         group=rollouts.group,
         seed=config.seed,
     )
+    answers = directory / ANSWERS_DIR
     is_served = rollouts.engine == "server"
-    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
-        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
+    if is_served != bool(urls) or (is_served and config.model.adapter is not None):
+        given = f"{rollouts.engine}, url {' '.join(urls) or None}, adapter {config.model.adapter}"
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
-    if url is not None:
-        source = _served(str(config.model.name), url, rollouts)
+    if urls:
+        source = _served(str(config.model.name), urls, rollouts, answers)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -106,6 +114,7 @@ def generate(
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
+    shutil.rmtree(answers, ignore_errors=True)  # of batches that were never asked for again
     num_rollouts = steps * rollouts.group
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
@@ -113,13 +122,11 @@ def generate(
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
-def _served(model: str, url: str, rollouts: "RolloutConfig") -> "Engine":
-    from probe.runs.sources.served import configured_connection
+def _served(model: str, urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
+    from probe.runs.sources.served import connected
     from replay_pools.policy.load import load_served_policy
-    from replay_pools.serving.engine import connect
 
-    server = configured_connection(url, rollouts)
-    return connect(server, load_served_policy(model), served_model=rollouts.served_model)
+    return connected(urls, rollouts, load_served_policy(model), kept)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
