@@ -22,7 +22,7 @@ from probe.runs.policies import as_policy
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, normaliser
 from replay_pools.policy.load import Policy
-from replay_pools.vocabulary import Vocabulary, load_vocabulary, window_of
+from replay_pools.vocabulary import Vocabulary, load_vocabulary, positions_of
 
 
 def extract(
@@ -115,7 +115,7 @@ def extracted(
 def _vocabulary(policy: Policy) -> Vocabulary:
     embedding = policy.model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(policy, embedding.num_embeddings, window_of(policy.model))
+    return Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))
 
 
 @contextmanager
