@@ -40,7 +40,7 @@ def told_progress() -> Iterator[Hearer]:
         # A resumed run has done some before its first report.
         pace = (now - start) / (done - first_done) if done > first_done else None
         left = "" if pace is None else f", {pace * (total - done):.0f} s left"
-        _reports[:] = [f"{what} {done}/{total}{left}"]
+        _reports[:] = [f"{what} {done}/{total}{left}"] if done < total else []  # what follows is other work
 
     try:
         yield hear
