@@ -394,7 +394,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], list[str]]] = {
     "a weight of NaN": ([row(), row()], {"reward": "reward*nan"}, ["COLUMN*NUMBER"]),
     "a weight of letters": ([row(), row()], {"reward": "reward*x"}, ["COLUMN*NUMBER"]),
     "half a step": ([row(step=1.5)], {}, ["a whole number"]),
-    "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt"]),
+    "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt", "write them with json.dumps"]),
     "an image": ([row(prompt=[{"role": "user", "content": [{"type": "image"}]}])], {}, ["line 1 prompt"]),
     "no text": ([row(prompt=None, instruction="Add.", input="")] * 2, {}, ["line 1 input (prompt)"]),
     "no answer, no prompt": (
