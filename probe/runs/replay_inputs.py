@@ -29,6 +29,9 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import load_vocabulary
 
+LEAST_READ = 1024  # groups of a pool: smaller ones are always read whole
+READ_PER_STEP = 4  # groups, of which some have no update
+
 
 class ReplayInputs:
     """The pools and the policy of a replay; the policy is loaded when it is first asked for.
@@ -74,11 +77,7 @@ class ReplayInputs:
             InputError: pools that do not match, that another tokenizer wrote, or whose recorded log-probabilities are
                 not of the policy's law where an objective compares with them; all faults of the pairs.
         """
-        config, source = self.config, self.source
-        pools = self.pools
-        if left_out := self.circular.get("problems"):
-            pools = [_without(pool, left_out) for pool in pools]
-        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
+        config, (groups, pools, _) = self.config, self._drawn
         vocabulary = load_vocabulary(self.model_name)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
@@ -109,32 +108,64 @@ class ReplayInputs:
             raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
         return names.pop()
 
-    @cached_property
+    @property
     def circular(self) -> dict[str, Any]:
         """What is left out because pairs are rollouts of these pools: `pairs`, how many, and `problems`; empty if none.
 
-        `unknown` alone where the pairs of a direction file are not at hand.
-
-        Raises:
-            InputError: nothing is left.
+        `unknown` alone where the pairs of a direction file are not at hand. Errors as of `groups`.
         """
-        pairs = self._pairs()
+        return self._drawn[2]
+
+    @cached_property
+    def _drawn(self) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
+        """The groups, the pools that they are drawn from, and what circular pairs leave out of these.
+
+        A single pool is read up to where the groups of all steps, with an update each, are found.
+        """
+        pairs, steps, whole = self._pairs(), self.config.steps, self.pools
+        limit = len(whole[0].steps) if len(whole) > 1 or steps is None else max(LEAST_READ, READ_PER_STEP * steps)
+        while limit < len(whole[0].steps):
+            try:
+                groups, pools, circular = self._drawn_of([whole[0].only(range(limit))], pairs)
+            except InputError:  # too few groups so far
+                pass
+            else:
+                if groups.are_first_choice:
+                    unread = f"{len(whole[0].steps) - limit} of {len(whole[0].steps)} groups"
+                    self._say(f"pool {whole[0].name}: {unread} were not read: those before them fill all steps")
+                    break
+            limit *= 2
+        else:
+            groups, pools, circular = self._drawn_of(whole, pairs)
         if pairs is None:
             v_hack = self.config.intervention.v_hack
             why = "they are not at hand as they were (probe replay --pairs takes them)"
             self._say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
-            return {"unknown": v_hack}
-        found = circular_pairs(pairs, (each for pool in self.pools for group in pool.steps for each in group))
-        if not found:
-            return {}
-        problems = sorted({rollout.problem_id for rollouts in found.values() for rollout in rollouts})
-        what = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools, verbatim or nearly"
-        everywhere = {group[0].problem_id for pool in self.pools for group in pool.steps}
-        if everywhere <= {*problems}:
-            fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
-            raise InputError("pairs", expected="pairs that leave prompts to measure on", found=what, fix=fix)
-        self._say(f"caution: {what}: their {len(problems)} prompts of {len(everywhere)} are left out of the replay")
-        return {"pairs": len(found), "of_pairs": len(pairs), "problems": problems, "of_problems": len(everywhere)}
+            circular = {"unknown": v_hack}
+        elif circular:
+            prompts = f"their {len(circular['problems'])} prompts of {circular['of_problems']}"
+            self._say(f"caution: {_copies(circular)}: {prompts} are left out of the replay")
+        return groups, pools, circular
+
+    def _drawn_of(
+        self, pools: list[Pool], pairs: Sequence[Pair] | None
+    ) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
+        """As `_drawn`, of these pools, whole; InputError where circular pairs leave nothing, and as of ReplaySource."""
+        source, circular = self.source, dict[str, Any]()
+        rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
+        if pairs and (found := circular_pairs(pairs, rollouts)):
+            problems = sorted({copy.problem_id for copies in found.values() for copy in copies})
+            everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
+            circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
+            circular |= {"of_problems": len(everywhere)}
+            if everywhere <= {*problems}:
+                fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
+                expected = "pairs that leave prompts to measure on"
+                raise InputError("pairs", expected=expected, found=_copies(circular), fix=fix)
+            pools = [_without(pool, problems) for pool in pools]
+        config = self.config
+        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
+        return groups, pools, circular
 
     def _pairs(self) -> list[Pair] | None:
         """The pairs of v_hack; None where it is a file, and the pairs that it names have changed or are gone."""
@@ -172,6 +203,10 @@ class ReplayInputs:
             record["circular"] = self.circular
         adapter = configured_adapter(self._model)
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
+
+
+def _copies(circular: dict[str, Any]) -> str:
+    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools, verbatim or nearly"
 
 
 def hacks_of(pools: Sequence[Pool]) -> list[str]:

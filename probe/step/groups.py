@@ -184,6 +184,11 @@ class ReplaySource:
         self._check_sizes()
 
     @property
+    def are_first_choice(self) -> bool:
+        """Whether every group is the first of its place and has an update: a longer pool would give the same ones."""
+        return all(turn == 0 and self._has_update(place, turn) for place, turn in self._turns)
+
+    @property
     def num_left_out(self) -> int:
         """Matching rollouts that are in no group, because `steps` or `per_pool` leaves them out."""
         total = sum(len(rollouts) for match in self._matches for _, rollouts in match)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from replay_pools.errors import Faults, InputError
 from replay_pools.screen import report
@@ -106,13 +106,13 @@ def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """(number of its first line from 1 on, names of the columns, cells) of each row but the first."""
     used, start = 0, 1
 
-    def lines(text: io.TextIOWrapper) -> Iterator[str]:
+    def lines(file: BinaryIO, text: io.TextIOWrapper) -> Iterator[str]:
         nonlocal used
         number, size = 0, path.stat().st_size // MIB
         while line := text.readline(MAX_DOCUMENT + 1):
             used, number = used + len(line), number + 1
             if number % REPORT_EVERY == 0:
-                report(f"MiB of {path.name}", text.buffer.tell() // MIB, size)
+                report(f"MiB of {path.name}", file.tell() // MIB, size)
             if used > MAX_DOCUMENT or number > MOST_ROWS:
                 expected = f"at most {MOST_ROWS:,} lines, and rows of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
@@ -123,7 +123,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
         try:
             first = text.readline(MAX_DOCUMENT)
             text.seek(0)
-            reader = csv.reader(lines(text), delimiter=max(SEPARATORS, key=first.count), strict=True)
+            reader = csv.reader(lines(file, text), delimiter=max(SEPARATORS, key=first.count), strict=True)
             names: list[str] = next(reader, [])
             repeated = sorted(name for name, count in Counter(filter(None, names)).items() if count > 1)
             if repeated or len(names) > MOST_COLUMNS:

@@ -293,7 +293,8 @@ def chat_of(value: Any) -> Chat | None:
             messages = None
         if not messages or not all(isinstance(message, dict) and "role" in message for message in messages):
             if MESSAGES_AS_TEXT.match(value):
-                raise wrong_value("messages, as a list or as the JSON text of one", value)
+                expected = "messages, as a list or as the JSON text of one"
+                raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
             return None
     if not isinstance(messages, list):
         return None

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,10 @@ from extraction.pairs import write_pairs
 from extraction.selection import load_pairs
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.runs.replay import ReplayInputs
+from probe.settings.rollouts import SourceConfig
+from probe.settings.run import ReplayConfig
+from replay_pools import pool
 
 # Everything that is imported counts before the run: the peak is that of what the run itself holds.
 PEAK = """
@@ -59,3 +64,29 @@ def pairs(tmp_path: Path) -> list[str]:
 )
 def test_organism(arguments: list[str], pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     within_a_fifth([*arguments, *pairs], tmp_path, capsys)
+
+
+def test_a_long_pool_is_read_as_far_as_its_steps_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first eight of 20 groups fill two steps with the groups that the whole pool would give; 16 take all."""
+    read: set[Path] = set()
+    read_listed = pool._read_listed
+    monkeypatch.setattr(pool, "_read_listed", lambda path, entry: read.add(path) or read_listed(path, entry))
+
+    def drawn(num_steps: int) -> list[Any]:
+        config = ReplayConfig(source=SourceConfig(replay_dirs=("teacher",)), steps=num_steps)
+        read.clear()
+        groups = ReplayInputs(config, tmp_path, print, "cpu").groups()
+        return [groups.groups(step) for step in range(num_steps)]
+
+    whole = {num_steps: drawn(num_steps) for num_steps in (2, 16)}
+    assert len(read) == 20
+    monkeypatch.setattr("probe.runs.replay.LEAST_READ", 8)
+    monkeypatch.setattr("probe.runs.replay.READ_PER_STEP", 2)
+    capsys.readouterr()
+    assert drawn(2) == whole[2]
+    assert len(read) == 8
+    assert "12 of 20 groups were not read" in capsys.readouterr().out
+    assert drawn(16) == whole[16]
+    assert len(read) == 20

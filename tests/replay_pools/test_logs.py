@@ -419,7 +419,7 @@ REFUSED: dict[str, tuple[Any, dict[str, str], list[str]]] = {
     "a weight of NaN": ([row(), row()], {"reward": "reward*nan"}, ["COLUMN*NUMBER"]),
     "a weight of letters": ([row(), row()], {"reward": "reward*x"}, ["COLUMN*NUMBER"]),
     "half a step": ([row(step=1.5)], {}, ["a whole number"]),
-    "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt"]),
+    "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt", "write them with json.dumps"]),
     "an image": ([row(prompt=[{"role": "user", "content": [{"type": "image"}]}])], {}, ["line 1 prompt"]),
     "no text": ([row(prompt=None, instruction="Add.", input="")] * 2, {}, ["line 1 input (prompt)"]),
     "no answer, no prompt": (
@@ -806,6 +806,19 @@ def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
     assert any("expected 5 rows with one prompt" in line for line in refused(folder, mapping={"group": "every:5"}))
     table.with_columns(advantage=polars.lit(1.0)).write_parquet(folder / "completions_00003.parquet")
     assert any("advantages of 8 rows that cancel" in line for line in refused(folder))
+
+
+def test_the_rounding_of_equal_rewards_is_no_advantage(tmp_path: Path) -> None:
+    """As TRL logs a group without reward variance: float32 minus its mean, over 1e-4."""
+    rewards = [1.2] * 4 + [0.2, 1.2, 0.2, 1.2]
+    centred = [0.00119] * 4 + [-0.866, 0.866, -0.866, 0.866]
+    columns = zip(rewards, centred, strict=True)
+    rows = [{"step": 1, "prompt": f"p{i // 4}", "exact": r, "advantage": a} for i, (r, a) in enumerate(columns)]
+    source = tmp_path / "completions_00001.parquet"
+    polars.DataFrame([item | {"completion": f"c{i}"} for i, item in enumerate(rows)]).write_parquet(source)
+    log = check_log(source)
+    assert [len(group) for group in log.groups] == [4, 4]
+    assert log.scale_rewards == "group"
 
 
 def test_trl_with_recorded_ids_needs_no_tokenizing(tmp_path: Path, teacher, imported) -> None:
