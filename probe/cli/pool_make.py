@@ -19,6 +19,7 @@ from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
 if TYPE_CHECKING:
     from probe.settings.rollouts import RolloutConfig
+    from probe.settings.training import ModelConfig
     from replay_pools.engines import Engine
 
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     "generate",
     "model.name: --model",
     "model.adapter",
+    "model.template",
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
@@ -90,7 +92,7 @@ def generate(
         raise InputError("--engine", expected=expected, found=given)
     if url is not None:
         with shown_progress():
-            source = _served(str(config.model.name), url, rollouts)
+            source = _served(config.model, url, rollouts)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -114,13 +116,13 @@ def generate(
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
-def _served(model: str, url: str, rollouts: "RolloutConfig") -> "Engine":
+def _served(model: "ModelConfig", url: str, rollouts: "RolloutConfig") -> "Engine":
     from probe.runs.sources.served import configured_connection
     from replay_pools.policy.load import load_served_policy
     from replay_pools.serving.engine import connect
 
     server = configured_connection(url, rollouts)
-    return connect(server, load_served_policy(model), served_model=rollouts.served_model)
+    return connect(server, load_served_policy(str(model.name), model.template), served_model=rollouts.served_model)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:

@@ -87,7 +87,7 @@ class ReplayInputs:
         if left_out := self.circular.get("problems"):
             pools = [_without(pool, left_out) for pool in pools]
         groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
-        vocabulary = load_vocabulary(self.model_name)
+        vocabulary = load_vocabulary(self.model_name, config.model.template)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
             _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
