@@ -11,7 +11,7 @@ import click
 
 from extraction.words import BASES, Adapted, Basis
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._running import rounding_line, say
+from probe.cli._running import say, truncation_line
 from probe.cli._settings import SettingsCommand, run_config, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
@@ -35,6 +35,7 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 @settings_options(
     "replay",
     "model.name: --model",
+    "model.template",
     "model.device",
     "intervention.extraction.pairs",
     "intervention.extraction.pairs_map",
@@ -69,7 +70,9 @@ def extract(
         config = replace(config, model=replace(config.model, name="organism"))
     model, extraction = config.model, config.intervention.extraction
     # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
-    for sentence in check_pairs(load_vocabulary(str(model.name)), selected_pairs(extraction), extraction.k):
+    for sentence in check_pairs(
+        load_vocabulary(str(model.name), model.template), selected_pairs(extraction), extraction.k
+    ):
         say(sentence)
     path = out / "directions" / f"{name}.safetensors"
     with locked(path):
@@ -81,7 +84,6 @@ def extract(
             cache_dir=out / "cache",
             lora_rank=model.lora_rank,
             svd_rank=model.svd_rank,
-            svd_storage=model.svd_storage,
             targets=model.targets,
         )
         library = DirectionLibrary(
@@ -95,13 +97,13 @@ def extract(
         save_directions(path, directions)
         adapted = coordinates.adapted
         card = write_card(path, directions, library.pair_gradients, adapted and asdict(adapted))
-    rounding = coordinates.rounding()
+    truncation = coordinates.truncation()
     if as_json:
-        echo_json({"path": str(path), **card, "rounding": rounding})
+        echo_json({"path": str(path), **card, "truncation": truncation})
         return
     print_card(path, card)
-    if rounding is not None:
-        echo(rounding_line(basis, rounding))
+    if truncation is not None:
+        echo(truncation_line(basis, truncation))
     echo(f"next: probe replay{_pool(str(model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
 
 
