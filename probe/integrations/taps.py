@@ -24,7 +24,7 @@ from extraction.adapters.frames import Frame
 from extraction.adapters.interface import Tap
 from extraction.adapters.sharded import whole
 from extraction.batch import Segments
-from extraction.gradients import watch_output
+from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
@@ -76,7 +76,11 @@ class Taps:
             witness.register_post_accumulate_grad_hook(lambda _: self._fill()),
         ]
         for module, layer in self._layers.items():
-            self._handles.append(layer.register_forward_hook(partial(self._watch, self._taps[module])))
+            tap = self._taps[module]
+            if tap.keep is None:
+                self._handles.append(layer.register_forward_pre_hook(partial(self._watch_input, tap)))
+            else:
+                self._handles.append(layer.register_forward_hook(partial(self._watch_output, tap)))
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -140,27 +144,33 @@ class Taps:
         if self._witness.grad is not None:
             self._fill()
 
-    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Forward hook: where a backward can follow, let dL/dy pass by `_add`."""
+    def _watches(self) -> bool:
+        """Whether a backward can follow the forward of a layer."""
         # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
             self._may_be_zeroed = True
-        if not torch.is_grad_enabled():
+        return torch.is_grad_enabled()
+
+    def _watch_input(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Pre-hook: let dL/dx pass by `_add`."""
+        if not self._watches():
             return None
-        assert tap.keep is not None  # all taps of frames are of outputs
-        return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output)
+        device = inputs[0].device.type
+        # Under autocast dL/dx may be float32 of a product in float16.
+        if torch.is_autocast_enabled(device):
+            self._check_scale(tap, torch.get_autocast_dtype(device))
+        return watch_input(partial(self._add, tap), layer, inputs)
+
+    def _watch_output(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Forward hook: let dL/dy pass by `_add`."""
+        assert tap.keep is not None
+        return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output) if self._watches() else None
 
     def _add(self, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
         if not torch.autograd._is_checkpoint_valid():
             return
-        if gradient.dtype == torch.float16 and self._scaler is None:
-            raise InputError(
-                f"gradient of module {tap.module}",
-                expected="one whose loss scale is known",
-                found="float16, which a loss scaler scales",
-                fix="attach with scaler=, the GradScaler of the loop",
-            )
+        self._check_scale(tap, gradient.dtype)
         self._empty_with_grad()
         backward = torch._C._current_graph_task_id()
         if isinstance(self._witness, DTensor) and backward != self._backward:
@@ -171,3 +181,13 @@ class Taps:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
+
+    def _check_scale(self, tap: Tap, dtype: torch.dtype) -> None:
+        """InputError of gradients in float16 without a scaler."""
+        if dtype == torch.float16 and self._scaler is None:
+            raise InputError(
+                f"gradient of module {tap.module}",
+                expected="one whose loss scale is known",
+                found="float16, which a loss scaler scales",
+                fix="attach with scaler=, the GradScaler of the loop",
+            )
