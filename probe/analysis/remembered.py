@@ -13,7 +13,7 @@ from dataclasses import asdict, is_dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -53,7 +53,7 @@ def remembered(run: Run, name: str, kind: Any, make: Callable[[], Value]) -> Val
 
 def _plain(value: Any) -> Any:
     """A dataclass as an object, a number of numpy as one of Python."""
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value.item()
+    return asdict(cast(Any, value)) if is_dataclass(value) else value.item()
 
 
 def _read(path: Path, of: str) -> dict[str, dict[str, str]]:

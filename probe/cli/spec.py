@@ -9,8 +9,9 @@ import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
-from probe.cli._running import echo_footprint, say
+from probe.cli._running import echo_footprint, machine_option, say
 from probe.records.run import elsewhere, read_run, resolve_run
+from probe.settings.machines import GPUS
 from replay_pools.errors import InputError, refuse
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     help="RUN: where its training spec is written. Default: spec/RUN-training.toml.",
 )
 @click.option("--effect", type=Real(0, min_open=True), help="RUN: the effect to see, of a hack rate. Default: 0.3.")
+@machine_option
 @click.option("--sd", type=Real(0, min_open=True), help="RUN: its sd between seeds. Default: 0.15.")
 @out_option
 @json_option
@@ -43,6 +45,7 @@ def plan(
     target: Path,
     run: Path | None,
     check: bool,
+    gpu: str | None,
     spec_file: Path | None,
     effect: float | None,
     sd: float | None,
@@ -70,7 +73,12 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
+    spec_plan = make_plan(
+        spec,
+        out_dir=out,
+        run=None if run is None else resolve_run(run, out),
+        machine=None if gpu is None else GPUS[gpu],
+    )
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:

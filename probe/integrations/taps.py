@@ -156,21 +156,27 @@ class Taps:
         if not self._watches():
             return None
         device = inputs[0].device.type
-        # Under autocast dL/dx may be float32 of a product in float16.
-        if torch.is_autocast_enabled(device):
-            self._check_scale(tap, torch.get_autocast_dtype(device))
-        return watch_input(partial(self._add, tap), layer, inputs)
+        # Under autocast dL/dx may be float32, of a product in float16.
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return watch_input(partial(self._add, tap, dtype), layer, inputs)
 
     def _watch_output(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """Forward hook: let dL/dy pass by `_add`."""
         assert tap.keep is not None
-        return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output) if self._watches() else None
+        return watch_output(partial(self._add, tap, None), tap.keep, layer, inputs, output) if self._watches() else None
 
-    def _add(self, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
+    def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
+        """Add what a backward gives; `dtype` is that of the products of the layer where autocast chooses it."""
         # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
         if not torch.autograd._is_checkpoint_valid():
             return
-        self._check_scale(tap, gradient.dtype)
+        if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
+            raise InputError(
+                f"gradient of module {tap.module}",
+                expected="one whose loss scale is known",
+                found="float16, which a loss scaler scales",
+                fix="attach with scaler=, the GradScaler of the loop",
+            )
         self._empty_with_grad()
         backward = torch._C._current_graph_task_id()
         if isinstance(self._witness, DTensor) and backward != self._backward:
@@ -181,13 +187,3 @@ class Taps:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
-
-    def _check_scale(self, tap: Tap, dtype: torch.dtype) -> None:
-        """InputError of gradients in float16 without a scaler."""
-        if dtype == torch.float16 and self._scaler is None:
-            raise InputError(
-                f"gradient of module {tap.module}",
-                expected="one whose loss scale is known",
-                found="float16, which a loss scaler scales",
-                fix="attach with scaler=, the GradScaler of the loop",
-            )
