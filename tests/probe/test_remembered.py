@@ -46,7 +46,7 @@ def test_a_second_analysis_draws_nothing(path: Path, monkeypatch: pytest.MonkeyP
     second, again = counted(path, monkeypatch)
     assert second == first
     assert again <= 1, "drawn again"
-    for damaged in (whole[: len(whole) // 2], whole.replace(b"p_max_t", b"p_max_x", 1), b"{}"):
+    for damaged in (whole[: len(whole) // 2], whole.replace(b"permutation", b"permutatiom", 1), b"{}"):
         kept.write_bytes(damaged)
         assert counted(path, monkeypatch) == (first, draws)
         assert kept.read_bytes() == whole
@@ -57,12 +57,13 @@ def test_a_second_analysis_draws_nothing(path: Path, monkeypatch: pytest.MonkeyP
 def test_other_records_are_another_entry(path: Path) -> None:
     """A run whose records were changed in memory gets its own numbers."""
     run = read_run(path)
-    one = analyze(run).share("pull")
+    one = analyze(run).permutation
+    assert one is not None
     half = [sample for sample in run.samples if sample.step < 2]
     run.samples[:] = half
     run.steps[:] = [step for step in run.steps if step.step < 2]
-    assert analyze(run).share("pull") != one
-    assert analyze(read_run(path)).share("pull") == one
+    assert analyze(run).permutation != one
+    assert analyze(read_run(path)).permutation == one
 
 
 def test_infinite_ends_and_numpy_numbers_come_back(path: Path) -> None:
@@ -71,7 +72,7 @@ def test_infinite_ends_and_numpy_numbers_come_back(path: Path) -> None:
         name="pull",
         share=Bounded(value=np.float64(0.1), interval=Interval(low=-np.inf, high=0.3)),
         ceiling=None,
-        num_held_out=np.int64(3),
+        num_held_out=np.int64(3),  # pyright: ignore[reportArgumentType]
         reason=None,
     )
     run = read_run(path)
