@@ -37,7 +37,7 @@ from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import load_pairs, pair_notes, selected_pairs
-from extraction.words import PAIR_GRADIENTS, Basis, ExtractionSettings, Normaliser, Storage
+from extraction.words import PAIR_GRADIENTS, Basis, ExtractionSettings, Normaliser
 from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
@@ -322,14 +322,13 @@ def attach_basis(
     cache_dir: str | Path,
     lora_rank: int | None = None,
     svd_rank: int | None = None,
-    svd_storage: Storage = "float32",
     targets: Sequence[str] = (ALL,),
 ) -> Coordinates:
     """Adapt the policy in place: `attach` with the options of the basis; those of the other basis are ignored.
 
     LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
     """
-    of_basis: dict[str, Any] = {"rank": lora_rank} if basis == "lora" else {"rank": svd_rank, "storage": svd_storage}
+    of_basis: dict[str, Any] = {"rank": lora_rank} if basis == "lora" else {"rank": svd_rank}
     return attach(
         policy.model,
         basis=basis,

@@ -18,7 +18,6 @@ LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
 Method = Literal["svd", "mean"]  # main directions of the differences of pairs, or their mean alone
 Half = Literal["first", "second"]
 Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample
-Storage = Literal["float32", "bfloat16"]  # dtype of the factors U and Vh; float32 means float64 in a float64 model
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)

@@ -166,6 +166,7 @@ def pool_header(
         "tokenizer_sha256": engine.chat.tokenizer_sha(),
         "chat_template_sha256": engine.chat.template_sha(),
         "prompt_tail": engine.chat.prompt_tail(),
+        **({"template": "plain"} if engine.chat.is_plain else {}),
         "sampler": asdict(sampler),
         "plan": asdict(plan),
         "grader": grader.describe(),

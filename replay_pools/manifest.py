@@ -72,8 +72,9 @@ class _Grader(TypedDict):
 class Manifest(TypedDict):
     """The required fields of a manifest.
 
-    Others are free: "engine" (of a server), "tests" {"problems", ...}, "regraded_from"; of an imported log "log"
-    {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+    Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
+    {"problems", ...}, "regraded_from"; of an imported log "log" {"format", "mapping", ...}, "ids" {"origin":
+    "logged" or "retokenised", "round_trips", ...}, "normalised".
     """
 
     policy: _Policy

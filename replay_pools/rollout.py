@@ -28,6 +28,9 @@ UNSAFE = "unsafe-local"  # `grade.isolation` of submissions that nothing confine
 LARGEST_ID = 2**31 - 1
 
 FinishReason = Literal["stop", "length"]
+Template = Literal[
+    "chat", "plain"
+]  # of prompts: the tokenizer's, or the texts of the messages, a line break after each
 CodeRule = Literal["joined", "last"]  # which blocks of a completion are its code: grading.labels
 CODE_RULES: tuple[CodeRule, ...] = get_args(CodeRule)
 

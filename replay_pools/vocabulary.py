@@ -17,7 +17,7 @@ from replay_pools.errors import Faults, InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Rollout, Template
 
 # Names of the tables with a row for every position: learned ones, and computed ones that are stored.
 TABLES = ("wpe", "embed_positions", "position_embeddings")
@@ -169,8 +169,8 @@ class Vocabulary:
         return text.strip().rstrip("\ufffd").strip()
 
 
-def load_vocabulary(name: str) -> Vocabulary:
-    """The vocabulary of the model of that name.
+def load_vocabulary(name: str, template: Template = "chat") -> Vocabulary:
+    """The vocabulary of the model of that name, with prompts by a template.
 
     Raises:
         InputError: no such model.
@@ -178,7 +178,7 @@ def load_vocabulary(name: str) -> Vocabulary:
     skeleton = load_skeleton(name)
     embedding = skeleton.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    return Vocabulary(load_served_policy(name), embedding.num_embeddings, *positions_of(skeleton))
+    return Vocabulary(load_served_policy(name, template), embedding.num_embeddings, *positions_of(skeleton))
 
 
 def check_imported(pool: Pool, model: str) -> None:

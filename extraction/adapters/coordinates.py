@@ -34,7 +34,7 @@ from extraction.adapters.lora import (
 from extraction.adapters.sharded import whole
 from extraction.adapters.singular import attach_delta_s, delta_s_coordinates
 from extraction.adapters.targets import ALL, adapted_share, find_targets
-from extraction.words import Basis, Storage
+from extraction.words import Basis
 from replay_pools.errors import InputError
 
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
@@ -51,7 +51,6 @@ def attach(
     targets: Sequence[str] = (ALL,),
     seed: int = 0,
     train_a: bool = False,
-    storage: Storage = "float32",
     start_adapter: str | None = None,
 ) -> Coordinates:
     """Adapt `model` in place and return its coordinates; the adapted model equals the base model.
@@ -66,8 +65,6 @@ def attach(
         targets: which Linears (`find_targets`).
         seed: of LoRA's A. delta_S starts at 0 and has none.
         train_a: LoRA only; True trains A too, for a training that no direction is extracted from.
-        storage: svd only, dtype of U and Vh; `bfloat16` halves their memory and is another basis
-            (`Coordinates.rounding`).
         start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.
 
     Raises:
@@ -81,7 +78,7 @@ def attach(
     adapted = adapted_share(model, paths)
     coordinates: Coordinates
     if basis == "svd":
-        coordinates = attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank, storage=storage)
+        coordinates = attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank)
     else:
         rank = DEFAULT_RANK if rank is None else rank
         alpha = float(rank if alpha is None else alpha)

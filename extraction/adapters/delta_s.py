@@ -10,8 +10,7 @@ Truncated to `rank` R, U and Vh are those of the R largest singular values and r
 Identity at delta_S = 0: the adapter adds exactly 0, so the output is the base model's bit for bit.
 
 Shapes: T tokens, r coordinates of a module; U (d_out, r), Vh (r, d_in).
-delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype; U and Vh may be stored in
-bfloat16, and are cast to the dtype of the other factor of each product.
+delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype.
 Only delta_S is saved: the factors follow from the base weights and are recomputed, or read from the SVD cache.
 """
 
@@ -30,9 +29,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.sharded import whole
-from extraction.adapters.svd import Factorised, Factors, Rounding, factorise_all, frames
+from extraction.adapters.svd import Factorised, Factors, Truncation, digest_all, factorise_all, frames
 from extraction.adapters.targets import default_suffixes, weight_matrix
-from extraction.words import Storage
+from replay_pools.errors import InputError
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have
@@ -46,18 +45,20 @@ class DeltaSConfig(PeftConfig):
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
         rank: how many of the largest singular triplets of each module; None is all of them.
-        storage: dtype of U and Vh; `float32` is as computed.
         svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
+
+    Raises InputError for a rank below 1.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
     rank: int | None = field(default=None)
-    storage: Storage = field(default="float32")
     svd_cache: str | None = field(default=None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("DELTA_S")
+        if self.rank is not None and self.rank < 1:
+            raise InputError("rank of delta_S", expected="at least 1", found=str(self.rank))
 
     def to_dict(self) -> dict[str, Any]:
         """What is saved with an adapter: every option but the folder of the cache."""
@@ -74,7 +75,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     Vh: Tensor | None
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
     digest: str | None  # of the base weight's values; None: not factorised yet
-    rounding: Rounding | None  # of U and Vh; None: not rounded
+    truncation: Truncation | None  # of the base weight; None: all triplets
     computed: bool = False  # True: the factors were computed here; False: read from the cache, or not set yet
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
@@ -82,16 +83,17 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         super().__init__()
         self.base_layer = base_layer
         self.name = name
-        self.digest = self.rounding = None
+        self.digest = self.truncation = None
         self.merged_adapters: list[str] = []
         # Buffers move with the model; not persistent, so that a checkpoint does not hold them.
         for buffer in ("U", "S", "Vh", "unmerged_weight"):
             self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
 
-    def set_factors(self, factorised: Factorised) -> None:
-        """Take the factors of the base weight."""
-        (self.U, self.S, self.Vh), self.digest, self.rounding, self.computed = factorised
+    def set_factors(self, factorised: Factorised, digest: str) -> None:
+        """Take the factors of the base weight, which has this digest."""
+        (self.U, self.S, self.Vh), self.truncation, self.computed = factorised
+        self.digest = digest
 
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
         """Add an adapter at delta_S = 0."""
@@ -109,7 +111,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:
-        """U and Vh as stored; a factor that is not stored is computed from the other and W."""
+        """U and Vh; a factor that is not stored is computed from the other and W."""
         return frames(Factors(self.U, self.S, self.Vh), self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -126,8 +128,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
         """U diag(delta_S) Vh x, with U = W V S^-1 or Vh = S^-1 U^T W put in for a factor that is not stored."""
-        U = None if self.U is None else self.U.to(x.dtype)
-        Vh = None if self.Vh is None else self.Vh.to(x.dtype)
+        U, Vh = self.U, self.Vh
         if U is not None and Vh is not None:
             return F.linear(F.linear(x, Vh) * delta_S, U)
         weight = self.base_weight().to(self.S.dtype)
@@ -225,19 +226,19 @@ class DeltaSModel(BaseTuner):
         assert isinstance(config, DeltaSConfig)
         weights = {layer.name: layer.base_weight() for layer in new_layers}
         cache_dir = Path(config.svd_cache) if config.svd_cache else None
-        factorised = factorise_all(weights, cache_dir, rank=config.rank, storage=config.storage)
+        digests = digest_all(weights)
+        factorised = factorise_all(weights, digests, cache_dir, rank=config.rank)
         for layer in new_layers:
-            layer.set_factors(factorised[layer.name])
+            layer.set_factors(factorised[layer.name], digests[layer.name])
 
     def _check_new_adapter_config(self, config: PeftConfig) -> None:
         super()._check_new_adapter_config(config)
         assert isinstance(config, DeltaSConfig)
         for name, existing in self.peft_config.items():
             assert isinstance(existing, DeltaSConfig)
-            if (existing.rank, existing.storage) != (config.rank, config.storage):
-                expected = f"rank {existing.rank} and storage {existing.storage}"
-                found = f"rank {config.rank} and storage {config.storage}"
-                raise ValueError(f"the factors are shared: expected {expected} of adapter {name!r}, found {found}")
+            if existing.rank != config.rank:
+                expected = f"rank {existing.rank} of adapter {name!r}"
+                raise ValueError(f"the factors are shared: expected {expected}, found rank {config.rank}")
 
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)

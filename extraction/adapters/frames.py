@@ -1,6 +1,7 @@
 """Frames: the coordinates of a direction file, read off any matrix of a module, so that the model needs no adapter.
 
     svd    W = U diag(S) Vh as extracted    coordinates of M: diag(U^T M V), (r,)       matrix of v: U diag(v) Vh
+           one of U and Vh where W is frozen: the other follows (`adapters.svd`), and taps cost less
     lora   A from a seed, s = alpha / rank  coordinates of M: s M A^T, (d_out rank,)    matrix of v: s v A
 
 The coordinates of dL/dW are the gradient that an adapter of that basis, at zero, would have on top of W, whatever W is
@@ -15,7 +16,7 @@ To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -29,10 +30,9 @@ from extraction.adapters import svd
 from extraction.adapters.interface import Coordinates, Tap
 from extraction.adapters.lora import orthonormal_frames, outer_tap
 from extraction.adapters.sharded import whole
-from extraction.adapters.singular import direct_tap
-from extraction.adapters.svd import combine, digest, factorise_all
+from extraction.adapters.singular import svd_method, svd_tap
+from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
 from extraction.adapters.targets import is_quantised, weight_matrix
-from extraction.words import Storage
 from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 
@@ -65,31 +65,59 @@ class Frame(ABC):
 
 @dataclass(frozen=True, slots=True)
 class SvdFrame(Frame):
-    """Singular vectors of the weight that the directions were extracted from."""
+    """Singular vectors of the weight that the directions were extracted from.
 
-    U: Tensor
-    Vh: Tensor
-    dtype: torch.dtype
+    Attributes:
+        held: U, S and Vh; one of the two frames may follow from the weight of `layer`.
+        layer: frozen, of this weight; None: both frames are held, and the weight may change.
+    """
+
+    held: Factors
+    layer: nn.Module | None = None
     scale: float = 1.0
+
+    @property
+    def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the SVD."""
+        return self.held.S.dtype
 
     @property
     def size(self) -> int:
         """One coordinate a singular value."""
-        return len(self.Vh)
+        return len(self.held.S)
 
     def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
         """diag(U^T left right V), without the matrix in between."""
-        U, Vh = self.U.to(self.dtype), self.Vh.to(self.dtype)
-        turned = Vh if right is None else Vh @ right.to(self.dtype).T
-        return ((U.T @ left.to(self.dtype)) * turned).sum(1)
+        (U, S, Vh), left = self.held, left.to(self.dtype)
+        if right is not None:
+            right = right.to(self.dtype)
+        if U is None:
+            assert Vh is not None
+            turned_left = Vh @ (self._weight().T @ left) / S[:, None]
+        else:
+            turned_left = U.T @ left
+        if Vh is None:
+            assert U is not None
+            W = self._weight()
+            turned_right = U.T @ (W if right is None else W @ right.T) / S[:, None]
+        else:
+            turned_right = Vh if right is None else Vh @ right.T
+        return (turned_left * turned_right).sum(1)
 
     def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """U diag(v) and Vh."""
-        return self.U.to(self.dtype) * v.to(self.dtype), self.Vh.to(self.dtype)
+        U, Vh = self.held.U, self.held.Vh
+        if U is None or Vh is None:
+            U, Vh = svd.frames(self.held, self._weight())
+        return U * v.to(self.dtype), Vh
 
     def tap(self, module: str) -> Tap:
         """sum_t (Vh x_t) * (U^T dL/dy_t)."""
-        return direct_tap(module, self.U, self.Vh)
+        return svd_tap(module, self.held, getattr(self.layer, "bias", None))
+
+    def _weight(self) -> Tensor:
+        assert self.layer is not None
+        return whole(weight_matrix(self.layer, "")).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +204,12 @@ def base_layer(layer: nn.Module) -> nn.Module:
 
 
 def make_frames(
-    where: object, layers: Mapping[str, nn.Module], fingerprint: Mapping[str, Any], cache_dir: Path | None
+    where: object,
+    layers: Mapping[str, nn.Module],
+    fingerprint: Mapping[str, Any],
+    cache_dir: Path | None,
+    *,
+    frozen: Collection[str] = (),
 ) -> dict[str, Frame]:
     """The frame of every layer, on the device of its weight.
 
@@ -187,6 +220,7 @@ def make_frames(
         layers: those of `target_layers`; adapters around them are not read.
         fingerprint: of the basis of the directions.
         cache_dir: folder of the SVD cache; None computes without one.
+        frozen: layers whose weight stays as it is: half of what others hold may then follow from it.
 
     Raises:
         InputError: weights that are not those of the fingerprint.
@@ -197,7 +231,8 @@ def make_frames(
     for dtype in ("float32", "bfloat16"):
         read = _unquantised(bases, quantised[0], str(fingerprint["model_id"]), dtype) if quantised else bases
         weights = {name: whole(weight_matrix(base, name)) for name, base in read.items()}
-        sha256 = combine({name: digest(weight) for name, weight in weights.items()})
+        digests = digest_all(weights)
+        sha256 = combine(digests)
         if sha256 == fingerprint["weights_sha256"] or not quantised:
             break
     if sha256 != fingerprint["weights_sha256"]:
@@ -210,11 +245,18 @@ def make_frames(
     weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
     frames: dict[str, Frame] = {}
     if fingerprint["basis"] == "svd":
-        # Both singular frames of every weight: one that is not stored would follow from W only until W is trained.
-        storage = fingerprint.get("storage", "float32")
-        _say_memory(weights, fingerprint["rank"], storage)
-        for name, entry in factorise_all(weights, cache_dir, rank=fingerprint["rank"], storage=storage).items():
-            frames[name] = SvdFrame(*svd.frames(entry.factors, weights[name]), entry.factors.S.dtype)
+        rank, method = fingerprint["rank"], fingerprint.get("svd")
+        if method != svd_method(rank, [weight.shape for weight in weights.values()]).get("svd"):
+            found = f"those of {method or 'an exact'} SVD"
+            raise InputError(where, expected="triplets as they are made now", found=found, fix="run probe extract")
+        lean = {name for name in frozen if not quantised}
+        _say_memory(weights, rank, lean)
+        for name, (held, *_) in factorise_all(weights, digests, cache_dir, rank=rank).items():
+            if name in lean:
+                frames[name] = SvdFrame(held, bases[name])
+            else:
+                U, Vh = svd.frames(held, weights[name])
+                frames[name] = SvdFrame(Factors(U, held.S, Vh))
         return frames
     rank, scale = fingerprint["rank"], fingerprint["alpha"] / fingerprint["rank"]
     drawn = orthonormal_frames([(rank, weight.shape[1]) for weight in weights.values()], fingerprint["init_seed"])
@@ -224,19 +266,17 @@ def make_frames(
     return frames
 
 
-def _say_memory(weights: Mapping[str, Tensor], rank: int | None, storage: Storage) -> None:
+def _say_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collection[str]) -> None:
     """Say what U and Vh of all modules will take, before they take it."""
     total = 0
-    for weight in weights.values():
+    for name, weight in weights.items():
         small, large = sorted(weight.shape)
-        exact = max(weight.dtype.itemsize, 4)
-        stored = 2 if storage == "bfloat16" else exact
-        # The larger frame of a matrix that is not square follows from the other one, and is not rounded.
-        total += min(small, rank or small) * (small * stored + large * (stored if small == large else exact))
+        sides = small if name in lean and small < large else small + large
+        total += min(small, rank or small) * sides * max(weight.dtype.itemsize, 4)
     logging.getLogger(__name__).log(
         logging.WARNING if total >= MUCH else logging.INFO,
-        "frames of %d modules take up to %.3g GiB of %s in every process; those of directions that were extracted with "
-        "a model.svd_rank or model.svd_storage=bfloat16 take less",
+        "frames of %d modules take %.3g GiB of %s in every process; those of directions that were extracted with "
+        "a model.svd_rank take less",
         len(weights),
         total / 2**30,
         next(iter(weights.values())).device,

@@ -57,7 +57,7 @@ class Coordinates(ABC):
     `named_modules()`; that order is the order of every dictionary that comes out of here.
 
     To add a basis, subclass: set `basis`, write `trainable`, `taps` and `is_zero`, and put whatever makes two bases
-    different into `identity`. Override `folded` and `rounding` where the basis can do them.
+    different into `identity`. Override `folded` and `truncation` where the basis can do them.
 
     Attributes:
         model: the PEFT model.
@@ -105,8 +105,8 @@ class Coordinates(ABC):
         """While open, the adapter is merged into the base weights, for a basis that can undo that exactly."""
         return nullcontext()
 
-    def rounding(self) -> dict[str, Any] | None:
-        """For manifests: how far lower-precision storage moves the basis; None where nothing is rounded."""
+    def truncation(self) -> dict[str, Any] | None:
+        """For manifests: what a basis of a lower rank leaves out of the weights; None where that is nothing."""
         return None
 
     def cache_misses(self) -> int:

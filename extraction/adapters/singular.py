@@ -8,9 +8,7 @@ computed them (extraction.adapters.svd), so that a module with d_out != d_in nee
     otherwise      from x and dL/dy:                dL/d delta_S = sum_t (Vh x_t) * (U^T dL/dy_t)
 
 Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
-Products of tokens with U and Vh are in the dtype of the model; sums over tokens are in at least float32. Where U and Vh
-are stored in bfloat16, V^T V = I + E with a small E (`rounding`): the first two lines are then off by
-E diag(delta_S / S'), and exact at delta_S = 0.
+Products of tokens with U and Vh are in the dtype of the model; sums over tokens are in at least float32.
 
 Shapes: G samples, T tokens, r coordinates of a module; U (d_out, r), S (r,), Vh (r, d_in).
 
@@ -21,7 +19,7 @@ Shapes: G samples, T tokens, r coordinates of a module; U (d_out, r), S (r,), Vh
 with R the largest r of all modules: one with fewer is filled up with zeros, since servers know one rank and one scale.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -38,10 +36,10 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.interface import Coordinates, Tap, wrap
-from extraction.adapters.svd import MAX_CONDITION, combine, condition
+from extraction.adapters.svd import MAX_CONDITION, Factors, Truncation, combine, condition, is_randomised
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import wide_product
-from extraction.words import Basis, Storage
+from extraction.words import Basis
 from replay_pools.storage.tensors import seal
 
 
@@ -75,31 +73,21 @@ class DeltaSCoordinates(Coordinates):
     def _tap(self, module: str, scale: Tensor, may_divide: bool) -> Tap:
         """The tap of a module with S' = `scale` (r,), which may be divided by where it is well-conditioned."""
         layer = self.layer(module)
-        if may_divide and layer.U is None and layer.Vh is not None:
-            return rotated_tap(module, layer.Vh, scale)
-        if may_divide and layer.Vh is None and layer.U is not None:
-            # The identity is about W' x: a bias is no part of it.
-            bias = getattr(layer.base_layer, "bias", None)
-            return rotated_tap(module, layer.U.T, scale, keep=lambda _x, y: y if bias is None else y - bias)
+        if may_divide:
+            return svd_tap(module, Factors(layer.U, scale, layer.Vh), getattr(layer.base_layer, "bias", None))
         # A frame may be missing here too, where delta_S has moved a singular value of W' near 0: it follows from W and
         # S, which are as well-conditioned as before.
         return direct_tap(module, *layer.frames())
 
-    def rounding(self) -> dict[str, Any] | None:
-        """The worst defect of orthonormality, and the cosine errors of trial gradients, over the modules."""
-        roundings = []
-        for module in self.layers:
-            rounding = self.layer(module).rounding
-            if rounding is not None:
-                roundings.append(rounding)
-        if not roundings:
+    def truncation(self) -> dict[str, Any] | None:
+        """The median and the largest `left_out` and `residual` of the modules, of which some triplets are left out."""
+        cuts = [cut for module in self.layers if (cut := self.layer(module).truncation) is not None]
+        if not cuts:
             return None
-        errors = [rounding.cosine_error for rounding in roundings]
-        return {
-            "storage": self._identity["storage"],
-            "orthonormality": max(rounding.orthonormality for rounding in roundings),
-            "cosine_error": {"median": median(errors), "max": max(errors)},
-        }
+        found: dict[str, Any] = {"modules": len(cuts)}
+        for name, values in zip(Truncation._fields, zip(*cuts, strict=True), strict=True):
+            found[name] = {"median": median(values), "max": max(values)}
+        return found
 
     def cache_misses(self) -> int:
         """The modules whose SVD was computed rather than read from the cache."""
@@ -119,6 +107,23 @@ class DeltaSCoordinates(Coordinates):
     def is_zero(self) -> bool:
         """delta_S = 0 everywhere."""
         return not bool(torch.stack([parameter.any() for parameter in self.parameters()]).any())
+
+
+def svd_tap(module: str, factors: Factors, bias: Tensor | None) -> Tap:
+    """The tap of a module with U diag(S) Vh by the line of the module docstring for the frames that there are.
+
+    Args:
+        factors: of the weight that the module multiplies with.
+        bias: what it adds.
+    """
+    U, S, Vh = factors
+    if U is None:
+        assert Vh is not None
+        return rotated_tap(module, Vh, S)
+    if Vh is None:
+        # The identity is about W' x: a bias is no part of it.
+        return rotated_tap(module, U.T, S, keep=lambda _x, y: y if bias is None else y - bias)
+    return direct_tap(module, U, Vh)
 
 
 def rotated_tap(
@@ -169,7 +174,6 @@ def attach_delta_s(
     *,
     cache_dir: str | Path | None,
     rank: int | None,
-    storage: Storage,
 ) -> DeltaSCoordinates:
     """Wrap `model` with `delta_S` at 0; arguments as in `extraction.adapters.coordinates.attach`.
 
@@ -177,9 +181,7 @@ def attach_delta_s(
         InputError: a rank below 1.
     """
     svd_cache = None if cache_dir is None else str(cache_dir)
-    config = DeltaSConfig(
-        task_type=TaskType.CAUSAL_LM, target_modules=list(targets), rank=rank, storage=storage, svd_cache=svd_cache
-    )
+    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(targets), rank=rank, svd_cache=svd_cache)
     wrapped = wrap(model, config)
     return delta_s_coordinates(wrapped, {name: model.get_submodule(name) for name in targets}, identity)
 
@@ -187,25 +189,29 @@ def attach_delta_s(
 def delta_s_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any]
 ) -> DeltaSCoordinates:
-    """The coordinates of `delta_S` layers that are in `model`; rank and storage are read off the layers."""
-    digests, ranks, full_ranks = {}, {}, {}
+    """The coordinates of `delta_S` layers that are in `model`; the rank is read off the layers."""
+    digests, ranks, shapes = {}, {}, {}
     for name, layer in layers.items():
         digests[name] = str(layer.digest)
         ranks[name] = layer.get_buffer("S").numel()
-        full_ranks[name] = min(weight_matrix(layer.get_submodule("base_layer"), name).shape)
+        shapes[name] = weight_matrix(layer.get_submodule("base_layer"), name).shape
+    rank = None if ranks == {name: min(shape) for name, shape in shapes.items()} else max(ranks.values())
     identity = {
         **identity,
+        **svd_method(rank, shapes.values()),
         "weights_sha256": combine(digests),
         "targets": list(layers),
         # A basis with all triplets is the full one, whatever rank was asked for.
-        "rank": None if ranks == full_ranks else max(ranks.values()),
+        "rank": rank,
         "alpha": None,
         "init_seed": None,
     }
-    # Only where it is not the default: fingerprints without `storage` are of float32.
-    if any(layer.rounding is not None for layer in layers.values()):
-        identity["storage"] = "bfloat16"
     return DeltaSCoordinates(model, layers, identity)
+
+
+def svd_method(rank: int | None, shapes: Iterable[Sequence[int]]) -> dict[str, str]:
+    """What a fingerprint says of how triplets were made: nothing of exact ones."""
+    return {"svd": "randomised"} if any(is_randomised(rank, shape) for shape in shapes) else {}
 
 
 WEIGHTS = "adapter_model.safetensors"  # peft's name

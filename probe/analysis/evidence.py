@@ -5,7 +5,7 @@ To add a measure: a function in `probe.analysis`, and a property here.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
@@ -24,6 +24,7 @@ from probe.analysis.cosines import (
 )
 from probe.analysis.forecast import Forecast, forecast
 from probe.analysis.pull import Ceiling, Share, ceilings, shares
+from probe.analysis.remembered import remembered
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
@@ -232,9 +233,11 @@ class Evidence:
     @cached_property
     def permutation(self) -> Permutation | None:
         """Statistics against directions of permuted labels."""
-        if self.reproduced is None:
+        linked = self.reproduced
+        if linked is None:
             return None
-        return permutation_nulls(self.reproduced, num_draws=self.num_draws, seed=self.seed)
+        make = partial(permutation_nulls, linked, num_draws=self.num_draws, seed=self.seed)
+        return remembered(self.records, f"permutation {self.num_draws} {self.seed}", Permutation, make)
 
     @cached_property
     def transfer(self) -> SignTransfer | None:
@@ -244,7 +247,10 @@ class Evidence:
     @cached_property
     def shares(self) -> list[Share]:
         """Of the held-out ceiling."""
-        return [] if self.reproduced is None else shares(self.reproduced, seed=self.seed)
+        if self.reproduced is None:
+            return []
+        make = partial(shares, self.reproduced, seed=self.seed)
+        return remembered(self.records, f"shares {self.seed}", list[Share], make)
 
     def share(self, name: str) -> Share | None:
         """A share by its name (`probe.analysis.pull`); None where nothing was measured."""
@@ -253,15 +259,21 @@ class Evidence:
     @cached_property
     def ceilings(self) -> list[Ceiling]:
         """By kind of hack."""
-        return [] if self.reproduced is None else list(ceilings(self.reproduced.pairs, self.seed))
+        if self.reproduced is None:
+            return []
+        pairs = self.reproduced.pairs
+        return remembered(
+            self.records, f"ceilings {self.seed}", list[Ceiling], lambda: list(ceilings(pairs, self.seed))
+        )
 
     @cached_property
     def forecast(self) -> Forecast | None:
         """Of the gate that the projecting arm of the run has, or would have."""
         if self.reproduced is None or self.measured_arm is None:
             return None
-        gate = self.gate.gate or ARMS[self.measured_arm].gate
-        return forecast(self.reproduced, gate=gate, overshoot=self.gate.overshoot, seed=self.seed)
+        gate, overshoot = self.gate.gate or ARMS[self.measured_arm].gate, self.gate.overshoot
+        make = partial(forecast, self.reproduced, gate=gate, overshoot=overshoot, seed=self.seed)
+        return remembered(self.records, f"forecast {gate} {overshoot} {self.seed}", Forecast | None, make)
 
     @property
     def most_directions(self) -> int | None:

@@ -10,12 +10,14 @@ import click
 from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.records import StepRecord
 from probe.records.tracking import TRACKERS
+from probe.settings.machines import GPUS, Machine
 from probe.settings.training import ModelConfig
-from probe.settings.words import ALL
+from probe.settings.words import ALL, Dtype
 from replay_pools.screen import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
-    from probe.runs.footprint import Footprint, Preview
+    from probe.runs.footprint import Footprint
+    from probe.runs.preview import Preview
     from probe.step.distributed import World
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -59,8 +61,30 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
         return
     echo(f"{preview.path}: {preview.state}")
     echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
+    echo_hours(preview.hours, preview.hours_source)
     echo_footprint(preview.footprint)
     echo("\nnothing was written")
+
+
+def echo_hours(hours: Mapping[str, float], source: str) -> None:
+    """Hours by what they go to, and where they come from; nothing of a run that is complete."""
+    if hours:
+        echo(f"\nHours, {source}")
+        rows = {**hours, "sum": sum(hours.values())}
+        echo_table(("", "hours"), [(what, f"{number:.3g}") for what, number in rows.items()])
+
+
+def machine_option(function: AnyFunction) -> AnyFunction:
+    """`--gpu NAME` -> `gpu: str | None`."""
+    text = "Count hours for this accelerator. Default of a dry run: this machine's CPU."
+    return click.option("--gpu", type=click.Choice(list(GPUS)), help=text)(function)
+
+
+def chosen_machine(gpu: str | None, dtype: Dtype) -> Machine:
+    """That of `--gpu`, or the CPU as it is now."""
+    from probe.runs.hours import this_cpu
+
+    return this_cpu(dtype) if gpu is None else GPUS[gpu]
 
 
 def echo_footprint(footprint: "Footprint | None") -> None:
@@ -98,10 +122,11 @@ def _cell(rate: Mapping[str, Any]) -> str:
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"
 
 
-def rounding_line(basis: str, rounding: dict[str, Any]) -> str:
-    """What `Coordinates.rounding` measured, for a reader."""
-    error = rounding["cosine_error"]
+def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
+    """What `Coordinates.truncation` says, for a reader."""
+    left_out = truncation["left_out"]
     return (
-        f"factors of {basis} in {rounding['storage']}: orthonormal up to {rounding['orthonormality']:.1e}; cosine of a "
-        f"module's trial gradient with the exact one 1 - {error['median']:.1e} (median), 1 - {error['max']:.1e} (worst)"
+        f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| in the median of {truncation['modules']} "
+        f"modules, at most {left_out['max']:.0%}; its singular values are true to {truncation['residual']['max']:.1e} "
+        "of the largest"
     )

@@ -203,7 +203,7 @@ def _checked_pairs(config: ReplayConfig) -> list[str]:
     pairs = selected_pairs(extraction)
     cautions: list[str] = []
     if config.model.name is not None:
-        cautions = check_pairs(load_vocabulary(config.model.name), pairs, extraction.k)
+        cautions = check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
     return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
 
 

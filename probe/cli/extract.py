@@ -11,7 +11,7 @@ import click
 
 from extraction.words import BASES, Adapted, Basis
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._running import rounding_line, say
+from probe.cli._running import say, truncation_line
 from probe.cli._settings import SettingsCommand, run_config, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
@@ -40,6 +40,7 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 @settings_options(
     "replay",
     "model.name: --model",
+    "model.template",
     "model.device",
     "intervention.extraction.pairs",
     "intervention.extraction.pairs_map",
@@ -69,14 +70,14 @@ def extract(
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
     direction = extracted(config, basis, out, say)
-    path, rounding = direction.save(name, out), direction.rounding
+    path, truncation = direction.save(name, out), direction.truncation
     card = read_card(path)
     if as_json:
-        echo_json({"path": str(path), **card, "rounding": rounding})
+        echo_json({"path": str(path), **card, "truncation": truncation})
         return
     print_card(path, card)
-    if rounding is not None:
-        echo(rounding_line(basis, rounding))
+    if truncation is not None:
+        echo(truncation_line(basis, truncation))
     echo(
         f"next: probe replay{_pool(str(config.model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}"
     )

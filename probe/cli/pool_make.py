@@ -20,6 +20,7 @@ from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
 if TYPE_CHECKING:
     from probe.settings.rollouts import RolloutConfig
+    from probe.settings.training import ModelConfig
     from replay_pools.engines import Engine
 
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     "generate",
     "model.name: --model",
     "model.adapter",
+    "model.template",
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
@@ -97,7 +99,7 @@ def generate(
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
     if urls:
-        source = _served(str(config.model.name), urls, rollouts, answers)
+        source = _served(config.model, urls, rollouts, answers)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -122,11 +124,11 @@ def generate(
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
-def _served(model: str, urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
+def _served(model: "ModelConfig", urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
     from probe.runs.sources.served import connected
     from replay_pools.policy.load import load_served_policy
 
-    return connected(urls, rollouts, load_served_policy(model), kept)
+    return connected(urls, rollouts, load_served_policy(str(model.name), model.template), kept)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:

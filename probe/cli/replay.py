@@ -16,7 +16,15 @@ from probe.cli._frame import (
     name_option,
     out_option,
 )
-from probe.cli._running import echo_preview, rounding_line, running, say, track_option
+from probe.cli._running import (
+    chosen_machine,
+    echo_preview,
+    machine_option,
+    running,
+    say,
+    track_option,
+    truncation_line,
+)
 from probe.cli._settings import (
     SettingsCommand,
     run_config,
@@ -33,7 +41,7 @@ GROUPS = {
     "Rollouts of a group": ("--per-pool", "--match", "--only-step", "--seed"),
     "Directions": ("--pairs", "--pairs-map", "--k", "--v-hack"),
     "All other settings": ("--condition", "--preset", "--set", "--config"),
-    "Where it runs and what it prints": ("--device", "--out", "--track", "--json", "-h"),
+    "Where it runs and what it prints": ("--template", "--device", "--out", "--track", "--gpu", "--json", "-h"),
 }
 
 
@@ -49,6 +57,7 @@ GROUPS = {
     "steps",
     "seed",
     "model.name: --model",
+    "model.template",
     "model.device",
     "intervention.extraction.pairs",
     "intervention.extraction.pairs_map",
@@ -60,10 +69,17 @@ GROUPS = {
 @track_option
 @out_option
 @dry_run_option
+@machine_option
 @json_option
 @click.pass_context
 def replay(
-    ctx: click.Context, name: str | None, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool
+    ctx: click.Context,
+    name: str | None,
+    track: tuple[str, ...],
+    out: Path,
+    dry_run: bool,
+    gpu: str | None,
+    as_json: bool,
 ) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
 
@@ -80,9 +96,10 @@ def replay(
 
     directory = out / "runs" / (name or name_of(config))
     if dry_run:
-        from probe.runs.footprint import preview_replay
+        from probe.runs.preview import preview_replay
 
-        echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
+        machine = chosen_machine(gpu, config.model.dtype)
+        echo_preview(preview_replay(config, directory, out_dir=out, machine=machine, say=say), as_json)
         return
     with running(config.model, track, directory, out) as world:
         say_defaults(ctx, config, world.main_only(say))
@@ -125,7 +142,7 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
             by_prompt = prompt_means([getattr(step, column) for step in known], [step.problem_id for step in known])
             row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
-    precision = {name: run.manifest[name] for name in ("additivity", "rounding")}
+    precision = {name: run.manifest[name] for name in ("additivity", "truncation")}
     if as_json:
         echo_json({"path": str(directory), "arms": rows, **precision})
         return
@@ -151,7 +168,7 @@ def _cell(value: Any) -> Any:
     return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
 
 
-def _precision_lines(additivity: dict[str, Any], rounding: dict[str, dict[str, Any] | None]) -> list[str]:
+def _precision_lines(additivity: dict[str, Any], truncation: dict[str, dict[str, Any] | None]) -> list[str]:
     """What a reader of the table must know about its digits; nothing when all is well."""
     lines = []
     if steps := additivity["exceeded_steps"]:
@@ -159,4 +176,4 @@ def _precision_lines(additivity: dict[str, Any], rounding: dict[str, dict[str, A
             f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
             f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
         )
-    return lines + [rounding_line(basis, error) for basis, error in rounding.items() if error is not None]
+    return lines + [truncation_line(basis, cut) for basis, cut in truncation.items() if cut is not None]

@@ -9,8 +9,9 @@ import click
 
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
-from probe.cli._running import echo_footprint, say
+from probe.cli._running import echo_footprint, machine_option, say
 from probe.records.run import elsewhere, read_run, resolve_run
+from probe.settings.machines import GPUS
 from replay_pools.errors import InputError, refuse
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
 )
 @click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
 @click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
+@machine_option
 @out_option
 @json_option
 @click.pass_context
@@ -46,6 +48,7 @@ def plan(
     run: Path | None,
     price_per_hour: float | None,
     check: bool,
+    gpu: str | None,
     spec_file: Path | None,
     effect: float | None,
     sd: float | None,
@@ -73,8 +76,13 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    measured = None if run is None else resolve_run(run, out)
-    spec_plan = make_plan(spec, out_dir=out, run=measured, price_per_hour=price_per_hour)
+    spec_plan = make_plan(
+        spec,
+        out_dir=out,
+        run=None if run is None else resolve_run(run, out),
+        price_per_hour=price_per_hour,
+        machine=None if gpu is None else GPUS[gpu],
+    )
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:

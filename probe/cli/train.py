@@ -6,7 +6,16 @@ from pathlib import Path
 import click
 
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
-from probe.cli._running import echo_evaluations, echo_preview, mean_of, running, say, track_option
+from probe.cli._running import (
+    chosen_machine,
+    echo_evaluations,
+    echo_preview,
+    machine_option,
+    mean_of,
+    running,
+    say,
+    track_option,
+)
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
@@ -30,6 +39,7 @@ from probe.settings.words import ALL
 @track_option
 @out_option
 @dry_run_option
+@machine_option
 @json_option
 @click.pass_context
 def train(
@@ -39,6 +49,7 @@ def train(
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
+    gpu: str | None,
     as_json: bool,
 ) -> None:
     """Train in one arm; the run is out/runs/NAME, its rollouts are a pool inside it.
@@ -52,9 +63,10 @@ def train(
     config = run_config(ctx, "train", out)
     directory = out / "runs" / name
     if dry_run:
-        from probe.runs.footprint import preview_training
+        from probe.runs.preview import preview_training
 
-        echo_preview(preview_training(config, directory, out_dir=out), as_json)
+        machine = chosen_machine(gpu, config.model.dtype)
+        echo_preview(preview_training(config, directory, out_dir=out, machine=machine), as_json)
         return
     from probe.runs.train import train as run_train
 

@@ -23,7 +23,8 @@ from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
 from probe.records.run import CONFIG_FILE, run_names, settings_of
 from probe.records.timings import mean_times
-from probe.settings.run import StepConfig, TrainConfig
+from probe.settings.machines import Machine
+from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
@@ -107,13 +108,21 @@ class SpecPlan:
         )
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, price_per_hour: float | None = None) -> SpecPlan:
+def make_plan(
+    spec: Spec,
+    *,
+    out_dir: Path,
+    run: Path | None = None,
+    price_per_hour: float | None = None,
+    machine: Machine | None = None,
+) -> SpecPlan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
         run: the run whose times give the hours; default: finished runs of the spec, else others like it.
         price_per_hour: of the spec's own runs; default: as its budget says.
+        machine: for which hours are counted, too.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
@@ -121,6 +130,9 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, price_per_h
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
+    if machine is not None and (counted := _counted(spec, out_dir, machine, notes)) is not None:
+        hours = sum(counted[job.conditions[0]] for job in runs)
+        prices.append(_price("this spec, counted", spec.budget, len(runs), hours, machine.source))
     if price_per_hour is not None:
         prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
@@ -310,7 +322,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
     if hours is None:
         notes.append(
             f"no hours and no money: {out_dir / 'runs'} has no finished run of this verb and model, whose times would "
-            "say them; a short one is enough"
+            "say them; a short one is enough, or give --gpu NAME"
         )
         return []
     source = "[budget] hours_per_run, as stated"
@@ -334,6 +346,26 @@ def _step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What the time of a training's step depends on most."""
     table = flat(settings)
     return {key: table.get(key) for key in STEP_SIZE}
+
+
+def _counted(spec: Spec, out_dir: Path, machine: Machine, notes: list[str]) -> dict[str, float] | None:
+    """{condition: hours of one of its runs}; None, with notes, where one cannot be counted."""
+    from probe.runs.preview import replay_run_hours, step_rows, training_run_hours  # brings torch and transformers
+
+    hours: dict[str, float] = {}
+    for name, condition in spec.resolved.items():
+        config, policy = condition.config, condition.config.model.name or _base_model(condition, out_dir)
+        groups = _groups(condition, out_dir)
+        try:
+            if policy is not None and isinstance(config, TrainConfig):
+                hours[name] = sum(training_run_hours(config, policy, machine).values())
+            elif policy is not None and groups is not None and isinstance(config, ReplayConfig):
+                hours[name] = sum(replay_run_hours(config, policy, machine, step_rows(groups)).values())
+            else:
+                notes.append(f"no counted hours of condition {name}: its pools are not there yet")
+        except InputError as error:
+            notes.append(f"no counted hours of condition {name}: {error}")
+    return hours if len(hours) == len(spec.resolved) else None
 
 
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:

@@ -243,7 +243,9 @@ class MeasuredWeights:
     ) -> None:
         fingerprint = directions.metadata["fingerprint"]
         layers = target_layers(model, fingerprint["targets"])
-        self._frames = make_frames(where, layers, fingerprint, cache_dir)
+        # Watched where the weight itself is used: an adapter other than LoRA changes what goes in or comes out.
+        frozen = {} if project else {m: base for m, layer in layers.items() if (base := _frozen(layer)) is not None}
+        self._frames = make_frames(where, layers, fingerprint, cache_dir, frozen=frozen)
         self._parts: dict[str, Part] = {}
         unknown = {}
         for module, layer in layers.items():
@@ -255,7 +257,8 @@ class MeasuredWeights:
         self._is_known = not unknown
         if project:
             _check_steps(self._parts, unknown)
-        tapped = {m: layer for m, layer in layers.items() if not isinstance(self._parts.get(m), LinearPart)}
+        watched = {module: frozen.get(module, layer) for module, layer in layers.items()}
+        tapped = {m: layer for m, layer in watched.items() if not isinstance(self._parts.get(m), LinearPart)}
         self._taps = Taps(tapped, self._frames, scaler) if tapped and not project else None
         self.sizes = {module: frame.size for module, frame in self._frames.items()}
         self.device = next(next(iter(layers.values())).parameters()).device
@@ -334,6 +337,14 @@ def _part(frame: Frame, layer: nn.Module) -> Part | None:
         if len(active) == 1 and _is_trained(layer):
             return LoraPart(frame, layer, active[0])
     return None
+
+
+def _frozen(layer: nn.Module) -> nn.Module | None:
+    """The layer that multiplies with a frozen weight, from whose input and output alone the rest of `layer` follows."""
+    if isinstance(layer, LoraLayer) and is_plain(layer):
+        layer = layer.get_base_layer()
+    is_linear = isinstance(layer, nn.Linear | Conv1D)
+    return layer if is_linear and not layer.weight.requires_grad else None
 
 
 def _is_trained(layer: nn.Module) -> bool:

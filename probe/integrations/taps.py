@@ -24,7 +24,7 @@ from extraction.adapters.frames import Frame
 from extraction.adapters.interface import Tap
 from extraction.adapters.sharded import whole
 from extraction.batch import Segments
-from extraction.gradients import watch_output
+from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
@@ -76,7 +76,11 @@ class Taps:
             witness.register_post_accumulate_grad_hook(lambda _: self._fill()),
         ]
         for module, layer in self._layers.items():
-            self._handles.append(layer.register_forward_hook(partial(self._watch, self._taps[module])))
+            tap = self._taps[module]
+            if tap.keep is None:
+                self._handles.append(layer.register_forward_pre_hook(partial(self._watch_input, tap)))
+            else:
+                self._handles.append(layer.register_forward_hook(partial(self._watch_output, tap)))
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -140,21 +144,33 @@ class Taps:
         if self._witness.grad is not None:
             self._fill()
 
-    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Forward hook: where a backward can follow, let dL/dy pass by `_add`."""
+    def _watches(self) -> bool:
+        """Whether a backward can follow the forward of a layer."""
         # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
             self._may_be_zeroed = True
-        if not torch.is_grad_enabled():
-            return None
-        assert tap.keep is not None  # all taps of frames are of outputs
-        return watch_output(partial(self._add, tap), tap.keep, layer, inputs, output)
+        return torch.is_grad_enabled()
 
-    def _add(self, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
+    def _watch_input(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Pre-hook: let dL/dx pass by `_add`."""
+        if not self._watches():
+            return None
+        device = inputs[0].device.type
+        # Under autocast dL/dx may be float32, of a product in float16.
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return watch_input(partial(self._add, tap, dtype), layer, inputs)
+
+    def _watch_output(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Forward hook: let dL/dy pass by `_add`."""
+        assert tap.keep is not None
+        return watch_output(partial(self._add, tap, None), tap.keep, layer, inputs, output) if self._watches() else None
+
+    def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
+        """Add what a backward gives; `dtype` is that of the products of the layer where autocast chooses it."""
         # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
         if not torch.autograd._is_checkpoint_valid():
             return
-        if gradient.dtype == torch.float16 and self._scaler is None:
+        if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
                 f"gradient of module {tap.module}",
                 expected="one whose loss scale is known",

@@ -39,7 +39,7 @@ def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None
     """Load the policy of the table `model`, with its adapter: any of peft's, or one of `probe train`.
 
     Args:
-        model: name, adapter, dtype and device.
+        model: name, adapter, template, dtype and device.
         cache_dir: of SVDs, which the adapter of a training may be along.
         device: instead of the model's.
 
@@ -52,6 +52,7 @@ def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None
         dtype=model.dtype,
         device=device or model.device,
         svd_cache=cache_dir / "svd",
+        template=model.template,
     )
 
 
@@ -192,7 +193,6 @@ def attach_bases(
                 cache_dir=cache_dir,
                 lora_rank=config.lora_rank,
                 svd_rank=config.svd_rank,
-                svd_storage=config.svd_storage,
                 targets=config.targets,
             )
             if basis == "svd":

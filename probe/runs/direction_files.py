@@ -60,7 +60,7 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
-    rounding: dict[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
+    truncation: dict[str, Any] | None = None  # of the basis, as `Coordinates.truncation`
 
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
         """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.

@@ -83,7 +83,7 @@ def extracted(
     """
     extraction, model = config.intervention.extraction, config.model
     # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
-    vocabulary = load_vocabulary(str(model.name)) if policy is None else _vocabulary(policy)
+    vocabulary = load_vocabulary(str(model.name), model.template) if policy is None else _vocabulary(policy)
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
     policy = policy or configured_policy(model, out / "cache")
@@ -94,7 +94,6 @@ def extracted(
             cache_dir=out / "cache",
             lora_rank=model.lora_rank,
             svd_rank=model.svd_rank,
-            svd_storage=model.svd_storage,
             targets=model.targets,
         )
         library = DirectionLibrary(
@@ -108,7 +107,7 @@ def extracted(
         metadata=found.metadata,
         pairs=library.pair_gradients,
         adapted=coordinates.adapted and asdict(coordinates.adapted),
-        rounding=coordinates.rounding(),
+        truncation=coordinates.truncation(),
     )
 
 

@@ -233,7 +233,6 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
     """Write `manifest.json`, whose presence says that the run is complete."""
     errors, training = [(record.step, record.additivity_error) for record in records], setup.training
-    rounding = {basis.basis: basis.rounding() for basis in setup.bases.coordinates}
     dtype = setup.bases.coordinates[0].model.dtype
     manifest = {
         "schema": RUN_SCHEMA,
@@ -245,8 +244,8 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},
         "adapted": setup.bases.coordinates[0].adapted,
         "num_coordinates": {basis.basis: sum(basis.sizes.values()) for basis in setup.bases.coordinates},
-        "additivity": summarise_additivity(errors, dtype, rounded=any(rounding.values())),
-        "rounding": rounding,
+        "additivity": summarise_additivity(errors, dtype),
+        "truncation": {basis.basis: basis.truncation() for basis in setup.bases.coordinates},
         "files": file_hashes(directory),
     }
     # Temporary files of a process that was killed in a write.

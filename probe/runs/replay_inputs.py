@@ -78,7 +78,7 @@ class ReplayInputs:
                 not of the policy's law where an objective compares with them; all faults of the pairs.
         """
         config, (groups, pools, _) = self.config, self._drawn
-        vocabulary = load_vocabulary(self.model_name)
+        vocabulary = load_vocabulary(self.model_name, config.model.template)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
             _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)

@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic.dataclasses import dataclass
 
-from extraction.words import ExtractionSettings, Storage
+from extraction.words import ExtractionSettings
 from probe.settings.arms import ARMS
 from probe.settings.words import Dtype, Gate, Target
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import FieldError
+from replay_pools.rollout import Template
 from replay_pools.storage.tables import STRICT, Maybe, setting, word_of
 
 ArmName = Annotated[str, word_of(ARMS)]
@@ -25,6 +26,7 @@ class ModelConfig:
         None, "`organism`, a directory, a .gguf file or a hub id; none: a replay takes the one that its pools name"
     )
     adapter: Maybe[str] = setting(None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory")
+    template: Template = setting("chat", "of prompts: the tokenizer's, or `plain` text for a model without one")
     dtype: Dtype = setting("float32", "of the weights")
     device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")
     targets: tuple[str, ...] = setting(
@@ -32,7 +34,6 @@ class ModelConfig:
     )
     lora_rank: int = setting(32, "of the arms in the LoRA basis", ge=1)
     svd_rank: Maybe[int] = setting(None, "singular triplets kept of each matrix, the largest; none: all", ge=1)
-    svd_storage: Storage = setting("float32", "dtype of the singular vectors")
     shard_base: bool = setting(False, "spread the frozen weights over the processes of `torchrun`")
 
 

@@ -23,7 +23,6 @@ from extraction.passes import Agree, checkpointed, make_plan
 
 # |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
-ROUNDED = 5e-3  # bfloat16 factors cost 2.3e-3 |delta_S / S| (extraction.adapters.singular; measured on the organism)
 
 
 @contextmanager
@@ -99,17 +98,14 @@ def batch_error(
     return _relative([total[module] for module in coordinates.sizes], expected)
 
 
-def summarise_additivity(
-    errors: Sequence[tuple[int, float | None]], dtype: torch.dtype, *, rounded: bool = False
-) -> dict[str, Any]:
+def summarise_additivity(errors: Sequence[tuple[int, float | None]], dtype: torch.dtype) -> dict[str, Any]:
     """Entry of the manifest: the tolerance of the dtype, the largest error, and the steps beyond the tolerance.
 
     Args:
         errors: (step, error) of every record.
-        rounded: the factors of a basis are held in bfloat16.
     """
     known = [(step, error) for step, error in errors if error is not None]
-    tolerance = max(TOLERANCES[dtype], ROUNDED if rounded else 0.0)
+    tolerance = TOLERANCES[dtype]
     return {
         "tolerance": tolerance,
         "largest": max((error for _, error in known), default=None),

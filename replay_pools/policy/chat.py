@@ -8,8 +8,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256
 
-PLAIN_TEMPLATE = "{% for m in messages %}{{ m['content'] }}\\n{% endfor %}"  # of a model without turns
-TEMPLATE_FIX = f'set tokenizer.chat_template, as "{PLAIN_TEMPLATE}", and save the tokenizer with the model'
+PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 class Chat(ABC):
@@ -39,7 +38,10 @@ class Chat(ABC):
             InputError: the tokenizer has no chat template, or one that fails.
         """
         if not self.tokenizer.chat_template:
-            raise InputError(f"model {self.base_model}", expected="a chat template", found="none", fix=TEMPLATE_FIX)
+            fix = "for prompts as plain text: --template plain, or model.template=plain"
+            raise InputError(
+                f"model {self.base_model}", expected="a chat template", found="a tokenizer without one", fix=fix
+            )
         chat = [dict(message) for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(
@@ -80,14 +82,27 @@ class Chat(ABC):
         # The clean-up would remove spaces before punctuation, which changes code.
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether prompts are the texts of their messages."""
+        return str(self.tokenizer.chat_template).endswith(PLAIN)
+
     def tokenizer_sha(self) -> str:
-        """sha256 over the vocabulary and the chat template."""
+        """sha256 over the vocabulary and the chat template; `plain` is none, as in logs of models without one."""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
-        return sha256(f"{vocabulary!r}\x00{self.tokenizer.chat_template}".encode())
+        template = None if self.is_plain else self.tokenizer.chat_template
+        return sha256(f"{vocabulary!r}\x00{template}".encode())
 
     def template_sha(self) -> str:
         """sha256 of the chat template."""
         return sha256(str(self.tokenizer.chat_template).encode())
+
+
+def make_plain(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a tokenizer the template `plain`, which begins as the tokenizer begins every text."""
+    first = tokenizer.encode("")[:1]
+    begins = first and first[0] == tokenizer.bos_token_id
+    tokenizer.chat_template = ("{{ bos_token }}" if begins else "") + PLAIN
 
 
 def turn_ends(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

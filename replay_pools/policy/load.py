@@ -36,7 +36,8 @@ from transformers.utils import logging as transformers_logging
 
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
-from replay_pools.policy.chat import Chat, turn_ends
+from replay_pools.policy.chat import Chat, make_plain, turn_ends
+from replay_pools.rollout import Template
 from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
@@ -125,6 +126,7 @@ def load_policy(
     dtype: str = "float32",
     device: str = "auto",
     svd_cache: Path | None = None,
+    template: Template = "chat",
 ) -> Policy:
     """Load a policy by name.
 
@@ -134,6 +136,7 @@ def load_policy(
         dtype: of the weights in memory, one of DTYPES.
         device: `auto` (CUDA when there is one), or a device of torch.
         svd_cache: folder of SVDs, for an adapter of kind delta_S; None computes them.
+        template: of prompts.
 
     Raises:
         InputError: unknown dtype, no such device, no such model or adapter.
@@ -162,10 +165,10 @@ def load_policy(
         model = merge_adapter(model, directory, svd_cache=svd_cache)
     model.to(device=target)  # type: ignore[call-arg]
     model = model.eval().requires_grad_(False)
-    return Policy(model, load_tokenizer(name), name, adapter, digest, adapter_digest)
+    return Policy(model, load_tokenizer(name, template), name, adapter, digest, adapter_digest)
 
 
-def load_served_policy(name: str) -> ServedPolicy:
+def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
     """The policy of that name without its weights, for sampling through a server.
 
     Raises:
@@ -177,7 +180,7 @@ def load_served_policy(name: str) -> ServedPolicy:
             generation = GenerationConfig.from_pretrained(source, **options)
         except OSError:  # no generation_config.json: transformers falls back on the model's config too
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
-    return ServedPolicy(load_tokenizer(name), name, generation)
+    return ServedPolicy(load_tokenizer(name, template), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
@@ -204,15 +207,18 @@ def check_tokenizer_at_hand(name: str) -> None:
     raise InputError(f"tokenizer of {name}", expected="its files in the cache of the hub", found="none", fix=fix)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of the policy of that name.
+def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenizerBase:
+    """The tokenizer of the policy of that name, with its own chat template or `plain`.
 
     Raises:
         InputError: no such model.
     """
     source, options = _source(name)
     with _readable(name):
-        return AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if template == "plain":
+        make_plain(tokenizer)
+    return tokenizer
 
 
 @contextmanager

@@ -30,7 +30,6 @@ def architecture(request: pytest.FixtureRequest) -> str:
 BASES: dict[str, dict[str, Any]] = {
     "svd": {"basis": "svd", "cache_dir": None},
     "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
-    "half": {"basis": "svd", "cache_dir": None, "storage": "bfloat16"},
     "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
 }
 

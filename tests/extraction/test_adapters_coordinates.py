@@ -41,9 +41,8 @@ def test_refusals(build_model):
         for foreign in (values, values | {module: torch.zeros(value.numel() + 1)}):
             with pytest.raises(InputError, match=module):
                 method(foreign)
-    for options in ({"rank": 0}, {"storage": "float16"}):
-        with pytest.raises(InputError):
-            make(build_model, "svd", **options)
+    with pytest.raises(InputError):
+        make(build_model, "svd", rank=0)
 
 
 def test_same_values_same_fingerprint(build_model):
@@ -66,7 +65,6 @@ def test_same_values_same_fingerprint(build_model):
         ("lora", {"architecture": "llama"}, "weights_sha256"),
         ("lora", {"train_a": True}, "train_a"),
         ("svd", {"rank": None}, "rank"),
-        ("svd", {"storage": "bfloat16"}, "storage"),
     ],
 )
 def test_another_basis_is_refused_with_both_fingerprints(build_model, basis, change, field):
@@ -82,8 +80,9 @@ def test_another_basis_is_refused_with_both_fingerprints(build_model, basis, cha
 
 
 def test_all_triplets_are_the_full_basis(build_model):
-    """A rank that cuts no module is no other basis; neither is the default storage by its name."""
+    """A rank that cuts no module is no other basis; one of few triplets says how they were made."""
     whole = make(build_model, "svd").fingerprint()
-    assert make(build_model, "svd", rank=24, storage="float32").fingerprint() == whole
+    assert make(build_model, "svd", rank=24).fingerprint() == whole
     assert make(build_model, "svd", rank=23).fingerprint() != whole
-    assert "storage" not in whole
+    assert "svd" not in whole
+    assert make(build_model, "svd", rank=7).fingerprint()["svd"] == "randomised"

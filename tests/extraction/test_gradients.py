@@ -8,7 +8,7 @@ from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "half-zero", "lora-zero", "lora-moved"]
+CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "lora-zero", "lora-moved"]
 
 
 def reference(coordinates, prompts, completions, weights):
@@ -118,15 +118,6 @@ def test_a_singular_value_of_zero_divides_nothing(build_model, make_coordinates,
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     expected = reference(coordinates, *rollouts, ones)
     assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
-
-
-def test_rounded_factors_at_nonzero_delta_s(make_coordinates, architecture, rollouts):
-    """V^T V = I + E puts the identities off by E diag(delta_S / S'), far below delta_S. Reference: autograd."""
-    coordinates = make_coordinates(architecture, "half-moved")
-    batch = make_batch(*rollouts, pad_id=2)
-    ones = [[1.0] * len(completion) for completion in rollouts[1]]
-    expected = reference(coordinates, *rollouts, ones)
-    assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-2, "not a rounding error")
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])

@@ -12,7 +12,6 @@ from specs import LOWERS, criterion, replay_spec, training_spec
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
-from extraction.words import Storage
 from probe.analysis.metrics import estimate
 from probe.analysis.statistics.significance import mde, sign_flip_mde, sign_flip_test
 from probe.cli import cli
@@ -184,13 +183,9 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
         assert sizes[f"{basis}: gradients of 5 pairs"] == 4 * 10 * numbers
 
 
-@pytest.mark.parametrize(
-    ("rank", "storage", "gigabytes", "numbers"), [(None, "float32", 4.68, 0.53e6), (256, "bfloat16", 0.25, 64.5e3)]
-)
-def test_memory_of_a_large_model_needs_no_weights(
-    rank: int | None, storage: Storage, gigabytes: float, numbers: float
-) -> None:
-    """Qwen3-4B shapes: 7.5 GiB of weights in bf16; factors and coordinates by rank and storage."""
+@pytest.mark.parametrize(("rank", "gigabytes", "numbers"), [(None, 4.68, 0.53e6), (256, 0.5, 64.5e3)])
+def test_memory_of_a_large_model_needs_no_weights(rank: int | None, gigabytes: float, numbers: float) -> None:
+    """Qwen3-4B shapes: 7.5 GiB of weights in bf16; factors and coordinates by rank."""
     config = AutoConfig.for_model(
         "qwen3",
         hidden_size=2560,
@@ -204,7 +199,7 @@ def test_memory_of_a_large_model_needs_no_weights(
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    settings = ModelConfig(dtype="bfloat16", svd_rank=rank, svd_storage=storage)
+    settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
     rows = memory(model, settings, arms=[get_arm("projected")], num_samples=8, k=4, num_pairs=48)
     weights, factors, coordinates, *_ = rows.values()
     assert weights / 2**30 == pytest.approx(7.5, abs=0.05)

@@ -1,4 +1,4 @@
-"""model.svd_rank and model.svd_storage: from --set or a preset to the basis, the manifest and the terminal."""
+"""model.svd_rank: from --set or a preset to the basis, the manifest and the terminal."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,20 +8,20 @@ from small import LAYERS
 
 from probe.records.run import read_run
 
-CUT = ["--set", "model.svd_rank=16", "--set", "model.svd_storage=bfloat16"]
+CUT = ["--set", "model.svd_rank=16"]
 
 
-def test_a_replay_in_a_truncated_and_rounded_basis(
+def test_a_replay_in_a_truncated_basis(
     replay: Callable[..., Path], quick: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Recorded in config and manifest, shown, and additive."""
     cut = read_run(replay("cut", "--steps", "2", *quick, *CUT))
     assert cut.config["settings"]["model"]["svd_rank"] == 16
     assert cut.manifest["additivity"]["exceeded_steps"] == []
-    rounding = cut.manifest["rounding"]["svd"]
-    assert rounding["storage"] == "bfloat16"
-    assert 0 < rounding["cosine_error"]["max"] < 1e-4
-    assert f"orthonormal up to {rounding['orthonormality']:.1e}" in capsys.readouterr().out
+    truncation = cut.manifest["truncation"]["svd"]
+    assert truncation["modules"] == 7 * LAYERS
+    assert 0 < truncation["left_out"]["median"] <= truncation["left_out"]["max"] < 1
+    assert f"leaves out {truncation['left_out']['median']:.0%} of |W|" in capsys.readouterr().out
 
 
 def test_projections_of_one_kind(replay: Callable[..., Path], quick: list[str]) -> None:
