@@ -219,6 +219,25 @@ class GradientRecord:
         return cls(**_parse(cls, row, where))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadRecord:
+    """What one arm's steps on the stored rollouts of a replay changed, under one prompt (`probe.runs.lookahead`)."""
+
+    arm: Annotated[str, "row of probe.settings.arms.ARMS"]
+    measure: Annotated[str, "row of probe.runs.lookahead.MEASURES"]
+    prompt: Annotated[str, "a problem, a held-out pair, or empty; what arms are paired by"]
+    value: Annotated[float, "mean over what the prompt has"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The row that is written: {field: value} in field order; InputError as in `SampleRecord.to_json`."""
+        return _checked_row(_as_row(self), f"lookahead {self.arm} {self.measure} {self.prompt}", 0.0, None)
+
+    @classmethod
+    def from_json(cls, row: Any, where: object) -> Self:
+        """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped field."""
+        return cls(**_parse(cls, row, where))
+
+
 def nullable(value: float) -> float | None:
     """The number, or None for NaN: mathematics gives NaN for a cosine that does not exist, a record null."""
     return None if math.isnan(value) else float(value)
@@ -260,7 +279,7 @@ class TokenRecord:
         return decode(cls, row, where)
 
 
-def _as_row(record: SampleRecord | StepRecord | GradientRecord) -> dict[str, Any]:
+def _as_row(record: SampleRecord | StepRecord | GradientRecord | LookaheadRecord) -> dict[str, Any]:
     return {entry.name: getattr(record, entry.name) for entry in fields(record)}
 
 

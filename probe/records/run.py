@@ -6,7 +6,8 @@
     step_NNN.tokens.jsonl.gz          on request: a TokenRecord a rollout, shares as float32
     manifest.json                     written last: without it the run is incomplete
 
-A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`).
+A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`), and one that looks
+ahead `lookahead.jsonl` (`probe.runs.lookahead`) with what it sampled: lookahead/ARM/SETTING/, a pool each.
 `manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
 
     evals.jsonl                       a line an evaluation
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
 from typing_extensions import TypedDict
 
 from extraction.words import Basis
-from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
+from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
 from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
@@ -60,6 +61,7 @@ EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluati
 PAST_SELF_DIR = "past-self"
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
+LOOKAHEAD_FILE, LOOKAHEAD_DIR = "lookahead.jsonl", "lookahead"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its manifest, which has the other hashes
@@ -67,12 +69,14 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
+    f"{LOOKAHEAD_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
+OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
-Record = TypeVar("Record", SampleRecord, StepRecord)
+Record = TypeVar("Record", SampleRecord, StepRecord, LookaheadRecord)
 
 
 class _Rate(TypedDict):
@@ -113,6 +117,7 @@ class Run:
     samples: list[SampleRecord]
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # lines of `evals.jsonl`; empty for a replay
+    lookahead: list[LookaheadRecord] = field(default_factory=list)  # of a replay that looked ahead
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -248,7 +253,7 @@ def file_hashes(directory: Path) -> dict[str, str]:
 
 def recorded(manifest: Mapping[str, Any]) -> dict[str, str]:
     """{name: sha256} of what a run measured: steps, samples and evaluations, without its settings."""
-    measured = (STEPS_FILE, EVALS_FILE)
+    measured = (STEPS_FILE, *OPTIONAL_FILES)
     return {name: sha for name, sha in manifest["files"].items() if name in measured or _SAMPLES_FILE.fullmatch(name)}
 
 
@@ -293,6 +298,7 @@ def read_run(directory: Path | str) -> Run:
         samples=samples,
         steps=_parse_lines(StepRecord, contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
+        lookahead=_parse_lines(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
     )
 
 
@@ -326,7 +332,7 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
     The manifest also lists files that other modules read and check (tokens, pools, adapters); here they may be missing.
     """
-    read_here = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
+    read_here = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
     for name in sorted(contents.keys() | read_here):
         if name not in contents:
             raise InputError(directory / name, expected="a file of the manifest", found="no such file")
@@ -341,14 +347,14 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of config, steps, evaluations if any, and the samples in the order of their steps."""
+    """{name: decompressed bytes} of config, steps, OPTIONAL_FILES if any, and the samples in the order of their steps."""
     numbered: list[tuple[int, str]] = []
     for path in directory.iterdir():
         if match := _SAMPLES_FILE.fullmatch(path.name):
             numbered.append((int(match[1]), path.name))
-    evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
+    optional = [name for name in OPTIONAL_FILES if (directory / name).is_file()]
     # Sorted by number: as text, step_1000 would come before step_999.
-    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(numbered))]
+    names = [CONFIG_FILE, STEPS_FILE, *optional, *(name for _, name in sorted(numbered))]
     return {name: _plain_bytes(directory / name) for name in names}
 
 

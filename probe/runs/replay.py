@@ -23,6 +23,7 @@ from probe.analysis.verdict.pools import other_base, other_scale
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
 from probe.runs.directions import directions_source
+from probe.runs.lookahead import look_ahead
 from probe.runs.loop import run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.settings.loss import LossCondition, check_recorded
@@ -290,6 +291,11 @@ def replay(
     )
     if world.is_main:
         timings.write_start(directory)
+
+    def look(done: int, last: bool) -> None:
+        if last and config.lookahead is not None and world.is_main:
+            look_ahead(config, policy, setup, source, inputs.pools, directory, say)
+
     run_steps(
         directory,
         source,
@@ -297,5 +303,6 @@ def replay(
         done=done,
         timings=timings,
         checkpoints=config.checkpoints,
+        before_step=look,
         say=say,
     )
