@@ -224,7 +224,7 @@ class LookaheadRecord:
     """What one arm's steps on the stored rollouts of a replay changed, under one prompt (`probe.runs.lookahead`)."""
 
     arm: Annotated[str, "row of probe.settings.arms.ARMS"]
-    measure: Annotated[str, "row of probe.runs.lookahead.MEASURES"]
+    measure: Annotated[str, "as METHOD section 7 lists them"]
     prompt: Annotated[str, "a problem, a held-out pair, or empty; what arms are paired by"]
     value: Annotated[float, "mean over what the prompt has"]
 

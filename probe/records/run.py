@@ -347,7 +347,7 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of config, steps, OPTIONAL_FILES if any, and the samples in the order of their steps."""
+    """{name: decompressed bytes} of config, steps, OPTIONAL_FILES, and the samples in the order of their steps."""
     numbered: list[tuple[int, str]] = []
     for path in directory.iterdir():
         if match := _SAMPLES_FILE.fullmatch(path.name):

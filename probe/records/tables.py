@@ -10,7 +10,15 @@ from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from probe.records.records import ADVANTAGE_MEANINGS, PREFIXED, RUN_SCHEMA, GradientRecord, SampleRecord, StepRecord
+from probe.records.records import (
+    ADVANTAGE_MEANINGS,
+    PREFIXED,
+    RUN_SCHEMA,
+    GradientRecord,
+    LookaheadRecord,
+    SampleRecord,
+    StepRecord,
+)
 from replay_pools.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,7 +26,7 @@ if TYPE_CHECKING:
 
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
-Record = SampleRecord | StepRecord | GradientRecord
+Record = SampleRecord | StepRecord | GradientRecord | LookaheadRecord
 FLAGS = ("adv_cap_vacuous",)  # the advantage fields that are bool; all others are numbers
 
 
@@ -157,6 +165,11 @@ def schema_document() -> str:
             EVALUATION_FIELDS,
             note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
             "rate, interval: {low, high}}, ...}}`. Beside them `elo: {ladder: {name: Elo}}` (spec/guide/ladder.md).",
+        ),
+        _table(
+            "`lookahead.jsonl` of `probe replay --lookahead`: a line an arm, measure and prompt",
+            wire_fields(LookaheadRecord),
+            note="Measures: METHOD section 7. What was sampled lies in `lookahead/ARM/SETTING/`, a pool each.",
         ),
         _table("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord)),
     )

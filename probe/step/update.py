@@ -24,7 +24,7 @@ what is learnt there steers what is sampled, and only the deployed policy differ
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
@@ -92,6 +92,16 @@ class Stepper:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
+
+
+class Moves(Protocol):
+    """What a step does with its gradient: an `Updater`, or whoever only wants to see it."""
+
+    def step(
+        self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
+    ) -> Mapping[str, Tensor]:
+        """As `Updater.step`."""
+        ...
 
 
 @final

@@ -47,6 +47,7 @@ from probe.analysis.statistics.thresholds import (
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
@@ -369,9 +370,32 @@ def _outcome(evidence: Evidence) -> list[str]:
     return [sentence] if stopped is None else [f"STOPPED: {stopped}.", sentence]
 
 
+def _foresight(evidence: Evidence) -> str:
+    """Transfer, staleness and selectivity: what trainings at scale failed by; numbers, or that there are none."""
+    own, stale = evidence.own, next(iter(evidence.staleness), None)
+    said = ["transfer " + (f"unmeasured ({own.reason})" if own is not None and own.reason else "unmeasured")]
+    if own is not None and own.auroc is not None:
+        said[0] = (
+            f"transfer: v_hack tells the policy's own {own.num_hacks} hacks from its {own.num_honest} honest solutions "
+            f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
+        )
+    if stale is None or stale.overlap is None:
+        said.append("staleness unmeasured (probe replay --lookahead)")
+    else:
+        removes = "" if stale.old is None else f" and remove {stale.old.percent()} of the progress on held-out hacks"
+        anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
+        said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
+    changes = {(row.arm, row.measure): row.difference for row in evidence.lookahead}
+    arm = next((arm for arm in evidence.arms if ARMS[arm].removes_v_hack), None)
+    ahead = [(name, changes.get((arm or "", f"sampled {name}"))) for name in ("door", "solve")]
+    known = [f"{100 * change.value:+.0f} points of {name}" for name, change in ahead if change is not None]
+    said.append(f"selectivity: ahead, {' and '.join(known)}" if known else "selectivity ahead unmeasured")
+    return "; ".join(said)
+
+
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """Where thresholds come from, what nobody saw, what was left out, and groups that mix prompts."""
-    sentences = [] if word in (Word.BROKEN, Word.TRAINED) else [_THRESHOLDS]
+    sentences = [] if word in (Word.BROKEN, Word.TRAINED) else [_THRESHOLDS, _foresight(evidence)]
     sentences += doubts(evidence.records, evidence.pools)
     apart = [f"{row.left_out} ({row.cos:+.3f} {row.interval:+.3f})" for row in evidence.ceilings if row.not_reached]
     if apart:

@@ -1,0 +1,85 @@
+"""The lookahead of a replay: arms that do the same move alike, what moved is said by prompt; transfer by its labels."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from worlds import World, make_run
+
+from probe.analysis.lookahead import moves, stale
+from probe.analysis.statistics.run_gradients import Linked, link
+from probe.analysis.transfer import transfer
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.records import LookaheadRecord
+from probe.records.run import read_run
+
+
+def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
+    return [LookaheadRecord(arm=arm, measure=measure, prompt=f"p{i}", value=value) for i, value in enumerate(values)]
+
+
+def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
+    quick: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Same steps, same noise: every measure is equal to the last bit; a gate that removes something moves it less."""
+    command = ["replay", *quick, "--steps", "2", "--lookahead", "3", "--set", "lookahead.num_problems=2"]
+    command += ["--set", "lookahead.rollouts_per_problem=1", "--out", str(out)]
+    for name, overshoot in (("idle", "0"), ("acts", "1")):
+        changed = ["--arm", "vanilla,projected", "--set", f"intervention.gate.overshoot={overshoot}", "--name", name]
+        assert run(cli, [*command, *changed]) == 0
+    idle, acts = (read_run(out / "runs" / name) for name in ("idle", "acts"))
+    of_arm = {
+        arm: {(row.measure, row.prompt): row.value for row in idle.lookahead if row.arm == arm}
+        for arm in ("vanilla", "projected")
+    }
+    assert of_arm["vanilla"]
+    assert of_arm["vanilla"] == {key: of_arm["projected"][key] for key in of_arm["vanilla"]}
+    assert any(value != 0 for (measure, _), value in of_arm["vanilla"].items() if measure == "held-out hacks")
+    changes = {row.measure: row.difference for row in moves(acts.lookahead) if row.arm == "projected"}
+    assert changes["hacks"] is not None
+    assert changes["hacks"].value < 0
+    (fresh,) = stale(acts.lookahead)
+    assert fresh.overlap is not None
+    assert 0 < fresh.overlap < 1
+    capsys.readouterr()
+    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "9", "--full"]) == 0
+    text = capsys.readouterr().out
+    assert "Lookahead: after steps of each arm" in text
+    assert "staleness: ahead, the directions overlap with new ones" in " ".join(text.split())
+
+
+def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
+    records = rows("vanilla", "sampled door", 0.5, 1.0, 0.0) + rows("projected", "sampled door", 0.25, 0.5, 0.0)
+    records += rows("projected", "progress", 1.0, 3.0) + rows("projected", "removed by old", 0.5, 1.5)
+    records += rows("projected", "removed by new", 1.0, 2.0)
+    records += [LookaheadRecord(arm="projected", measure="overlap", prompt="", value=0.9)]
+    plain, gated = moves(records)
+    assert plain.difference is None
+    assert gated.difference is not None
+    half = stats.t.ppf(0.975, 2) * stats.tstd([-0.25, -0.5, 0.0]) / 3**0.5
+    assert (gated.difference.value, gated.difference.interval.high) == pytest.approx((-0.25, -0.25 + half))
+    (row,) = stale(records)
+    assert row.overlap == 0.9
+    assert row.old is not None
+    assert row.old.value == pytest.approx(0.5)
+    assert (row.new.value if row.new else None) in (None, pytest.approx(0.75)), "none where an interval has no end"
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_labels_that_follow_the_gradients_transfer_and_shuffled_ones_do_not(shuffled: bool, tmp_path: Path) -> None:
+    world = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=24, shuffled_labels=shuffled)))
+    samples = [row for row in world.samples if row.arm == "vanilla"]
+    linked: Linked = link(world, samples, [row for row in world.steps if row.arm == "vanilla"])
+    labelled = replace(linked, samples=[replace(row, gt_pass=not row.hacked) for row in linked.samples])
+    found = transfer(labelled, [*{row.src_pool for row in linked.samples}])
+    assert found.auroc is not None
+    assert found.ceiling is not None
+    if shuffled:
+        assert found.auroc.interval.low < 0.5 < found.auroc.interval.high
+        assert found.ceiling.value < 0.7, "a fit to labels that say nothing does not hold on other prompts"
+    else:
+        assert found.auroc.interval.low > 0.7
+        assert found.ceiling.interval.low > 0.7
+    assert transfer(linked, []).reason == "no rollouts of the policy itself"
