@@ -160,7 +160,7 @@ def write_training_spec(
     plan = plan or PlannedTraining()
     config = read_config(run.settings, run.path)
     seeds = _num_seeds(plan)
-    settings = _settings(run, config, analysis.condition, out_dir)
+    settings = training_settings(run, config, analysis.condition, out_dir)
     _check_directions(run, config)
     arm = _arm(config)
     text = TEMPLATE.format(
@@ -249,7 +249,7 @@ def _arm(config: StepConfig) -> str:
     return "projected"
 
 
-def _settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
+def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
     """{key with dots: value} of [settings], where they are not those of the preset."""
     model = run.config["model"]
     preset = "fast" if model == ORGANISM else "full"

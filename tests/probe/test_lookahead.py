@@ -7,9 +7,13 @@ import pytest
 from scipy import stats
 from worlds import World, make_run
 
+from extraction.pairs import builtin_pairs, write_pairs
+from probe.analysis.analyze import analyze
+from probe.analysis.evidence import Evidence
 from probe.analysis.lookahead import moves, stale
+from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.analysis.transfer import transfer
+from probe.analysis.transfer import Transfer, transfer
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
@@ -24,7 +28,10 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     quick: list[str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Same steps, same noise: every measure is equal to the last bit; a gate that removes something moves it less."""
-    command = ["replay", *quick, "--steps", "2", "--lookahead", "3", "--set", "lookahead.num_problems=2"]
+    pairs = builtin_pairs("run_tests")
+    write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
+    command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "3"]
+    command += ["--set", "lookahead.num_problems=2"]
     command += ["--set", "lookahead.rollouts_per_problem=1", "--out", str(out)]
     for name, overshoot in (("idle", "0"), ("acts", "1")):
         changed = ["--arm", "vanilla,projected", "--set", f"intervention.gate.overshoot={overshoot}", "--name", name]
@@ -43,8 +50,9 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     (fresh,) = stale(acts.lookahead)
     assert fresh.overlap is not None
     assert 0 < fresh.overlap < 1
+    assert {"progress", "removed by old", "removed by new"} <= {row.measure for row in acts.lookahead}
     capsys.readouterr()
-    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "9", "--full"]) == 0
+    assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
     text = capsys.readouterr().out
     assert "Lookahead: after steps of each arm" in text
     assert "staleness: ahead, the directions overlap with new ones" in " ".join(text.split())
@@ -65,6 +73,19 @@ def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
     assert row.old is not None
     assert row.old.value == pytest.approx(0.5)
     assert (row.new.value if row.new else None) in (None, pytest.approx(0.75)), "none where an interval has no end"
+
+
+def test_no_go_where_the_policys_own_hacks_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A world that reads GO, with what the policy's own rollouts would say."""
+    world = read_run(make_run(tmp_path / "runs" / "go", World()))
+    assert analyze(world, num_draws=99).verdict.word == "GO"
+    chance = Bounded(value=0.52, interval=Interval(low=0.4, high=0.64))
+    own = Transfer(auroc=chance, ceiling=chance, num_hacks=9, num_honest=9, num_prompts=9, reason=None)
+    monkeypatch.setattr(Evidence, "own", own)
+    verdict = analyze(world, num_draws=99).verdict
+    assert verdict.word == "LIKELY"
+    assert "own hacks apart: AUROC 0.52" in verdict.sentence
+    assert "extract" in verdict.next.command
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -11,7 +11,8 @@
     CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
     GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
-    LIKELY         every answer counts as yes; an interval still holds no        the same
+    LIKELY         every answer counts as yes; an interval still holds no, or    the same
+                   v_hack is not shown to tell the policy's own hacks apart
     GO             hack-ward, about hacks, removable at a stated price           what a training can see
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
@@ -75,6 +76,7 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
 SCORE_NAMES = {"comp_len": "length", "nll": "NLL", "grad_norm": "norm", "hint": "hint", TOGETHER: "the trivial scores"}
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
 TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
+CHANCE = 0.5  # AUROC of a score that says nothing
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
@@ -341,6 +343,9 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
     if removable.says is Word.NO and hackward.says is Word.YES:
         return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
+        own = evidence.own.auroc if evidence.own is not None else None
+        if own is not None and own.interval.low <= CHANCE:
+            return Word.LIKELY, f"v_hack is not shown to tell the policy's own hacks apart: AUROC {own}; {about.text}"
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
     why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
     unsure = [finding for finding in findings if finding.says is not Word.YES]
