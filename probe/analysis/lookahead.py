@@ -86,7 +86,7 @@ def stale(records: Sequence[LookaheadRecord]) -> list[Stale]:
             both = np.array([[removed[prompt], gained] for prompt, gained in progress.items()]).reshape(-1, 2)
             mean, interval = both.mean(0) if len(both) else np.zeros(2), None
             if len(both) > 1 and mean[1] > 0:
-                interval = fieller_interval(mean[0], mean[1], [mean_covariance(both)], df=len(both) - 1)
+                interval = fieller_interval(float(mean[0]), float(mean[1]), [mean_covariance(both)], df=len(both) - 1)
             shares[which] = None if interval is None else Bounded(value=float(mean[0] / mean[1]), interval=interval)
         overlap = by_prompt(records, arm, "overlap").get("")
         rows.append(Stale(arm=arm, overlap=overlap, num_prompts=len(progress), **shares))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 from worlds import World, make_run
@@ -60,8 +61,9 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
 
 def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
     records = rows("vanilla", "sampled door", 0.5, 1.0, 0.0) + rows("projected", "sampled door", 0.25, 0.5, 0.0)
-    records += rows("projected", "progress", 1.0, 3.0) + rows("projected", "removed by old", 0.5, 1.5)
-    records += rows("projected", "removed by new", 1.0, 2.0)
+    records += rows("projected", "progress", 1.0, 1.2, 0.9, 1.1)
+    records += rows("projected", "removed by old", 0.5, 0.7, 0.4, 0.5)
+    records += rows("projected", "removed by new", 0.8, 0.9, 0.8, 0.8)
     records += [LookaheadRecord(arm="projected", measure="overlap", prompt="", value=0.9)]
     plain, gated = moves(records)
     assert plain.difference is None
@@ -71,8 +73,9 @@ def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
     (row,) = stale(records)
     assert row.overlap == 0.9
     assert row.old is not None
-    assert row.old.value == pytest.approx(0.5)
-    assert (row.new.value if row.new else None) in (None, pytest.approx(0.75)), "none where an interval has no end"
+    assert row.new is not None
+    assert (row.old.value, row.new.value) == pytest.approx((2.1 / 4.2, 3.3 / 4.2))
+    assert row.old.interval.low < 0.5 < row.old.interval.high < row.new.value
 
 
 def test_no_go_where_the_policys_own_hacks_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +93,14 @@ def test_no_go_where_the_policys_own_hacks_are_not_told_apart(tmp_path: Path, mo
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_labels_that_follow_the_gradients_transfer_and_shuffled_ones_do_not(shuffled: bool, tmp_path: Path) -> None:
-    world = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=24, shuffled_labels=shuffled)))
+    world = read_run(make_run(tmp_path / "runs" / "run", World(num_steps=24)))
     samples = [row for row in world.samples if row.arm == "vanilla"]
     linked: Linked = link(world, samples, [row for row in world.steps if row.arm == "vanilla"])
-    labelled = replace(linked, samples=[replace(row, gt_pass=not row.hacked) for row in linked.samples])
+    hacked = np.array([row.hacked for row in linked.samples])
+    if shuffled:
+        hacked = np.random.default_rng(0).permutation(hacked)
+    labels = zip(linked.samples, hacked.tolist(), strict=True)
+    labelled = replace(linked, samples=[replace(row, hacked=hack, gt_pass=not hack) for row, hack in labels])
     found = transfer(labelled, [*{row.src_pool for row in linked.samples}])
     assert found.auroc is not None
     assert found.ceiling is not None
