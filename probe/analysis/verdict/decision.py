@@ -391,9 +391,10 @@ def _foresight(evidence: Evidence) -> str:
         anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
         said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
     changes = {(row.arm, row.measure): row.difference for row in evidence.lookahead}
-    arm = next((arm for arm in evidence.arms if ARMS[arm].removes_v_hack), None)
-    ahead = [(name, changes.get((arm or "", f"sampled {name}"))) for name in ("door", "solve")]
-    known = [f"{100 * change.value:+.0f} points of {name}" for name, change in ahead if change is not None]
+    arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
+    names = {"door": "samples that quote the grader", "solve": "right ones"}
+    ahead = [(what, changes.get((arm or "", f"sampled {name}"))) for name, what in names.items()]
+    known = [f"{100 * change.value:+.0f} points of {what}" for what, change in ahead if change is not None]
     said.append(f"selectivity: ahead, {' and '.join(known)}" if known else "selectivity ahead unmeasured")
     return "; ".join(said)
 
