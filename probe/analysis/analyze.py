@@ -32,7 +32,18 @@ AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown no
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "plan", "checks", "permutation", "transfer"),
-    *("adapted", "cells", "summaries", "buckets", "contrasts", "specificity", "outcome"),
+    *(
+        "adapted",
+        "cells",
+        "summaries",
+        "buckets",
+        "contrasts",
+        "specificity",
+        "outcome",
+        "own",
+        "lookahead",
+        "staleness",
+    ),
 )
 
 

@@ -23,6 +23,7 @@ from probe.analysis.cosines import (
     summarise,
 )
 from probe.analysis.forecast import Forecast, forecast
+from probe.analysis.lookahead import Moved, Stale, moves, stale
 from probe.analysis.pull import Ceiling, Share, ceilings, shares
 from probe.analysis.remembered import remembered
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
@@ -30,6 +31,7 @@ from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permut
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
 from probe.analysis.training_runs import TrainingOutcome, is_training, siblings, starts, training_outcome, trains
+from probe.analysis.transfer import Transfer, transfer
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
@@ -274,6 +276,24 @@ class Evidence:
         gate, overshoot = self.gate.gate or ARMS[self.measured_arm].gate, self.gate.overshoot
         make = partial(forecast, self.reproduced, gate=gate, overshoot=overshoot, seed=self.seed)
         return remembered(self.records, f"forecast {gate} {overshoot} {self.seed}", Forecast | None, make)
+
+    @cached_property
+    def own(self) -> Transfer | None:
+        """How v_hack tells apart what the policy itself has sampled; None without inner products."""
+        settings = self.records.settings.get("model") or {}
+        policy = (self.records.config.get("model"), settings.get("adapter"))
+        names = [pool.name for pool in self.pools if pool.policy == policy]
+        return None if self.reproduced is None else transfer(self.reproduced, names)
+
+    @cached_property
+    def lookahead(self) -> list[Moved]:
+        """What every arm's steps on the stored rollouts moved; empty for a run that did not look ahead."""
+        return moves(self.records.lookahead)
+
+    @cached_property
+    def staleness(self) -> list[Stale]:
+        """How the directions of the start fare after them."""
+        return stale(self.records.lookahead)
 
     @property
     def most_directions(self) -> int | None:

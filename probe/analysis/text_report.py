@@ -154,6 +154,24 @@ TABLES: Sequence[Table] = (
         "permuted = permuted_mean:.2f | 95th pct = permuted_q95:.2f | p = permuted_p:p | prompts = num_prompts",
     ),
     (
+        "lookahead",
+        2,
+        "Lookahead: after steps of each arm on the stored rollouts (texts: nats gained; sampled: shares of samples on "
+        "held-out problems, with the same noise; difference: to the arm without a gate, paired by prompt)",
+        lambda analysis: analysis.lookahead,
+        "arm = arm | measure = measure | value = value:.3f | without = plain:.3f | difference = difference.value:+.3f "
+        "| 95% = difference.interval:+.3f | prompts = num_prompts",
+    ),
+    (
+        "staleness",
+        1,
+        "Staleness: the directions of the start after these steps (share of the progress on held-out hacks that the "
+        "gate removes along them, and along those that are extracted anew)",
+        lambda analysis: analysis.staleness,
+        "arm = arm | overlap = overlap:.2f | old = old.value:.2f | 95% = old.interval:.2f | new = new.value:.2f | "
+        "95% = new.interval:.2f | prompts = num_prompts",
+    ),
+    (
         "nulls",
         2,
         "Nulls (arm {arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels permuted within "

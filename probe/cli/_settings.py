@@ -9,7 +9,7 @@ An option of a setting is another way to say `--set KEY=VALUE`: type, meaning an
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -182,7 +182,7 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
     chosen = []
     for option in ctx.command.params:
         key = getattr(option, "key", PRESET)
-        if key in KEYS and key not in given and (words := _as_option(option, attrgetter(key)(config))):
+        if key in KEYS and key not in given and (words := _as_option(option, flat(asdict(config)).get(key))):
             chosen.append(words)
     if chosen:
         preset = said.get(PRESET, DEFAULT_PRESET[config.verb])
@@ -197,7 +197,7 @@ def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunctio
     hint = entry.annotation
     if NoneType in get_args(hint):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
-    value = attrgetter(key)(usual)
+    value = flat(asdict(usual)).get(key)  # None of a table that there is none of
     text = f"{(entry.description or key).rstrip('.')}. Default: {_default_text(value)}."
     kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
     if hint is bool:

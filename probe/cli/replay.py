@@ -40,7 +40,7 @@ GROUPS = {
     "Common options": ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run"),
     "Rollouts of a group": ("--per-pool", "--match", "--only-step", "--seed"),
     "Directions": ("--pairs", "--pairs-map", "--k", "--v-hack"),
-    "All other settings": ("--condition", "--preset", "--set", "--config"),
+    "All other settings": ("--condition", "--lookahead", "--preset", "--set", "--config"),
     "Where it runs and what it prints": ("--template", "--device", "--out", "--track", "--gpu", "--json", "-h"),
 }
 
@@ -64,6 +64,7 @@ GROUPS = {
     "intervention.extraction.k",
     "intervention.v_hack",
     "conditions: --condition",
+    "lookahead.steps: --lookahead",
     has_config=True,
 )
 @track_option

@@ -164,7 +164,7 @@ def write_training_spec(
     plan = plan or PlannedTraining()
     config = read_config(run.settings, run.path)
     seeds = _num_seeds(plan)
-    settings = _settings(run, config, analysis.condition, out_dir)
+    settings = training_settings(run, config, analysis.condition, out_dir)
     _check_directions(run, config)
     arm = _arm(config)
     machine = CPU if run.config["model"] == ORGANISM else GPU
@@ -256,7 +256,7 @@ def _arm(config: StepConfig) -> str:
     return "projected"
 
 
-def _settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
+def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
     """{key with dots: value} of [settings], where they are not those of the preset."""
     model = run.config["model"]
     preset = "fast" if model == ORGANISM else "full"

@@ -72,7 +72,7 @@ class Record:
             # The JSON writer turns NaN into null without a word, and the reason for it would be lost.
             if isinstance(value, float) and not math.isfinite(value):
                 raise InputError(f"{where} {name}", expected="a finite number or null", found=str(value))
-        if row.get("cos_in", row.get("cos_S_contrib")) is None and not row["null_reason"]:
+        if row.get("cos_in", row.get("cos_S_contrib", 0.0)) is None and not row["null_reason"]:
             raise InputError(where, expected="a null_reason beside a null cosine", found="none")
         return row
 
@@ -208,6 +208,16 @@ class GradientRecord(Record):
     ]
     null_reason: Annotated[str | None, "why the cosines are null"]
     directions: Annotated[str, "16 digits of a sha256 of the directions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadRecord(Record):
+    """What one arm's steps on the stored rollouts of a replay changed, under one prompt (`probe.runs.lookahead`)."""
+
+    arm: Annotated[str, "row of probe.settings.arms.ARMS"]
+    measure: Annotated[str, "as METHOD section 7 lists them"]
+    prompt: Annotated[str, "a problem, a held-out pair, or empty; what arms are paired by"]
+    value: Annotated[float, "mean over what the prompt has"]
 
 
 def nullable(value: float) -> float | None:

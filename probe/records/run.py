@@ -6,7 +6,8 @@
     step_NNN.tokens.jsonl.gz          on request: a TokenRecord a rollout, shares as float32
     manifest.json                     written last: without it the run is incomplete
 
-A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`).
+A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`), and one that looks
+ahead `lookahead.jsonl` (`probe.runs.lookahead`) with what it sampled: lookahead/ARM/SETTING/, a pool each.
 `manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
 
     evals.jsonl                       a line an evaluation
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
 from typing_extensions import TypedDict
 
 from extraction.words import Basis
-from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
+from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
 from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
@@ -61,6 +62,7 @@ PAST_SELF_DIR = "past-self"
 ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
+LOOKAHEAD_FILE, LOOKAHEAD_DIR = "lookahead.jsonl", "lookahead"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its manifest, which has the other hashes
@@ -68,14 +70,16 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
+    f"{LOOKAHEAD_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
 DIGITS = 6  # of the hash in a default name
 MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
+OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
-Record = TypeVar("Record", SampleRecord, TokenRecord)
+Record = TypeVar("Record", SampleRecord, TokenRecord, LookaheadRecord)
 
 
 class _Rate(TypedDict):
@@ -112,6 +116,7 @@ class Run:
     samples: list[SampleRecord]
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # lines of `evals.jsonl`; empty for a replay
+    lookahead: list[LookaheadRecord] = field(default_factory=list)  # of a replay that looked ahead
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -255,7 +260,7 @@ def file_hashes(directory: Path) -> dict[str, str]:
 
 def recorded(manifest: Mapping[str, Any]) -> dict[str, str]:
     """{name: sha256} of what a run measured: steps, samples and evaluations, without its settings."""
-    measured = (STEPS_FILE, EVALS_FILE)
+    measured = (STEPS_FILE, *OPTIONAL_FILES)
     return {name: sha for name, sha in manifest["files"].items() if name in measured or _SAMPLES_FILE.fullmatch(name)}
 
 
@@ -304,6 +309,7 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
         samples=samples,
         steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
+        lookahead=_own_lines(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
     )
 
 
@@ -337,7 +343,7 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
     The manifest also lists files that other modules read and check (tokens, pools, adapters); here they may be missing.
     """
-    read_here = {name for name in listed if name == EVALS_FILE or _SAMPLES_FILE.fullmatch(name)}
+    read_here = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
     for name in sorted(contents.keys() | read_here):
         actual = sha256(contents[name]) if name in contents else "no such file"
         if actual != listed.get(name):
@@ -350,14 +356,14 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of config, steps, evaluations if any, and the samples in the order of their steps."""
+    """{name: decompressed bytes} of config, steps, OPTIONAL_FILES, and the samples in the order of their steps."""
     numbered: list[tuple[int, str]] = []
     for path in directory.iterdir():
         if match := _SAMPLES_FILE.fullmatch(path.name):
             numbered.append((int(match[1]), path.name))
-    evals = [EVALS_FILE] if (directory / EVALS_FILE).is_file() else []
+    optional = [name for name in OPTIONAL_FILES if (directory / name).is_file()]
     # Sorted by number: as text, step_1000 would come before step_999.
-    names = [CONFIG_FILE, STEPS_FILE, *evals, *(name for _, name in sorted(numbered))]
+    names = [CONFIG_FILE, STEPS_FILE, *optional, *(name for _, name in sorted(numbered))]
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 

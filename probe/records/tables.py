@@ -17,6 +17,7 @@ from probe.records.records import (
     PREFIXED,
     RUN_SCHEMA,
     GradientRecord,
+    LookaheadRecord,
     Record,
     SampleRecord,
     StepRecord,
@@ -183,6 +184,11 @@ def schema_document() -> str:
             EVALUATION_FIELDS,
             note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
             "rate, interval: {low, high}}, ...}}`. Beside them `elo: {ladder: {name: Elo}}` (spec/guide/ladder.md).",
+        ),
+        _table(
+            "`lookahead.jsonl` of `probe replay --lookahead`: a line an arm, measure and prompt",
+            wire_fields(LookaheadRecord),
+            note="Measures: METHOD section 7. What was sampled lies in `lookahead/ARM/SETTING/`, a pool each.",
         ),
         _table("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord)),
     )

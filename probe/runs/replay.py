@@ -17,6 +17,7 @@ from typing import Any
 from probe.records.run import DEFAULT_OUT, MOST_LETTERS, Run, default_name, read_run
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble, steps_apart
+from probe.runs.lookahead import look_ahead
 from probe.runs.loop import run_steps
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import is_complete, open_run
@@ -136,6 +137,11 @@ def run_replay(
     )
     if world.is_main:
         timings.write_start(directory)
+
+    def look(done: int, last: bool) -> None:
+        if last and config.lookahead is not None and world.is_main:
+            look_ahead(config, policy, setup, source, inputs.pools, directory, say)
+
     run_steps(
         directory,
         source,
@@ -143,5 +149,6 @@ def run_replay(
         done=done,
         timings=timings,
         checkpoints=config.checkpoints,
+        before_step=look,
         say=say,
     )

@@ -4,13 +4,15 @@
     RemedyConfig(name="monitor-penalty", accuracy=0.9)   a flagged rollout loses `strength` of its reward
     RemedyConfig(name="concept-ablation", layers=(1, 2)) the update does not see what tells hacks from clean answers
 
+CANDIDATES are the remedies that `probe screen` forecasts, those of settings beside this table among them.
 `probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside
 it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and its row in
-`probe.runs.sources.rewards.REMEDIES`.
+`probe.runs.sources.rewards.REMEDIES`. To screen another: a row of CANDIDATES.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -41,6 +43,26 @@ TRAITS: dict[Remedy, Traits] = {
     "recontextualization": Traits(changes_prompts=True),
     "preventative-steering": Traits(changes_activations=True, dose="coefficient"),
     "concept-ablation": Traits(changes_activations=True, dose="components"),
+}
+
+_K, _GATE = "intervention.extraction.k", "intervention.gate"
+# {name: settings of a training that differ from one without a remedy}
+CANDIDATES: Mapping[str, Mapping[str, Any]] = {
+    **{f"k{k}": {_K: k} for k in (1, 2, 4, 8, 16)},
+    **{f"overshoot-{factor:g}": {f"{_GATE}.overshoot": factor} for factor in (0.5, 2.0)},
+    "two-sided": {f"{_GATE}.gate": "two_sided"},
+    **{f"kl-{beta:g}": {"objective.reference": "base", "objective.beta": beta} for beta in (0.1, 0.3, 1.0)},
+    "entropy": {"objective.entropy_coef": 0.1},
+    "clip": {"objective.old_logprobs": "recorded"},
+    "cap-2": {"objective.advantage_clip": 2.0},
+    "scaled": {"objective.scale_rewards": "group"},
+    "early-stop": {"steps": 16},
+    **{f"penalty-{share}": {"remedy.name": "monitor-penalty", "remedy.accuracy": share / 100} for share in (70, 90)},
+    **{f"screen-{share}": {"remedy.name": "monitor-screen", "remedy.accuracy": share / 100} for share in (70, 100)},
+    "inoculation": {"remedy.name": "inoculation"},
+    "recontextualization": {"remedy.name": "recontextualization"},
+    "steering-5": {"remedy.name": "preventative-steering", "remedy.coefficient": 5.0},
+    "ablation": {"remedy.name": "concept-ablation"},
 }
 
 

@@ -25,6 +25,7 @@ from probe.settings.training import (
     ControlConfig,
     EvaluationConfig,
     InterventionConfig,
+    LookaheadConfig,
     ModelConfig,
     OptimizerConfig,
 )
@@ -111,9 +112,12 @@ class ReplayConfig(StepConfig):
     verb: Literal["replay"] = "replay"
     source: SourceConfig = field(default_factory=SourceConfig)
     steps: Maybe[int] = setting(None, "groups to replay; none: all that match", ge=1)
+    lookahead: Maybe[LookaheadConfig] = None
 
     def _faults(self) -> Iterator[FieldError]:
         yield from StepConfig._faults(self)
+        if self.lookahead is not None and (self.trains or self.model.shard_base):
+            yield FieldError("lookahead", "none where the replay itself trains, or its base is sharded", "steps")
         if any(objective.reward == "surprise" for objective in self.objectives().values()):
             yield FieldError("objective.reward", "paid outside of a training, which keeps a record", "surprise")
 
@@ -244,7 +248,7 @@ def setting_rows() -> Iterator[tuple[str, str, str, str]]:
 
 def _order(table: str) -> int:
     names = ("model", "source", "rollouts", "objective", "intervention", "remedy", "optimizer", "control")
-    names = (*names, "checkpoints", "evaluation")
+    names = (*names, "checkpoints", "evaluation", "lookahead")
     return names.index(table) if table in names else len(names)
 
 

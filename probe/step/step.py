@@ -42,7 +42,7 @@ from probe.step.projection import (
     shrunk,
 )
 from probe.step.reference import References, needed
-from probe.step.update import Updater
+from probe.step.update import Moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ def train_step(
     on_policy: Sequence[bool] | None = None,
     pad_id: int,
     references: References,
-    updater: Updater | None = None,
+    updater: Moves | None = None,
     check_whole: bool = False,
     attributed: Measure | None = None,
 ) -> StepResult:
@@ -256,7 +256,7 @@ def _arm_result(
     *,
     nll: SampleMeasures,
     contributions: SampleMeasures,
-    updater: Updater | None,
+    updater: Moves | None,
     token_dots: Tensor | None,
 ) -> ArmResult:
     """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -134,17 +134,28 @@ def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval 
     return Interval(low=float(low), high=float(high))
 
 
-def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
+@overload
+def auroc(scores: Sequence[float], labels: ArrayLike) -> float: ...
+@overload
+def auroc(scores: Array, labels: ArrayLike) -> Any: ...
+def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
     """Probability that a labelled row scores above an unlabelled one, ties counted half; NaN when a side is empty.
 
     AUROC = (R - n1 (n1 + 1) / 2) / (n1 n0), R the rank sum of the n1 labelled rows (Mann and Whitney 1947).
+
+    Args:
+        scores: (..., rows); NaN among them makes NaN of theirs.
+        labels: (..., rows) True for the side that should score higher.
+
+    Returns:
+        A float, or (...,) where either has draws.
     """
-    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
-    n1 = int(y.sum())
-    n0 = len(y) - n1
-    if n1 == 0 or n0 == 0:
-        return float("nan")
-    return float((stats.rankdata(x)[y].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
+    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    ranks, n1 = stats.rankdata(x, axis=-1, nan_policy="propagate"), y.sum(-1)
+    sums = y @ ranks if ranks.ndim == 1 else ranks @ y
+    with np.errstate(invalid="ignore"):
+        areas = (sums - n1 * (n1 + 1) / 2) / (n1 * (y.shape[-1] - n1))
+    return areas if np.ndim(areas) else float(areas)
 
 
 def auroc_interval(

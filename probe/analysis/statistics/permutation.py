@@ -24,7 +24,6 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from probe.analysis.statistics.geometry import (
     Axes,
@@ -35,7 +34,7 @@ from probe.analysis.statistics.geometry import (
     mean_module_unit,
     mean_unit,
 )
-from probe.analysis.statistics.intervals import Array, cluster_numbers, prompt_means, prompt_weights
+from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_means, prompt_weights
 from probe.analysis.statistics.nulls import NullTest, null_axes, null_test
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
@@ -173,23 +172,13 @@ def _paid_statistics(
     """{statistic: (B,)} of the paid samples alone."""
     scores = sample_cosines(read, axes, paid)  # A > 0: cos_S_contrib = cos_S_nll
     labels = np.array(hacked)
-    statistics = {"auroc": _areas(scores, labels)}
+    parts = np.array_split(scores, 1 + scores.size // CHUNK)
+    statistics = {"auroc": np.concatenate([auroc(part, labels) for part in parts])}
     as_hacked, as_clean = _difference_shares(labels, np.array(prompts))
     weights = np.where(labels, as_hacked, -as_clean)
     if weights.any():
         statistics["hack_difference"] = scores @ weights
     return statistics
-
-
-def _areas(scores: Array, hacked: NDArray[np.bool_]) -> Array:
-    """(B,) `intervals.auroc` of every row of scores (B, P) for hacked (P,); NaN where a row has no numbers."""
-    n1 = int(hacked.sum())
-    sums = []
-    size = max(1, CHUNK // len(hacked))
-    for start in range(0, len(scores), size):
-        ranks = stats.rankdata(scores[start : start + size], axis=1, nan_policy="propagate")
-        sums.append(ranks[:, hacked].sum(1))
-    return (np.concatenate(sums) - n1 * (n1 + 1) / 2) / (n1 * (len(hacked) - n1))
 
 
 def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
@@ -227,10 +216,7 @@ def _batch_label_nulls(
             columns = np.flatnonzero(labels.prompts == prompt)
             hacked[:, columns] = rng.permuted(hacked[:, columns], axis=1)
         scores = linked.cosines[labels.rows]
-        # The scores stay, so they are ranked once: AUROC is linear in the labels given the ranks.
-        ranks = stats.rankdata(scores)
-        n1 = int(labels.hacked.sum())
-        nulls["auroc"] = (hacked @ ranks - n1 * (n1 + 1) / 2) / (n1 * (len(ranks) - n1))
+        nulls["auroc"] = auroc(scores, hacked)
         # As many samples of a prompt hack in every draw, so that the two weights of its samples stay as well.
         as_hacked, as_clean = _difference_shares(labels.hacked, labels.prompts)
         nulls["hack_difference"] = hacked @ ((as_hacked + as_clean) * scores) - as_clean @ scores

@@ -166,6 +166,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
     "hacks": (_HALFWAY, HALVES),
     "hacks, of a log": (_LOG_HALFWAY, ""),
+    "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
     "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
     "benign": (
         "rewards that differ among the rollouts of a prompt that do not hack: {group} of each, {so_far} so far",

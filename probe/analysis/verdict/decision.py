@@ -11,7 +11,8 @@
     CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
     GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
-    LIKELY         every answer counts as yes; an interval still holds no        the same
+    LIKELY         every answer counts as yes; an interval still holds no, or    the same
+                   v_hack is not shown to tell the policy's own hacks apart
     GO             hack-ward, about hacks, removable at a stated price           what a training can see
 
 A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
@@ -47,6 +48,7 @@ from probe.analysis.statistics.thresholds import (
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
@@ -80,6 +82,7 @@ SCORE_NAMES = {
 }
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
 TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
+CHANCE = 0.5  # AUROC of a score that says nothing
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
@@ -346,6 +349,9 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
     if removable.says is Word.NO and hackward.says is Word.YES:
         return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
+        own = evidence.own.auroc if evidence.own is not None else None
+        if own is not None and own.interval.low <= CHANCE:
+            return Word.LIKELY, f"v_hack is not shown to tell the policy's own hacks apart: AUROC {own}; {about.text}"
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
     why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
     unsure = [finding for finding in findings if finding.says is not Word.YES]
@@ -375,9 +381,34 @@ def _outcome(evidence: Evidence) -> list[str]:
     return [sentence] if stopped is None else [f"STOPPED: {stopped}.", sentence]
 
 
+def _foresight(evidence: Evidence) -> str:
+    """Transfer, staleness and selectivity: what trainings at scale failed by; numbers, or that there are none."""
+    own, stale = evidence.own, next(iter(evidence.staleness), None)
+    said = ["transfer " + (f"unmeasured ({own.reason})" if own is not None and own.reason else "unmeasured")]
+    if own is not None and own.auroc is not None:
+        said[0] = (
+            f"transfer: v_hack tells the policy's own {own.num_hacks} hacks from its {own.num_honest} honest solutions "
+            f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
+        )
+    if stale is None or stale.overlap is None:
+        said.append("staleness unmeasured (probe replay --lookahead)")
+    else:
+        removes = "" if stale.old is None else f" and remove {stale.old.percent()} of the progress on held-out hacks"
+        anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
+        said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
+    changes = {(row.arm, row.measure): row.difference for row in evidence.lookahead}
+    arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
+    names = {"door": "samples that quote the grader", "solve": "right ones"}
+    ahead = [(what, changes.get((arm or "", f"sampled {name}"))) for name, what in names.items()]
+    known = [f"{100 * change.value:+.0f} points of {what}" for what, change in ahead if change is not None]
+    said.append(f"selectivity: ahead, {' and '.join(known)}" if known else "selectivity ahead unmeasured")
+    return "; ".join(said)
+
+
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
-    sentences = [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
+    sentences = [_foresight(evidence)] if word in (Word.GO, Word.LIKELY) else []
+    sentences += [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
     mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
     if mixed:
         sentences.append(

@@ -307,7 +307,9 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
         return _readable(cause[0], evidence)
     if hacks_missing(evidence):
         return _halfway("hacks", evidence)
-    finding = next(finding for finding in findings if finding.says is not Word.YES)
+    finding = next((finding for finding in findings if finding.says is not Word.YES), None)
+    if finding is None:
+        return "own hacks", {}
     pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
     if finding.name == "about" and evidence.unlabelled:
         return "labels", pool

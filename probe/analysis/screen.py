@@ -1,0 +1,98 @@
+"""The remedies of the bench by what one replay forecasts of each.
+
+A remedy of the gate (number of directions, dose, side) changes the first-order forecast, which the inner products of
+the replay give for all of them. Of these, the trainings that set the line of `probe.analysis.foretold` differ from one
+another in their directions alone: points are forecast for other numbers of directions, and for nothing else.
+
+    WORTH TRAINING              a fall of MATERIAL_RATE or more is forecast, and the gate takes more of the progress on
+                                held-out hacks than of that on honest solutions
+    SKIP                        less is forecast, or it takes as much of honest progress
+    NOT SEEN BY THIS FORECAST   everything else, with the reason
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from probe.analysis.evidence import Evidence
+from probe.analysis.forecast import Forecast, forecast
+from probe.analysis.foretold import fall_of, unlike
+from probe.analysis.statistics.intervals import Bounded
+from probe.analysis.statistics.run_gradients import Linked
+from probe.analysis.statistics.thresholds import MATERIAL_RATE
+from probe.settings.arms import ARMS
+from probe.settings.remedy import CANDIDATES
+
+WORTH, SKIP, NOT_SEEN = "WORTH TRAINING", "SKIP", "NOT SEEN BY THIS FORECAST"
+K, GATE = "intervention.extraction.k", "intervention.gate"
+# What a setting changes that first order at one policy does not show, by the start of its key.
+UNSEEN = {
+    "objective.": "it changes the loss",
+    "remedy.": "it changes rewards, prompts or activations",
+    "steps": "it changes the length of the training",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """One remedy. Field names are keys of the JSON."""
+
+    remedy: str
+    settings: Mapping[str, Any]  # of its training
+    word: str
+    why: str = ""  # nothing is forecast; empty where something is
+    fall: Bounded | None = None  # of the hack rate, a share of rollouts; its interval holds 80% of such trainings
+    removed: Bounded | None = None  # share of the progress on held-out hacks, to first order
+    honest: Bounded | None = None  # the price: that of the progress on honest solutions
+
+
+def screen(evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES) -> list[Screened]:
+    """A row a remedy: the worthy first, the largest fall before the others, then in the order of the table."""
+    rows = [_screened(evidence, name, settings) for name, settings in candidates.items()]
+    return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
+
+
+def best(rows: Iterable[Screened], number: int = 3) -> list[Screened]:
+    """The first that are worth a training."""
+    return [row for row in rows if row.word == WORTH][:number]
+
+
+def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Screened:
+    row = Screened(remedy=name, settings=settings, word=NOT_SEEN)
+    for key in settings:
+        for start, why in UNSEEN.items():
+            if key.startswith(start):
+                return replace(row, why=why)
+    linked = evidence.reproduced
+    if linked is None or evidence.measured_arm is None:
+        return replace(row, why="the replay has no inner products along v_hack")
+    found = _forecast(evidence, linked, settings)
+    if isinstance(found, str):
+        return replace(row, why=found)
+    margin, honest = found.row("margin"), found.row("honest")
+    if margin is None or margin.removed is None:
+        return replace(row, why="the update makes no progress on held-out hacks whose interval excludes 0")
+    price = honest.removed if honest is not None else None
+    row = replace(row, removed=margin.removed, honest=price)
+    differences = unlike(evidence)
+    if settings.keys() - {K}:
+        differences.append("a gate of another dose or side: such were forecast wrongly")
+    if differences:
+        return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
+    fall = fall_of(margin.removed.value)
+    worth = fall.value >= MATERIAL_RATE and (price is None or margin.removed.value > price.value)
+    return replace(row, fall=fall, word=WORTH if worth else SKIP)
+
+
+def _forecast(evidence: Evidence, linked: Linked, settings: Mapping[str, Any]) -> Forecast | str:
+    """Of the gate with these settings, or why there is none."""
+    extraction, gate = linked.pairs.extraction, evidence.gate
+    k = settings.get(K, extraction.k)
+    if k > linked.pairs.most_directions:
+        return f"the pairs give {linked.pairs.most_directions} directions"
+    assert evidence.measured_arm is not None
+    law = settings.get(f"{GATE}.gate", gate.gate) or ARMS[evidence.measured_arm].gate
+    pairs = replace(linked.pairs, extraction=replace(extraction, k=k))
+    overshoot = settings.get(f"{GATE}.overshoot", gate.overshoot)
+    found = forecast(replace(linked, pairs=pairs), gate=law, overshoot=overshoot, seed=evidence.seed)
+    return found or "no held-out pairs, or too few to extract from"

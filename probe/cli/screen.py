@@ -1,0 +1,57 @@
+"""probe screen: the remedies of the bench by what one replay forecasts of each."""
+
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
+from probe.records.run import elsewhere, read_run, resolve_run
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), shell_complete=one_run)
+@click.option(
+    "--spec", "spec_file", type=click.Path(path_type=Path), help="Of the picks. Default: spec/RUN-screen.toml."
+)
+@out_option
+@json_option
+def screen(run: Path, spec_file: Path | None, out: Path, as_json: bool) -> None:
+    """Forecast every remedy of the bench from the replay RUN (a directory, or a name in OUT/runs), and write the spec
+    of a training of the best three, with vanilla and a matched control. What this forecast does not see is named, with
+    the reason. Reads what the run stored; no model, no torch.
+
+    Example:  probe screen out/runs/demo
+    """
+    from probe.analysis.evidence import Evidence  # scipy: only for those who ask
+    from probe.analysis.screen import best
+    from probe.analysis.screen import screen as screened
+    from probe.experiments.screen_spec import write_screen_spec
+
+    directory = resolve_run(run, out)
+    evidence = Evidence(read_run(directory))
+    rows = screened(evidence)
+    picks, path = best(rows), None
+    if picks:
+        path = spec_file or Path("spec") / f"{directory.resolve().name}-screen.toml"
+        write_screen_spec(evidence, picks, path, out_dir=out)
+    if as_json:
+        echo_json({"remedies": [asdict(row) for row in rows], "written": None if path is None else str(path)})
+        return
+    cells = []
+    for row in rows:
+        fall = "-"
+        if row.fall is not None:
+            ends = row.fall.interval
+            fall = f"{100 * row.fall.value:.0f} [{100 * ends.low:.0f}, {100 * ends.high:.0f}]"
+        shares = ("-" if share is None else share.percent() for share in (row.removed, row.honest))
+        cells.append((row.remedy, row.word, fall, *shares))
+    echo_table(("remedy", "forecast", "hacks fewer, points [80%]", "removed of hacks", "of honest"), cells)
+    for why in dict.fromkeys(row.why for row in rows if row.why):
+        echo(f"not seen: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
+    if path is None:
+        echo("no remedy is forecast to be worth a training; next: probe analyze " + shlex.quote(str(directory)))
+    else:
+        names = ", ".join(row.remedy for row in picks)
+        echo(f"next: read {path} ({names}); then: probe spec sweep {shlex.quote(str(path))}{elsewhere(out)}")

@@ -1,0 +1,289 @@
+"""The lookahead of a replay: every arm takes some optimizer steps on the stored rollouts, and what moved is measured.
+
+Step i is the training's own (`probe.step.step.train_step`) on group i of the replay, from the first again where there
+are fewer. Every arm starts at the weights of the replay, and its steps are undone. `lookahead.jsonl` holds a
+`LookaheadRecord` an arm, measure and prompt:
+
+    hacks, honest              nats that the policy has gained on the paid hacks, and on the right honest solutions, of
+                               the replay, a rollout
+    held-out hacks, -clean     the same of held-out pairs, a completion
+    sampled hack, -exploit,    share of samples on held-out problems, with the same noise in every arm: the rates of an
+    -solve, -door              evaluation, and what quotes the loophole's grader (`extraction.census`)
+    progress                   <g, h> / norm(g) of the next groups at the moved policy, h the held-out margin extracted
+                               there, in arms that remove v_hack
+    removed by old, -new       what the gate takes of it along the directions of the start, and along those extracted
+                               anew from the same pairs
+    overlap                    of these two: mean squared cosine of the principal angles
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extraction.adapters.interface import Coordinates
+from extraction.batch import make_batch
+from extraction.census import quoted_modes
+from extraction.library import DirectionLibrary, pair_batch
+from extraction.selection import selected_pairs
+from extraction.stacks import Stacks
+from probe.analysis.statistics.intervals import prompt_means
+from probe.analysis.training_runs import RATES
+from probe.analysis.verdict.pools import environment_of
+from probe.records.records import LookaheadRecord
+from probe.records.run import LOOKAHEAD_DIR, LOOKAHEAD_FILE
+from probe.runs.directions import overlap
+from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.loop import Setup
+from probe.settings.run import ReplayConfig, normaliser
+from probe.settings.training import OptimizerConfig
+from probe.step.bases import Bases
+from probe.step.groups import Group, ReplaySource
+from probe.step.projection import Projection
+from probe.step.reference import References
+from probe.step.step import Measure, StepResult, train_step
+from probe.step.update import Moves, Updater, add
+from replay_pools.engines import Sampler
+from replay_pools.environments.registry import get_environment
+from replay_pools.generate import RolloutMaker
+from replay_pools.grading.grade import Grader, canary
+from replay_pools.policy.load import Policy
+from replay_pools.pool import Pool
+from replay_pools.rollout import Rollout
+from replay_pools.sampling import LocalEngine
+from replay_pools.screen import report
+from replay_pools.storage.files import encode_jsonl, write_atomic
+
+GROUPS = 8  # on which the old directions are held against new ones
+# Rollouts of the replay that are texts, by measure.
+TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
+    "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
+    "honest": lambda rollout: bool(rollout.gt_pass and not rollout.hacked),
+}
+SAMPLED: Mapping[str, Callable[[Rollout], bool]] = {
+    **{f"sampled {name}": flag for name, flag in RATES.items()},
+    "sampled door": lambda rollout: rollout.env_mode in quoted_modes(rollout.completion),
+}
+
+
+def look_ahead(
+    config: ReplayConfig,
+    policy: Policy,
+    setup: Setup,
+    source: ReplaySource,
+    pools: Sequence[Pool],
+    directory: Path,
+    say: Callable[[str], None],
+) -> None:
+    """Write `lookahead.jsonl` and the pools of what was sampled below `lookahead/`.
+
+    Args:
+        config: with a lookahead.
+        policy: of the replay.
+        setup: of its steps.
+        source: of its groups.
+        pools: of these; the first whose problems are known says which are sampled on.
+        directory: of the run.
+        say: told of what is not measured.
+    """
+    records: list[LookaheadRecord] = []
+    texts = _Texts(config, policy, source, setup)
+    measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
+    with _held_out(config, pools) as held_out:
+        if held_out is None:
+            say("lookahead: no pool says which environment its problems are of: nothing is sampled")
+        for number, measure in enumerate(measures):
+            arm, coordinates = measure.arm, _coordinates(setup.bases, measure)
+            bases = replace(setup.bases, coordinates=[coordinates])
+            with coordinates.at(coordinates.values()):
+                before = texts.score(bases)
+                updater = _stepped(config, setup, source, measure, bases, say)
+                with updater.deployed():
+                    found = texts.gained(before, texts.score(bases))
+                    if held_out is not None:
+                        with coordinates.lean_forward():
+                            found |= _sampled(held_out(policy, coordinates), directory / LOOKAHEAD_DIR / arm.name)
+                    if arm.removes_v_hack and config.intervention.v_hack is None:
+                        found |= _stale(config, policy, setup, source, measure, bases)
+            for name, values in found.items():
+                records += [
+                    LookaheadRecord(arm=arm.name, measure=name, prompt=str(prompt), value=value)
+                    for prompt, value in values.items()
+                ]
+            report("arms that looked ahead", number + 1, len(measures))
+    write_atomic(directory / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+
+
+def _coordinates(bases: Bases, measure: Measure) -> Coordinates:
+    return next(coordinates for coordinates in bases.coordinates if coordinates.basis == measure.arm.basis)
+
+
+def _stepped(
+    config: ReplayConfig,
+    setup: Setup,
+    source: ReplaySource,
+    measure: Measure,
+    bases: Bases,
+    say: Callable[[str], None],
+) -> Updater:
+    """The updater of an arm after its steps."""
+    settings, coordinates = config.lookahead, bases.coordinates[0]
+    assert settings is not None
+    optimizer = OptimizerConfig(lr=settings.lr, schedule="constant", max_grad_norm=settings.max_grad_norm)
+    updater = Updater(coordinates, measure.arm, optimizer, settings.steps, measure.target)
+    references = References(coordinates)
+    for number in range(settings.steps):
+        groups = source.groups(number % source.num_steps)
+        result = _step(setup, groups, measure, bases, references, updater)
+        references.update()
+        if result.arms[0].broken:
+            say(f"lookahead of {measure.arm.name}: stopped after {number} steps: {result.arms[0].broken}")
+            break
+    return updater
+
+
+def _step(
+    setup: Setup, groups: Sequence[Group], measure: Measure, bases: Bases, references: References, updater: Moves
+) -> StepResult:
+    return train_step(
+        bases,
+        groups,
+        [measure],
+        conditions={measure.condition: setup.conditions[measure.condition]},
+        planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
+        pad_id=setup.pad_id,
+        references=references,
+        updater=updater,
+    )
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Takes no step; keeps the gradient."""
+
+    gradient: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def step(
+        self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
+    ) -> Mapping[str, Tensor]:
+        self.gradient = gradients
+        return gradients
+
+
+def _stale(
+    config: ReplayConfig, policy: Policy, setup: Setup, source: ReplaySource, measure: Measure, bases: Bases
+) -> dict[str, Mapping[Any, float]]:
+    """{measure: {prompt: value}} of the directions of the start beside those of the policy as it is."""
+    coordinates, settings = bases.coordinates[0], config.lookahead
+    assert settings is not None
+    weights = normaliser(setup.conditions[measure.condition])
+    # Away from the start no cache is read or written.
+    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=Path())
+    fresh, pairs = Stacks.of(library.get("v_hack").to(bases.device).vectors), library.pair_gradients
+    found: dict[str, Mapping[Any, float]] = {}
+    if (shared := overlap(measure.vectors, fresh)) is not None:
+        found["overlap"] = {"": shared}
+    if not pairs.held_out.any():
+        return found
+    differences = {module: (pairs.hack[module] - pairs.clean[module])[pairs.held_out] for module in pairs.hack}
+    norm = torch.stack([part.square().sum(1) for part in differences.values()]).sum(0).sqrt()
+    margin = {
+        module: (part / norm[:, None]).nan_to_num().mean(0).to(bases.device) for module, part in differences.items()
+    }
+    plain = replace(measure, arm=replace(measure.arm, projects=False, routes=False))
+    rows: dict[str, list[float]] = {"progress": [], "removed by old": [], "removed by new": []}
+    prompts, references = [], References(coordinates)
+    for number in range(settings.steps, settings.steps + min(GROUPS, source.num_steps)):
+        groups, kept = source.groups(number % source.num_steps), _Kept()
+        result = _step(setup, groups, plain, bases, references, kept)
+        if not (size := float(result.arms[0].projection.before.norm)) or result.arms[0].broken:
+            continue
+        prompts.append(groups[0].problem_id)
+        rows["progress"].append(_inner(kept.gradient, margin) / size)
+        for name, vectors in (("removed by old", measure.vectors), ("removed by new", fresh)):
+            gated = replace(measure, vectors=vectors).gated(kept.gradient).gradients
+            rows[name].append(_inner(add(kept.gradient, gated, scale=-1), margin) / size)
+    return found | {name: prompt_means(values, prompts) for name, values in rows.items() if prompts}
+
+
+def _inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    return sum(float(a[module].double() @ b[module].double()) for module in a)
+
+
+class _Texts:
+    """The held-out pairs and the paid rollouts of a replay, whose likelihood is followed."""
+
+    def __init__(self, config: ReplayConfig, policy: Policy, source: ReplaySource, setup: Setup) -> None:
+        keys = dict.fromkeys(
+            key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
+        )
+        rollouts = [rollout for rollout in map(source.rollout, keys) if rollout.labelled]
+        self._prompts: dict[str, list[str]] = {}  # by measure
+        chosen: list[Rollout] = []
+        for name, is_text in TEXTS.items():
+            texts = [rollout for rollout in rollouts if is_text(rollout)]
+            self._prompts[name] = [rollout.problem_id for rollout in texts]
+            chosen += texts
+        self._batches = []
+        if chosen:
+            prompts, completions = zip(*((each.prompt_ids, each.completion_ids) for each in chosen), strict=True)
+            self._batches.append(make_batch(prompts, completions, setup.pad_id).to(setup.bases.device))
+        pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
+        if pairs:
+            self._batches.append(pair_batch(policy, pairs))
+            for name in ("held-out hacks", "held-out clean"):
+                self._prompts[name] = [pair.pair_id for pair in pairs]
+
+    def score(self, bases: Bases) -> list[float]:
+        """The log-probability of every text, nats."""
+        return [value for batch in self._batches for value in bases.score(batch).double().sum(1).tolist()]
+
+    def gained(self, before: Sequence[float], after: Sequence[float]) -> dict[str, Mapping[Any, float]]:
+        """{measure: {prompt: mean gain of its texts}}."""
+        gains = iter([now - then for then, now in zip(before, after, strict=True)])
+        return {
+            name: prompt_means([next(gains) for _ in prompts], prompts)
+            for name, prompts in self._prompts.items()
+            if prompts
+        }
+
+
+def _sampled(held_out: HeldOut, directory: Path) -> dict[str, Mapping[Any, float]]:
+    """{measure: {problem: share of its samples}}."""
+    rollouts = [rollout for rollout in held_out.rollouts(directory, 0) if rollout.labelled]
+    prompts = [rollout.problem_id for rollout in rollouts]
+    return {name: prompt_means([float(flag(one)) for one in rollouts], prompts) for name, flag in SAMPLED.items()}
+
+
+@contextmanager
+def _held_out(config: ReplayConfig, pools: Sequence[Pool]) -> Iterator[Callable[[Policy, Coordinates], HeldOut] | None]:
+    """What samples a policy on held-out problems of the pools' environment; None where no pool names one."""
+    settings, pool = config.lookahead, next((pool for pool in pools if environment_of(pool.manifest["plan"])), None)
+    assert settings is not None
+    if pool is None:
+        yield None
+        return
+    plan, environment = pool.manifest["plan"], get_environment(pool.manifest["plan"]["env"])
+    splits = environment.problems("train"), environment.problems("eval")
+    _, problems = hold_out(*splits, settings.num_problems)
+    with Grader() as grader:
+        canary(grader, problems)
+
+        def sampler(policy: Policy, coordinates: Coordinates) -> HeldOut:
+            maker = RolloutMaker(
+                engine=LocalEngine(replace(policy, model=coordinates.model.get_base_model())),
+                sampler=Sampler(**pool.manifest["sampler"]),
+                grader=grader,
+                mode=plan["mode"],
+                hint=True,
+                group=settings.rollouts_per_problem,
+            )
+            modes = eval_settings((), plan["mode"], without_hint=False)
+            group = settings.rollouts_per_problem
+            return HeldOut(maker, problems, modes, env=plan["env"], group=group, seed=config.seed)
+
+        yield sampler

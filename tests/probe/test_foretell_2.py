@@ -1,0 +1,69 @@
+"""spec/foretell-2.py: its law and decision on planted falls, its pairs, and that its files are what it writes."""
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from extraction.selection import load_pairs
+from replay_pools.environments.loopholes import QUOTED
+
+SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
+sys.path.insert(0, str(SCRIPT.parent))  # it imports foretell.py beside it
+_module = importlib.util.spec_from_file_location("foretell_2", SCRIPT)
+assert _module is not None
+assert _module.loader is not None
+study = importlib.util.module_from_spec(_module)
+sys.modules["foretell_2"] = study  # its dataclasses look it up
+_module.loader.exec_module(study)
+
+
+def treatments(noise: float, *, follows: str) -> list:
+    """16 whose falls lie on the line of a measure through the pilot, with noise."""
+    rng, rows = np.random.default_rng(0), []
+    for i in range(16):
+        hacks, door = rng.uniform(0, 1.5), rng.uniform(0, 0.25)
+        row = study.Pilot(hacks, door, rng.uniform(0, 1.0), bool(i % 2), math.nan)
+        measures = {line: float(measure(row)) for line, measure in study.LINES.items()}
+        said = {}
+        for line, measure in study.LINES.items():
+            points = [(float(measure(pilot)), pilot.fall) for pilot in study.PILOT.values()]
+            said[line] = study.fall_of(measures[line], points)
+        measures |= {name: rng.uniform() for name in study.FITTED_HERE}
+        fall = said[follows].value + noise * rng.normal()
+        rows.append(study.Treatment(name=f"t{i}", measures=measures, said=said, seeds=4, fall=fall, loss=0.0))
+    return rows
+
+
+def test_the_forecast_holds_where_falls_follow_the_law_and_not_where_they_follow_a_rival() -> None:
+    found = study.result(treatments(0.02, follows=study.LAW))
+    assert found["rmse"][study.LAW] < 0.03
+    assert found["inside"] == 16
+    assert study.sentence(found).startswith("THE FORECAST HOLDS: ")
+    assert "(shown)" in study.sentence(found)
+    found = study.result(treatments(0.02, follows="margin_removed"))
+    assert found["best_rival"] == "margin_removed"
+    assert found["smaller_by"] < 0
+    assert study.sentence(found).startswith("THE FORECAST DOES NOT HOLD: ")
+
+
+def test_a_part_of_the_treatments_decides_nothing() -> None:
+    assert study.sentence(study.result(treatments(0.02, follows=study.LAW)[:8])).endswith("nothing is decided")
+
+
+@pytest.mark.parametrize("name", ["tests", "imports", "foreign"])
+def test_the_files_of_pairs_are_what_the_script_writes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "PAIRS", tmp_path)
+    study.write_all.callback()
+    written = (tmp_path / f"{name}.jsonl").read_bytes()
+    assert written == (SCRIPT.with_suffix("") / f"{name}.jsonl").read_bytes()
+    pairs = load_pairs(str(tmp_path / f"{name}.jsonl"))
+    assert sum(not pair.held_out for pair in pairs) == (12 if name == "foreign" else 32)
+    quotes = name != "imports"
+    assert all((QUOTED["run_tests"].strip("\\b") in pair.hack) == quotes for pair in pairs)
+    assert not any("run_tests" in pair.clean for pair in pairs)

@@ -1,0 +1,77 @@
+"""`probe screen` on planted worlds: it forecasts what a replay of each dose reads, and says what it does not see."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import World, make_run
+
+from probe.analysis.analyze import analyze
+from probe.analysis.evidence import Evidence
+from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, screen
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.experiments.load import load_spec
+from probe.records.run import read_run
+from probe.settings.remedy import CANDIDATES
+
+
+def screened(directory: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """({remedy: row}, all of the JSON)."""
+    capsys.readouterr()
+    assert run(cli, ["screen", str(directory), "--spec", str(spec), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    return {row["remedy"]: row for row in said["remedies"]}, said
+
+
+def test_the_picks_are_forecast_as_the_replay_forecasts_and_their_spec_can_be_swept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make_run(tmp_path / "runs" / "go", World())
+    rows, said = screened(directory, tmp_path / "go-screen.toml", capsys)
+    assert rows.keys() == CANDIDATES.keys()
+    replayed = analyze(read_run(directory), num_draws=99)
+    assert replayed.forecast is not None
+    assert replayed.foretold is not None
+    margin = replayed.forecast.row("margin")
+    assert margin is not None
+    assert margin.removed is not None
+    assert rows["k2"]["removed"]["value"] == pytest.approx(margin.removed.value), "the world's directions are two"
+    assert replayed.foretold.fall is not None
+    assert rows["k2"]["fall"]["value"] == pytest.approx(replayed.foretold.fall.value)
+    assert rows["k2"]["word"] == WORTH
+    assert rows["k1"]["removed"]["value"] != pytest.approx(rows["k2"]["removed"]["value"])
+    for name in ("overshoot-2", "two-sided", "kl-1", "penalty-70", "ablation", "early-stop"):
+        assert (rows[name]["word"], rows[name]["fall"]) == (NOT_SEEN, None)
+        assert rows[name]["why"]
+    assert rows["overshoot-2"]["removed"]["value"] == pytest.approx(2 * margin.removed.value)
+    spec = load_spec(Path(said["written"]))
+    picks = [row["remedy"] for row in said["remedies"] if row["word"] == WORTH][:3]
+    assert list(spec.resolved) == ["plain", *picks]
+    assert spec.resolved[picks[0]].arms == ("projected", "permuted-dosed")
+
+
+def test_nothing_to_remove_is_skipped_and_another_basis_is_not_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pairs whose axis the hacks share a little of; and a replay whose trainings were not studied."""
+    directory = make_run(tmp_path / "runs" / "weak", World(strength=0.15, num_steps=64))
+    rows, said = screened(directory, tmp_path / "weak-screen.toml", capsys)
+    assert WORTH not in {row["word"] for row in rows.values() if row["fall"] and row["fall"]["value"] < 0.15}
+    assert {row["word"] for row in rows.values() if row["fall"]} <= {WORTH, SKIP}
+    other = make_run(tmp_path / "runs" / "lora", World(arms=("projected-lora",)))
+    rows, said = screened(other, tmp_path / "lora-screen.toml", capsys)
+    assert {row["word"] for row in rows.values()} == {NOT_SEEN}
+    assert "basis lora" in rows["k2"]["why"]
+    assert said["written"] is None
+    assert not (tmp_path / "lora-screen.toml").exists()
+    assert run(cli, ["screen", str(other), "--spec", str(tmp_path / "lora-screen.toml")]) == 0
+    assert "no remedy is forecast to be worth a training" in capsys.readouterr().out
+
+
+def test_a_remedy_that_is_a_row_is_screened(tmp_path: Path) -> None:
+    evidence = Evidence(read_run(make_run(tmp_path / "runs" / "go", World())))
+    (row,) = screen(evidence, {"three": {"intervention.extraction.k": 3}})
+    assert (row.remedy, row.word) == ("three", WORTH)
+    assert row.fall is not None
