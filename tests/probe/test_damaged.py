@@ -179,11 +179,8 @@ def test_json_that_means_two_things_or_too_much(text: str, copied: Path, refused
     (files / "x.jsonl").write_text(content + "\n")
     (files / "log" / "step_000.jsonl.gz").write_bytes(gzip.compress(content.encode()))
     refused(["replay", "--name", "x", "--config", str(files / "x.json")], expected, copied)
-    refused(
-        ["extract", "--name", "x", "--pairs", str(files / "x.jsonl")],
-        f"x.jsonl line 1: expected {expected.replace('strict ', '')}",
-        copied,
-    )
+    line = refused(["extract", "--name", "x", "--pairs", str(files / "x.jsonl")], "x.jsonl line 1: expected", copied)
+    assert expected.replace("strict ", "") in line
     refused(["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected, copied)
     line = refused(["pool", "import", str(files / "log"), "--name", "x", "--model", "organism"], "line 1", copied)
     assert expected.replace("strict ", "") in line
