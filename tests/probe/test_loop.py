@@ -200,9 +200,9 @@ def test_route_trains_vanilla_bit_for_bit(make_run, tmp_path: Path) -> None:
     """
     vanilla, route = (make_run(tmp_path / arm, Case(arm=arm)) for arm in ("vanilla", "route"))
     mine, theirs = vanilla.state_dict(), route.state_dict()
-    values = mine["updater"]["stepper"]["values"]
+    values = mine["updater"]["values"]
     for module, value in values.items():
-        assert torch.equal(value, theirs["updater"]["stepper"]["values"][module]), f"{module} was trained otherwise"
+        assert torch.equal(value, theirs["updater"]["values"][module]), f"{module} was trained otherwise"
         assert torch.equal(mine["references"]["ema"][module], theirs["references"]["ema"][module])
         assert not mine["updater"]["quarantine"][module].any()
     for name in ("beta", "sepa", "tripwires"):
