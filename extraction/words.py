@@ -22,6 +22,7 @@ Storage = Literal["float32", "bfloat16"]  # dtype of the factors U and Vh; float
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
+STORAGES: tuple[Storage, ...] = get_args(Storage)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file
 
 
