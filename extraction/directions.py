@@ -234,6 +234,22 @@ def load_directions(file: str | Path) -> Directions:
     return Directions(vectors=groups["V"], singular_values=groups["S"], votes=groups["votes"], metadata=metadata)
 
 
+def known_directions(directions: "Directions | str | Path") -> tuple[str, Directions]:
+    """(their name for messages, directions that say what they are of), themselves or of a file.
+
+    Raises:
+        InputError: no such file, no fingerprint, or no direction in any module.
+    """
+    where = "directions"
+    if not isinstance(directions, Directions):
+        where, directions = str(directions), load_directions(directions)
+    fingerprint = directions.metadata.get("fingerprint")
+    if not fingerprint or not directions.num_directions():
+        problem = "no direction: all fell below the noise floor" if fingerprint else "no fingerprint"
+        raise InputError(where, expected="directions with the fingerprint of their basis", found=problem)
+    return where, directions
+
+
 def save_pair_gradients(path: Path, pairs: PairGradients) -> None:
     """Write a file of pair gradients: tensors `hack/<module>`, `clean/<module>`; `held_out` is in the metadata."""
     metadata = {**pairs.metadata, "held_out": pairs.held_out.tolist()}

@@ -9,6 +9,7 @@ Pair gradients need a forward and backward of the model and are cached under a h
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -291,7 +292,9 @@ class DirectionLibrary:
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
             try:
-                return load_pair_gradients(path)
+                stored = load_pair_gradients(path)
+                # Other names of the model have the same gradients.
+                return replace(stored, metadata=stored.metadata | {"fingerprint": self.coordinates.fingerprint()})
             # A damaged cache is no error of the user, who did not write it: measure again and replace it.
             except InputError:
                 self.say(f"{path}: damaged; made again")

@@ -19,7 +19,7 @@ from replay_pools.errors import Faults, InputError, unknown_name
 from replay_pools.logs.columns import MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.rows import TEXT, Chat, chat_of, is_text, wrong_value
 from replay_pools.logs.sources import KINDS, Fields, read_objects
-from replay_pools.storage.files import dump_json, sha256
+from replay_pools.storage.files import dump_json, encode_jsonl, sha256, write_atomic
 
 MAP = "--pairs-map"
 MARKDOWN = ".md"
@@ -127,6 +127,14 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
     return PairFile(pairs=pairs, format=name, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
+
+
+def store_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """Write rows of a program into a file of `folder` that has the name of their hash; returns its path."""
+    content = encode_jsonl(rows)
+    path = folder / f"given-{sha256(content)[:12]}.jsonl"
+    write_atomic(path, content)
+    return str(path)
 
 
 def _parse_map(text: str | None) -> dict[str, str]:

@@ -1,24 +1,59 @@
-"""Measurements: replay, projection, records, analysis."""
+"""Does a GRPO update point towards the reward hack, and would removing that direction help?
+
+    probe.load(name)                            a model with its tokenizer; also one that `probe train` left
+    probe.extract(model, tokenizer, pairs)      the direction of a hack, from pairs of a hack and a clean answer
+    probe.cosines(model, batch, direction)      (G,): how far training on each sample would push towards the hack
+    probe.replay(pools, arms=...)               stored rollouts through the training step; a run in out/runs
+    probe.analyze(run)                          its verdict: .verdict.word, print(.verdict)
+    probe.attach(optimizer, direction, model=)  the same inside your own loop; project=True removes the direction
+    probe.read_run(run)                         its records, as columns, polars or pandas
+    probe.Direction                             save, load, push_to_hub, from_hub
+
+Models, pools, runs and directions go by name or by path. Each has an example: help(probe.extract). A whole session:
+
+    policy = probe.load("organism")                                      # or a directory, or a hub id
+    direction = probe.extract(policy.model, policy.tokenizer, "builtin") # or rows {"prompt", "hack", "clean"}
+    direction.save("v_hack")
+    rows = [{"prompt": "Add 1 and 2.", "completion": "3"}]               # or input_ids and labels
+    print(probe.cosines(policy, rows, direction))
+    run = probe.replay(["teacher", "base"], arms=["vanilla", "projected"], direction="v_hack", name="first")
+    print(probe.analyze(run).verdict)
+
+The command line is `probe --help`; the manual is `probe docs`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probe.integrations.hook import attach
-    from probe.records.run import read_run as load
+    from probe.analysis.analyze import analyze as analyze
+    from probe.integrations.hook import attach as attach
+    from probe.records.run import read_run as read_run
+    from probe.runs.direction_files import Direction as Direction
+    from probe.runs.extract import extract as extract
+    from probe.runs.policies import load as load
+    from probe.runs.replay import replay as replay
+    from probe.step.batch_cosines import cosines as cosines
 
-__all__ = ["attach", "load"]
-
-# What `import probe` offers; each is imported when it is first asked for, so that torch stays out until then.
-_PLACES = {"attach": ("probe.integrations.hook", "attach"), "load": ("probe.records.run", "read_run")}
+# What `import probe` offers, {name: room}; each is imported when it is first asked for, so that torch stays out until
+# then. No __all__: with one, help(probe) would import everything and print every docstring in full.
+_PLACES = {
+    "Direction": "probe.runs.direction_files",
+    "analyze": "probe.analysis.analyze",
+    "attach": "probe.integrations.hook",
+    "cosines": "probe.step.batch_cosines",
+    "extract": "probe.runs.extract",
+    "load": "probe.runs.policies",
+    "read_run": "probe.records.run",
+    "replay": "probe.runs.replay",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'probe' has no attribute {name!r}")
-    module, attribute = _PLACES[name]
-    return getattr(import_module(module), attribute)
+    return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_PLACES])

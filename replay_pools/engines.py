@@ -4,7 +4,7 @@ To add an engine: write a class with the three members of `Engine`. `RolloutMake
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
@@ -13,6 +13,8 @@ from replay_pools.storage.tables import STRICT, setting
 
 if TYPE_CHECKING:
     from replay_pools.policy.chat import Chat
+
+ServerKind = Literal["vllm", "sglang"]  # the names of the rows of serving.dialects.DIALECTS
 
 
 @settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -12,6 +12,7 @@ EXIT_INPUT = 2  # the exit code of a command with bad input: run again, it would
 MOST_SHOWN = 4000  # characters of a place, or of what was found
 MOST_LINES = 20  # different faults in one message; the rest is counted
 MOST_NAMES = 8  # that one line lists
+MOST_PLACES = 100  # of one fault, that its line lists
 
 
 class InputError(Exception):
@@ -84,14 +85,15 @@ class Faults:
     """
 
     def __init__(self) -> None:
-        self._first: dict[Any, InputError] = {}  # {kind: the error at its first place}
+        self._found: dict[Any, list[InputError]] = {}  # {kind: the error at its first places}
         self._places: Counter[Any] = Counter()
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
         """Note a fault; those with one `kind` and one expectation are the same fault."""
         key = (kind, expected)
-        self._first.setdefault(key, InputError(where, expected=expected, found=found, fix=fix))
         self._places[key] += 1
+        if self._places[key] <= MOST_PLACES:
+            self._found.setdefault(key, []).append(InputError(where, expected=expected, found=found, fix=fix))
 
     def note(self, error: InputError, kind: object) -> None:
         """Note an error that was raised elsewhere."""
@@ -99,15 +101,26 @@ class Faults:
 
     def __bool__(self) -> bool:
         """Whether anything was added."""
-        return bool(self._first)
+        return bool(self._found)
+
+    def take(self, others: "Faults") -> None:
+        """Note all faults of others, which then have none."""
+        for key, errors in others._found.items():
+            self._found[key] = [*self._found.get(key, ()), *errors][:MOST_PLACES]
+            self._places[key] += others._places[key]
+        others._found, others._places = {}, Counter()
 
     def errors(self) -> list[InputError]:
-        """Each fault at its first place, with the number of others."""
+        """Each fault at its first place, with the others."""
         errors: list[InputError] = []
-        for key, error in self._first.items():
-            others = self._places[key] - 1
-            found = f"{error.found} (and {others} more places)" if others else error.found
-            errors.append(InputError(error.where, expected=error.expected, found=found, fix=error.fix))
+        for key, (first, *others) in self._found.items():
+            count, found = self._places[key] - 1, first.found
+            if count:
+                words = {*first.where.split()}
+                places = [" ".join(word for word in other.where.split() if word not in words) for other in others]
+                listed = ", ".join(filter(None, places)) + (", ..." if count > len(others) else "")
+                found += f" (and {count} more places{': ' if listed else ''}{listed})"
+            errors.append(InputError(first.where, expected=first.expected, found=found, fix=first.fix))
         return errors
 
     def check(self, source: object) -> None:

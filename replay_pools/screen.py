@@ -11,7 +11,7 @@ that is computed. `visible` shows characters that a terminal or a browser would 
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -62,6 +62,17 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
             character = character.encode("unicode_escape", "surrogatepass").decode()
         shown.append(character)
     return "".join(shown)
+
+
+def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The lines of a table: its first `left` columns flush left, the others, mostly numbers, flush right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def without_secrets(text: str) -> str:

@@ -53,6 +53,14 @@ def no_power_cut() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """A command that grades starts one worker, not one a core, each of which costs a start of Python."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "cpu_count", lambda: 1)
+        yield
+
+
 @pytest.fixture(scope="session")
 def planted(make_rollout: Callable[..., Rollout], pool_header: dict[str, Any]) -> Callable[..., Any]:
     """planted(place, text, rates) -> (the spec, its out/ with finished trainings of these held-out rates)."""

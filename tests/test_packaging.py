@@ -52,6 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, tree)
+    shutil.copytree(ROOT / "spec", tree / "spec")
     code = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
     built = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -60,13 +61,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
-    """Also what a folder without __init__.py would lose: code, weights, pools, presets, styles and scripts."""
+    """Also what a folder without __init__.py would lose: code, weights, pools, presets, styles, scripts; the manual."""
     files = set()
     for name in OURS:
         files |= {path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == {str(path.relative_to(ROOT)) for path in files}
+    pages = [*(ROOT / "spec").glob("*.md"), *(ROOT / "spec" / "guide").glob("*.*")]
+    share = f"gradient_probe-{PROJECT['project']['version']}.data/data/share/gradient-probe"
+    manual = {f"{share}/{path.relative_to(ROOT / 'spec')}" for path in pages}
+    assert names == manual | {str(path.relative_to(ROOT)) for path in files}
 
 
 IN_AN_EMPTY_FOLDER = """
@@ -96,6 +100,8 @@ def test_the_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path, common:
         "analyze first --draws 99",
         "report first --draws 99",
         "show",
+        "docs",
+        "docs check",
     )
     done = subprocess.run(
         [sys.executable, "-c", IN_AN_EMPTY_FOLDER, f"{ROOT}/", *commands],

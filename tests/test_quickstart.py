@@ -13,7 +13,7 @@ QUICKSTART = ROOT / "spec" / "guide" / "quickstart.py"
 def test_the_cells_run_from_top_to_bottom(
     tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They say what is in the pools, how good v_hack is, the verdict, one hack, and a command that goes on."""
+    """They say what is in the pools, how good v_hack is, cosines, the verdict with what goes on, and one hack."""
     text = QUICKSTART.read_text()
     assert len(text.splitlines()) <= 60
     assert text.count("\n# %% ") == 6
@@ -25,5 +25,5 @@ def test_the_cells_run_from_top_to_bottom(
     assert said.err == ""
     for words in ("base: 160 rollouts of 20 problems, 0 of them hack", "VERDICT: ", "hacked True", "class Solution"):
         assert words in said.out, words
-    assert said.out.splitlines()[-1].startswith("probe replay ")
+    assert "NEXT: " in said.out
     assert (tmp_path / "out" / "runs" / "quickstart" / "manifest.json").is_file()

@@ -101,6 +101,14 @@ def test_the_readme_is_short_and_links_every_page() -> None:
     assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.glob("*.md"))
 
 
+def test_the_site_has_every_page() -> None:
+    """Of the guide, of the reference and of the experiments; each once."""
+    pages = re.findall(r"^ +- (\S+\.md)$", (ROOT / ".mkdocs.yml").read_text(), re.M)
+    spec = [str(path.relative_to(ROOT)) for path in (*GUIDE.glob("*.md"), *(ROOT / "spec").glob("*.md"))]
+    assert sorted(page for page in pages if page.startswith("spec/")) == sorted(spec)
+    assert all((ROOT / page).is_file() for page in pages)
+
+
 def test_the_guide_is_printed_page_by_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(cli, ["docs", "--json"]) == 0
     pages = {row["page"] for row in json.loads(capsys.readouterr().out)}

@@ -7,6 +7,7 @@ The coordinates of dL/dW are the gradient that an adapter of that basis, at zero
 now. The two maps are adjoint: <matrix of v, M> = <v, coordinates of M>.
 
     frames = make_frames("v_hack.safetensors", target_layers(model, targets), fingerprint, cache_dir)
+    framed = FramedCoordinates(model, "v_hack.safetensors", fingerprint, cache_dir)     per-sample gradients, too
 
 Shapes: M and W (d_out, d_in), r coordinates of a module; U (d_out, r), Vh (r, d_in), A (rank, d_in).
 To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
@@ -17,14 +18,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from extraction.adapters import svd
-from extraction.adapters.interface import Tap
+from extraction.adapters.interface import Coordinates, Tap
 from extraction.adapters.lora import orthonormal_frames, outer_tap
 from extraction.adapters.sharded import whole
 from extraction.adapters.singular import direct_tap
@@ -118,13 +120,45 @@ class LoraFrame(Frame):
         return outer_tap(module, self.A, self.scale, self.dtype)
 
 
+@final
+class FramedCoordinates(Coordinates):
+    """Any model, with or without adapters of peft, read in the frames of a direction file; nothing in it is trained.
+
+    Args:
+        model: is not changed.
+        where, fingerprint, cache_dir: as of `make_frames`.
+
+    Raises:
+        InputError: a model without the layers of the fingerprint, or with other weights.
+    """
+
+    def __init__(self, model: Any, where: object, fingerprint: Mapping[str, Any], cache_dir: Path | None) -> None:
+        layers = target_layers(model, fingerprint["targets"])
+        self._frames = make_frames(where, layers, fingerprint, cache_dir)
+        self.basis = fingerprint["basis"]
+        super().__init__(model, layers, fingerprint)
+        self.sizes = {module: frame.size for module, frame in self._frames.items()}
+
+    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
+        """None."""
+        return ()
+
+    def taps(self) -> list[Tap]:
+        """One tap per module."""
+        return [frame.tap(module) for module, frame in self._frames.items()]
+
+    def is_zero(self) -> bool:
+        """False: the model runs as it is, with its adapters."""
+        return False
+
+
 def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
     """The layers of `model` that are named `targets` before any adapter; a layer may have an adapter around it.
 
     Raises:
         InputError: the model has no such layer.
     """
-    layers = dict(model.named_modules())
+    layers = dict((model.get_base_model() if isinstance(model, PeftModel) else model).named_modules())
     absent = [name for name in targets if name not in layers]
     if absent:
         raise InputError(

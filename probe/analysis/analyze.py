@@ -1,6 +1,6 @@
 """analyze: the records and inner products of one run to one Analysis, from which text, JSON and report are made.
 
-    analysis = analyze(read_run(Path("out/runs/demo")))
+    analysis = analyze("demo")
     analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, LIKELY, GO or TRAINED
     analysis.to_json()                what `probe analyze --json` prints
 
@@ -10,6 +10,7 @@ To add a result: a measure in `probe.analysis.evidence`, its name in JSON_KEYS, 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from extraction.words import Basis
@@ -21,7 +22,7 @@ from probe.analysis.verdict.decision import decide, questions, unread
 from probe.analysis.verdict.next_step import next_step
 from probe.analysis.verdict.validity import validity
 from probe.analysis.verdict.verdict import Finding, Verdict
-from probe.records.run import Run
+from probe.records.run import Run, read_run
 from probe.settings.arms import ARMS
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -37,6 +38,10 @@ JSON_KEYS = (
 
 class Analysis(Evidence):
     """Everything that the records and the inner products of one run say under one condition: evidence and verdict."""
+
+    def __repr__(self) -> str:
+        """One line; `print(analysis.verdict)` gives the screen of `probe analyze`."""
+        return f"Analysis({self.run}: {self.verdict.word})"
 
     @cached_property
     def questions(self) -> list[Finding]:
@@ -134,7 +139,7 @@ def _plain(value: Any) -> Any:
 
 
 def analyze(
-    run: Run,
+    run: Run | str | Path,
     condition: str | None = None,
     *,
     basis: Basis | None = None,
@@ -143,10 +148,13 @@ def analyze(
     plan: PlannedTraining | None = None,
     others: Sequence[Run] = (),
 ) -> Analysis:
-    """Judge one run under one condition.
+    """Judge one run under one condition: what `probe analyze` prints.
+
+    >>> probe.analyze("demo").verdict.word
+    'UNDERPOWERED'
 
     Args:
-        run: as `probe.records.run.read_run` gives it.
+        run: as `probe.replay` and `probe.read_run` give it; or its path, or its name in out/runs.
         condition: None = the primary.
         basis: whose arms alone are looked at; None: all arms, and the verdict is that of the measured arm's basis.
         num_draws: of each permutation null.
@@ -157,6 +165,7 @@ def analyze(
     Raises:
         InputError: no arm measures along v_hack in the basis; a file of inner products is missing or changed.
     """
+    run = run if isinstance(run, Run) else read_run(run)
     arms = list(dict.fromkeys(step.arm for step in run.steps))
     if basis is not None and basis not in bases_of(arms):
         fix = "replay the same pools with such an arm: projected for svd, projected-lora for lora"

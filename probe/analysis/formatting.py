@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.analysis.statistics.intervals import Interval
+from replay_pools.screen import aligned
 
 WIDTH = 100
 PICTURE = 33  # characters of an interval's picture
@@ -25,15 +26,8 @@ def render_table(table: TextTable) -> str:
     """Aligned columns under the title; '' for a table without rows."""
     if not table.rows:
         return ""
-    all_rows = [table.header, *table.rows]
-    widths = [max(map(len, column)) for column in zip(*all_rows, strict=True)]
-    lines = wrap(table.title)
-    for row in all_rows:
-        cells = []
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            cells.append(cell.ljust(width) if i < table.left else cell.rjust(width))
-        lines.append(f"  {'  '.join(cells)}".rstrip())
-    return "\n".join(lines)
+    lines = aligned(table.header, table.rows, table.left)
+    return "\n".join([*wrap(table.title), *(f"  {line}".rstrip() for line in lines)])
 
 
 def wrap(text: str, *, indent: str = "") -> list[str]:

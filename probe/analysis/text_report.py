@@ -23,7 +23,7 @@ from probe.analysis.formatting import (
 from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.training_runs import RATES
-from probe.analysis.verdict.verdict import finding_lines, note_lines, verdict_lines
+from probe.analysis.verdict.verdict import MOST_CAVEATS, finding_lines, note_lines, verdict_lines
 from probe.settings.words import ALL, DEFAULT_CONDITION, Word
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
@@ -31,7 +31,7 @@ CONTRASTS_NOTE = "; contrasts a - b: Welch's unit is the sample (naive); within-
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
-def format_verdict(analysis: Analysis) -> str:
+def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
     """The first screen: the verdict, the three questions, what to keep in mind, and the next command."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
@@ -41,7 +41,7 @@ def format_verdict(analysis: Analysis) -> str:
     verdict, bases = analysis.verdict, render_table(basis_table(analysis))
     asked = verdict.word not in (Word.BROKEN, Word.TRAINED)
     lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict, asked=asked), "", *([bases, ""] if bases else [])]
-    return "\n".join([*lines, *note_lines(verdict)]) + "\n"
+    return "\n".join([*lines, *note_lines(verdict, most=most)]) + "\n"
 
 
 def format_analysis(analysis: Analysis) -> str:
@@ -54,7 +54,7 @@ def format_analysis(analysis: Analysis) -> str:
     rows = [SEED_TABLES, *(line for row in analysis.checks for line in finding_lines(row))]
     tables = [heldout_table(analysis), *all_tables(analysis)]
     sections = ["\n".join(validity), *filter(None, map(render_table, tables)), "\n".join(rows)]
-    return "\n\n".join([format_verdict(analysis).rstrip(), *sections]) + "\n"
+    return "\n\n".join([format_verdict(analysis, most=None).rstrip(), *sections]) + "\n"
 
 
 # The tables: (name, columns that are flush left, title, rows, columns). A column is `header = attribute:format`; the

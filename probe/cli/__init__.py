@@ -6,7 +6,7 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
-from probe.cli._heartbeat import heartbeat
+from probe.cli._heartbeat import heartbeat, shown_progress
 
 # {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
 VERBS = {
@@ -59,8 +59,26 @@ VERBS = {
 }
 
 
+def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """`probe 0.1.0 (commit 1d02df97, torch 2.13.0)`."""
+    if asked:
+        from replay_pools.software import git_commit, versions
+
+        known, commit = versions(), git_commit()
+        made_by = f"commit {commit[:8]}" if commit else "an installed package"
+        echo(f"probe {known['gradient-probe']} ({made_by}, torch {known['torch']})")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, sections=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="gradient-probe", prog_name="probe")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_say_version,
+    help="With its commit and torch.",
+)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error (or PROBE_DEBUG=1).")
 def cli() -> None:
     """Is the reward-hack direction in your GRPO gradient?
@@ -79,5 +97,5 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
         return run(cli)
-    with heartbeat(lambda text: echo(text, err=True)):
+    with heartbeat(lambda text: echo(text, err=True)), shown_progress():
         return run(cli)

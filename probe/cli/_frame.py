@@ -24,16 +24,16 @@ from click.shell_completion import CompletionItem
 from probe.cli._heartbeat import heard
 from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
-from replay_pools.screen import is_invisible, visible, without_secrets
-from replay_pools.storage.files import PLAIN_NAME, dump_json
+from replay_pools.screen import aligned, is_invisible, visible, without_secrets
+from replay_pools.storage.files import dump_json, plain_name
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
 OS_FIXES = {
-    errno.ENOSPC: "free some space, or choose another place with --out",
-    errno.EDQUOT: "free some space, or choose another place with --out",
+    errno.ENOSPC: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
+    errno.EDQUOT: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
     errno.EACCES: "check the permissions, or choose another place with --out",
     errno.EPERM: "check the permissions, or choose another place with --out",
     errno.EROFS: "choose a writable place with --out",
@@ -178,7 +178,13 @@ class Real(click.FloatRange):
 def out_option(function: AnyFunction) -> AnyFunction:
     """`--out DIR` -> `out: Path`, the root of everything that a verb writes and looks up."""
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option("--out", type=kind, default=DEFAULT_OUT, show_default=True, help="Root folder.")(function)
+    return click.option(
+        "--out",
+        type=kind,
+        default=DEFAULT_OUT,
+        show_default=True,
+        help="Root folder of all that is written and looked up.",
+    )(function)
 
 
 def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
@@ -197,8 +203,10 @@ def dry_run_option(function: AnyFunction) -> AnyFunction:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
-def limit_option(function: AnyFunction) -> AnyFunction:
-    """`--completion-limit N` -> `limit: int | None`, for logs of texts."""
+def log_options(function: AnyFunction) -> AnyFunction:
+    """`--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`, for logs."""
+    text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
+    function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
     text = "Tokens at which completions were cut off. Default: as the log says, else guessed."
     return click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function)
 
@@ -209,9 +217,7 @@ def json_option(function: AnyFunction) -> AnyFunction:
 
 
 def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not PLAIN_NAME.fullmatch(value):
-        raise InputError("--name", expected="letters, digits and . _ -", found=repr(value))
-    return value
+    return value if value is None else plain_name(value, "--name")
 
 
 def one_of(names: Sequence[str]) -> Complete:
@@ -263,22 +269,30 @@ def echo(text: str = "", *, err: bool = False) -> None:
     Pools, servers and models wrote parts of it: what a terminal would obey is shown as an escape, and a password in an
     address as ***. Newlines and tabs stay; who prints lines of others folds them first.
     """
-    heard()
-    click.echo(visible(without_secrets(text)), err=err)
+    heard(result=not err)
+    text = visible(without_secrets(text))
+    if (sys.stderr if err else sys.stdout).isatty():
+        from probe.cli._colour import painted
+
+        text = painted(text, err=err)
+    click.echo(text, err=err)
 
 
 def echo_json(value: Any) -> None:
     """Print one strict JSON value (NaN as null) on a line of its own."""
     # Within a string of JSON an invisible character has an escape, which a reader turns back.
     text = "".join(json.dumps(part)[1:-1] if is_invisible(part) else part for part in dump_json(value).decode())
+    heard(result=True)
     click.echo(without_secrets(text))
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> None:
     """Print an aligned text table: the first `left` columns to the left, the others to the right."""
-    cells = [list(header), *([visible(str(cell), kept="") for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        aligned = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
-        aligned += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
-        echo("  ".join(aligned).rstrip())
+    cells = [[without_secrets(visible(str(cell), kept="")) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        echo("\n".join(aligned(header, cells, left)))
+        return
+    from probe.cli._colour import table
+
+    heard(result=True)
+    click.echo(table(header, cells, left))

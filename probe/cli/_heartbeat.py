@@ -1,23 +1,32 @@
-"""A sign of life: a command that has said nothing for a while says that it is still at work, and at what."""
+"""Signs of life: how far a command is and how long the rest takes, on stderr.
 
+Bars on a terminal, where NO_COLOR and TERM=dumb mean what they mean elsewhere; where somebody reads a file later, a
+line whenever nothing was said for a while.
+"""
+
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from replay_pools.screen import Hearer
+from replay_pools.screen import Hearer, heard_by
 
-QUIET_S = 10.0  # without a line, until the first sign; twice as long until each further one
+QUIET_S = 5.0  # without a line, until the first sign; twice as long until each further one
 MOST_BETWEEN_S = 600.0
+RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
 
 _last_line = time.monotonic()
 _reports: list[str] = []  # how far the work is, in the newest report
+_bars_shown: list[Callable[[], None]] = []  # what takes the bars away
 
 
-def heard() -> None:
-    """Something was said, or progress was shown."""
+def heard(*, result: bool = False) -> None:
+    """Something was said, or progress was shown; before a `result`, the bars go."""
     global _last_line
     _last_line = time.monotonic()
+    for clear in _bars_shown if result else ():
+        clear()
 
 
 @contextmanager
@@ -31,7 +40,7 @@ def told_progress() -> Iterator[Hearer]:
         # A resumed run has done some before its first report.
         pace = (now - start) / (done - first_done) if done > first_done else None
         left = "" if pace is None else f", {pace * (total - done):.0f} s left"
-        _reports[:] = [f"{what} {done}/{total}{left}"]
+        _reports[:] = [f"{what} {done}/{total}{left}"] if done < total else []  # what follows is other work
 
     try:
         yield hear
@@ -66,3 +75,73 @@ def heartbeat(say: Callable[[str], None]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def shown_progress() -> Iterator[None]:
+    """Show every report of what is done within."""
+    with _bars() if on_terminal() else told_progress() as hearer, heard_by(hearer):
+        yield
+
+
+def on_terminal() -> bool:
+    """Whether lines of stderr can be redrawn. rich alone would say so of a pipe, too, where FORCE_COLOR is set."""
+    if not sys.stderr.isatty():
+        return False
+    from rich.console import Console
+
+    return Console(stderr=True).is_interactive
+
+
+@contextmanager
+def _bars() -> Iterator[Hearer]:
+    """A bar for each kind of work, from its first report on; other lines on stderr are written above them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+    )
+    tasks: dict[str, TaskID] = {}
+    # Transient: what has been done is said by who did it.
+    bars = Progress(
+        *columns,
+        console=Console(stderr=True),
+        speed_estimate_period=RATE_OVER_S,
+        redirect_stdout=False,
+        transient=True,
+    )
+
+    def hear(what: str, done: int, total: int) -> None:
+        heard()
+        if what not in tasks:
+            bars.start()
+            tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
+            return
+        task = tasks[what]
+        bars.update(task, completed=done, total=total)
+        bars.update(task, rate=_pace(next(each for each in bars.tasks if each.id == task).speed))
+
+    def clear() -> None:
+        bars.stop()
+        for task in tasks.values():
+            bars.remove_task(task)
+        tasks.clear()
+
+    _bars_shown.append(clear)
+    try:
+        yield hear
+    finally:
+        _bars_shown.remove(clear)
+        clear()
+
+
+def _pace(rate: float | None) -> str:
+    """Units a second, or seconds a unit where that is the larger number."""
+    if not rate:
+        return ""
+    return f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"

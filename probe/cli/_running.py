@@ -1,10 +1,5 @@
-"""A run on the command line: its processes, trackers and progress, what it would need, what it measured.
+"""A run on the command line: its processes and trackers, what it would need, what it measured."""
 
-Progress goes to stderr: bars on a terminal; where somebody reads a file later, signs of life say how far it is. On a
-terminal NO_COLOR and TERM=dumb mean what they mean elsewhere.
-"""
-
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table
-from probe.cli._heartbeat import heard, told_progress
 from probe.records.records import StepRecord
-from probe.records.tracking import TRACKERS, tracked
+from probe.records.tracking import TRACKERS
 from probe.settings.training import ModelConfig
 from probe.settings.words import ALL
-from replay_pools.screen import Hearer, heard_by, visible
-from replay_pools.storage.files import locked
+from replay_pools.screen import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint, Preview
@@ -27,7 +20,6 @@ if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 GIB = 2**30
-RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
 
 
 def track_option(function: AnyFunction) -> AnyFunction:
@@ -42,80 +34,16 @@ def track_option(function: AnyFunction) -> AnyFunction:
 
 @contextmanager
 def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> Iterator["World"]:
-    """Join the processes of a run; on rank 0 lock its directory, show its progress and tell its trackers of it.
+    """`probe.runs.session.running`, whose lines go to stderr."""
+    from probe.runs import session
 
-    Raises:
-        InputError: another process runs into the same directory; else as `probe.step.distributed.joined` and
-            `probe.records.tracking.tracked`.
-    """
-    from probe.step.distributed import joined
-
-    with joined(model.device, shards_base=model.shard_base) as world:
-        if not world.is_main:
-            yield world
-            return
-        # The trackers first: one that is not installed is refused before anything is made.
-        with tracked(track, directory, out_dir=out, say=say), locked(directory), shown_progress():
-            yield world
+    with session.running(model, directory, out, say, track) as world:
+        yield world
 
 
 def say(text: str) -> None:
     """A line about what is being done."""
     echo(visible(text, kept=""), err=True)
-
-
-@contextmanager
-def shown_progress() -> Iterator[None]:
-    """Show every report of what is done within."""
-    with _bars() if on_terminal() else told_progress() as hearer, heard_by(hearer):
-        yield
-
-
-def on_terminal() -> bool:
-    """Whether lines of stderr can be redrawn. rich alone would say so of a pipe, too, where FORCE_COLOR is set."""
-    if not sys.stderr.isatty():
-        return False
-    from rich.console import Console
-
-    return Console(stderr=True).is_interactive
-
-
-@contextmanager
-def _bars() -> Iterator[Hearer]:
-    """A bar for each kind of work; other lines on stderr are written above them."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    tasks: dict[str, TaskID] = {}
-    console = Console(stderr=True)
-    # Transient: what has been done is said by who did it.
-    with Progress(
-        *columns, console=console, speed_estimate_period=RATE_OVER_S, redirect_stdout=False, transient=True
-    ) as bars:
-
-        def hear(what: str, done: int, total: int) -> None:
-            heard()
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
-                return
-            bars.update(tasks[what], completed=done, total=total)
-            bars.update(tasks[what], rate=_pace(bars.tasks[tasks[what]].speed))
-
-        yield hear
-
-
-def _pace(rate: float | None) -> str:
-    """Units a second, or seconds a unit where that is the larger number."""
-    if not rate:
-        return ""
-    return f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"
 
 
 def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:

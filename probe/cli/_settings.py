@@ -8,9 +8,7 @@
 An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from types import NoneType
@@ -19,16 +17,15 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from extraction.files import resolve_directions
 from probe.cli._frame import known_pools, one_of, several_of
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
-from probe.settings.run import CONFIGS, KEYS
+from probe.settings.run import CONFIGS, KEYS, with_direction_file
 from probe.settings.words import Verb
 from replay_pools.errors import InputError
-from replay_pools.storage.files import dump_json, read_json, sha256
+from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import field_of, flat, keys_of
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -37,8 +34,6 @@ COMPLETE = {
     "intervention.arms": several_of(lambda _ctx: [*ARMS]),
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
-DIGITS = 6  # of the hash in a default name
-MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
 
 
 class SettingOption(click.Option):
@@ -113,7 +108,7 @@ def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callab
     text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
     options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
     if has_config:
-        kind, text = click.Path(path_type=Path), "config.json of a run, in the place of a preset."
+        kind, text = click.Path(path_type=Path), "Start from the config.json of a run, and not from a preset."
         options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
 
     def decorate(function: AnyFunction) -> AnyFunction:
@@ -170,16 +165,7 @@ def run_config(ctx: click.Context, verb: Verb, out: Path) -> Any:
     if "intervention.extraction.pairs" in given:
         actual = repr(given["intervention.extraction.pairs"])
         raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
-    # A preset or a spec, whose runs come by --config, may name a file of OUT/directions as the flag does.
-    v_hack = resolve_directions(intervention.v_hack, out)
-    return replace(config, intervention=replace(intervention, v_hack=str(v_hack)))
-
-
-def default_name(stem: str, shape: Any = None) -> str:
-    """A plain file name: letters and digits of the stem, and a hash of all that shapes the result where it is given."""
-    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
-    parts = [plain[:MOST_LETTERS].strip("-._"), *([] if shape is None else [sha256(dump_json(shape))[:DIGITS]])]
-    return "-".join(filter(None, parts))
+    return with_direction_file(config, out)
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:

@@ -9,7 +9,8 @@ import click
 
 from extraction.words import BASES, Basis
 from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
-from probe.records.run import Run, read_run, resolve_run
+from probe.cli._stored import keep_verdicts
+from probe.records.run import Run, read_run
 from replay_pools.errors import InputError
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -19,9 +20,13 @@ MOST_NAMES = 3  # of runs in the name of a report
 def analysis_options(function: AnyFunction) -> AnyFunction:
     """`--draws --seed`, and what they apply to: `runs: tuple[Path, ...]`."""
     for option in (
-        click.option("--seed", default=0, show_default=True, help="Of draws, sampled sign flips and bootstraps."),
+        click.option("--seed", default=0, show_default=True, help="Seed draws, sampled sign flips and bootstraps."),
         click.option(
-            "--draws", type=click.IntRange(99), default=999, show_default=True, help="Of each null, N2 to N4."
+            "--draws",
+            type=click.IntRange(99),
+            default=999,
+            show_default=True,
+            help="Draw each null, N2 to N4, so many times.",
         ),
         click.argument(
             "runs",
@@ -50,12 +55,14 @@ def joined_name(runs: Sequence[Run]) -> str:
 
 @click.command()
 @analysis_options
-@click.option("--basis", type=click.Choice(BASES), help="RUN: its arms of this basis alone. Default: vanilla's first.")
-@click.option("--full", is_flag=True, help="The measures, nulls and tables behind the verdict, too.")
+@click.option(
+    "--basis", type=click.Choice(BASES), help="Judge the arms of RUN in this basis alone. Default: vanilla's first."
+)
+@click.option("--full", is_flag=True, help="Print all caveats, and the measures, nulls and tables behind the verdict.")
 @click.option(
     "--check", is_flag=True, help="Exit with 1 on BROKEN, SKIP, CONFOUNDED or GENERIC (SPEC: when the primary is FAIL)."
 )
-@click.option("--write", is_flag=True, help="SPEC: write the Results of its .md file.")
+@click.option("--write", is_flag=True, help="Write the Results into the .md file of SPEC.")
 @out_option
 @json_option
 @click.pass_context
@@ -104,11 +111,12 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
-    records = [read_run(resolve_run(run, out)) for run in runs]
+    records = [read_run(run, out) for run in runs]
     by_run = []
     for run in records:
         by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])
     analyses = [analysis for of_run in by_run for analysis in of_run]
+    keep_verdicts(analyses)
     arms: list[Verdict] = []
     cautions: list[str] = []
     if len(records) > 1:

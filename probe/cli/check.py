@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, limit_option, name_option, out_option
+from probe.cli._frame import echo, echo_json, json_option, log_options, name_option, out_option
 from probe.cli._running import running
-from probe.cli._settings import SettingsCommand, configured, default_name, given_keys, settings_options
-from probe.cli.report import report_command, report_of_runs
-from probe.records.run import elsewhere
+from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
+from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
+from probe.records.run import default_name, elsewhere
 from probe.settings.run import ReplayConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
@@ -23,7 +23,6 @@ from replay_pools.pool import Pool
 if TYPE_CHECKING:
     from replay_pools.logs.sources import Log
 
-ARMS = "vanilla", "projected", "random"  # the update, the gate, and a control
 SCALE = "objective.scale_rewards"
 # Settings that follow from what the command is given: a value of one's own would be ignored.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
@@ -32,8 +31,12 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns guessed wrong.")
-@click.option("--format", "format_name", help="Of the rollouts. Default: the one that recognises them.")
+@click.option(
+    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns that are guessed wrong."
+)
+@click.option(
+    "--format", "format_name", help="Read the rollouts in this format. Default: the one that recognises them."
+)
 @name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
 @settings_options(
     "replay",
@@ -46,7 +49,7 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
     "seed",
     "model.device",
 )
-@limit_option
+@log_options
 @out_option
 @json_option
 @click.pass_context
@@ -57,6 +60,7 @@ def check(
     format_name: str | None,
     name: str | None,
     limit: int | None,
+    skip_bad: int,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -73,7 +77,9 @@ def check(
     mapping = parse_mapping(",".join(mappings))
     config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
-    log, pair_notes = _checked(rollouts, format_name, mapping, config, given_keys(ctx))
+    if "token_attribution" not in given_keys(ctx):
+        config = replace(config, token_attribution=COLOURED)
+    log, pair_notes = _checked(rollouts, format_name, mapping, skip_bad, config, given_keys(ctx))
     if log.scale_rewards is not None and SCALE not in given_keys(ctx):
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")
@@ -81,7 +87,8 @@ def check(
     from extraction.census import one_mode
     from extraction.selection import selected_pairs
     from probe.runs.footprint import adapted_weights
-    from probe.runs.replay import hacks_of, replay
+    from probe.runs.replay import run_replay
+    from probe.runs.replay_inputs import hacks_of
     from replay_pools.logs.importing import import_checked
 
     pool = import_checked(log, name=name, out=out, model=str(config.model.name), limit=limit)
@@ -97,12 +104,17 @@ def check(
     config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name
     with running(config.model, (), directory, out) as world:
-        replay(config, directory, out_dir=out, world=world)
+        run_replay(config, directory, out_dir=out, world=world)
     _judge(directory, name, out, as_json)
 
 
 def _checked(
-    rollouts: Path, format_name: str | None, mapping: dict[str, str], config: ReplayConfig, given: set[str]
+    rollouts: Path,
+    format_name: str | None,
+    mapping: dict[str, str],
+    skip_bad: int,
+    config: ReplayConfig,
+    given: set[str],
 ) -> "tuple[Log, list[str]]":
     """The log without faults, and what was decided of the pairs.
 
@@ -116,7 +128,7 @@ def _checked(
         if key in given:
             expected = "none: it follows from ROLLOUTS and --pairs"
             errors.append(InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay"))
-    log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping))
+    log = _gathered(errors, lambda: check_log(rollouts, format_name=format_name, mapping=mapping, skip_bad=skip_bad))
     if log is not None and (fault := _no_update(log)):
         errors.append(fault)
     if config.model.name is None:
@@ -216,11 +228,12 @@ def _default_name(rollouts: Path, log: "Log", config: ReplayConfig, limit: int |
 
 def _mapped(rollouts: Path, log: "Log") -> str:
     """What was recognised of a log, and how to correct it."""
+    from replay_pools.logs.columns import as_option
+
     num_rollouts = sum(map(len, log.groups))
-    columns = ", ".join(f"{target}={column}" for target, column in log.mapping.items())
     return (
-        f"log {rollouts}: {num_rollouts} rollouts in {len(log.groups)} groups, read as {log.format} ({columns}; "
-        "corrected by --map TARGET=COLUMN,... and --format NAME)"
+        f"log {rollouts}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format {log.format} "
+        f"{as_option(log.mapping)}: give these with other columns to correct them"
     )
 
 

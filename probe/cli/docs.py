@@ -1,5 +1,6 @@
 """probe settings, probe docs: every setting of a run; the pages of the guide."""
 
+from importlib.metadata import distribution
 from pathlib import Path
 
 import click
@@ -8,7 +9,7 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option
 from probe.settings.run import setting_rows
 from replay_pools.errors import InputError, unknown_name
 
-SPEC = Path(__file__).parents[2] / "spec"  # of a checkout: the installed package is without it
+SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package
 
 
 @click.command()
@@ -41,24 +42,22 @@ def document() -> str:
 @click.argument("page", required=False)
 @json_option
 def docs(page: str | None, as_json: bool) -> None:
-    """The text of a PAGE of the guide; without one, which pages there are and where.
+    """The text of a PAGE of the manual; without one, which pages there are and where.
 
     Example:  probe docs replay
     """
-    pages = {path.stem: path for path in [*sorted((SPEC / "guide").glob("*.md")), *sorted(SPEC.glob("[A-Z]*.md"))]}
-    if not pages:
-        expected = "a checkout of gradient-probe, whose spec/guide/ is the guide"
-        raise InputError("probe docs", expected=expected, found=f"an installed package in {SPEC.parent}")
+    folder = manual()
+    pages = {path.stem: path for part in ("guide/*.*", "*.md") for path in sorted(folder.glob(part))}
     if page is None:
         rows = [{"page": name, "title": _title(path), "path": str(path)} for name, path in pages.items()]
         if as_json:
             echo_json(rows)
         else:
             echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
-            echo(f"\nin {SPEC / 'guide'}; one of them: probe docs PAGE")
+            echo(f"\nin {folder}; one of them: probe docs PAGE")
         return
     if page not in pages:
-        raise unknown_name(f"page {page}", page, [*pages], expected="a page of the guide", fix="probe docs lists all")
+        raise unknown_name(f"page {page}", page, [*pages], expected="a page of the manual", fix="probe docs lists all")
     text = pages[page].read_text(encoding="utf-8")
     if as_json:
         echo_json({"page": page, "path": str(pages[page]), "text": text})
@@ -66,6 +65,25 @@ def docs(page: str | None, as_json: bool) -> None:
         echo(text.rstrip())
 
 
+def manual() -> Path:
+    """The folder spec/ of a checkout, or what the installed package has of it.
+
+    Raises:
+        InputError: neither is there.
+    """
+    folders = [Path(__file__).parents[2] / "spec"]
+    for file in distribution("gradient-probe").files or ():
+        if file.match(f"{SHIPPED}/guide/*.md"):
+            folders.append(Path(str(file.locate())).resolve().parents[1])
+            break
+    for folder in folders:
+        if (folder / "guide").is_dir():
+            return folder
+    raise InputError(
+        "probe docs", expected=f"the manual in {folders[-1]}", found="none", fix="install gradient-probe again"
+    )
+
+
 def _title(path: Path) -> str:
     with path.open(encoding="utf-8") as lines:
-        return next(lines).strip("# \n")
+        return next(lines).strip('"# \n')

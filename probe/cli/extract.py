@@ -16,9 +16,8 @@ from probe.cli._settings import SettingsCommand, run_config, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
-from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
-from replay_pools.storage.files import locked, read_json
+from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:  # torch
@@ -31,7 +30,13 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 
 @click.command(cls=SettingsCommand)
 @name_option("directions", default="v_hack", show_default=True)
-@click.option("--basis", default="svd", show_default=True, type=click.Choice(BASES), help="Module coordinates.")
+@click.option(
+    "--basis",
+    default="svd",
+    show_default=True,
+    type=click.Choice(BASES),
+    help="Measure in these coordinates of a module.",
+)
 @settings_options(
     "replay",
     "model.name: --model",
@@ -57,52 +62,24 @@ def extract(
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
-    from extraction.directions import load_directions, save_directions, save_pair_gradients
-    from extraction.library import DirectionLibrary, attach_basis, check_pairs, pairs_path
-    from extraction.selection import selected_pairs
-    from probe.runs.assemble import configured_policy
-    from probe.runs.direction_files import write_card
-    from replay_pools.vocabulary import load_vocabulary
+    from probe.runs.directions import read_card
+    from probe.runs.extract import extracted
 
     config = run_config(ctx, "replay", out)
     if config.model.name is None:
         config = replace(config, model=replace(config.model, name="organism"))
-    model, extraction = config.model, config.intervention.extraction
-    # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
-    for sentence in check_pairs(load_vocabulary(str(model.name)), selected_pairs(extraction), extraction.k):
-        say(sentence)
-    path = out / "directions" / f"{name}.safetensors"
-    with locked(path):
-        stored = load_directions(path).metadata if path.exists() else None
-        policy = configured_policy(model, out / "cache")
-        coordinates = attach_basis(
-            policy,
-            basis,
-            cache_dir=out / "cache",
-            lora_rank=model.lora_rank,
-            svd_rank=model.svd_rank,
-            svd_storage=model.svd_storage,
-            targets=model.targets,
-        )
-        library = DirectionLibrary(
-            policy, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
-        )
-        directions = library.v_hack
-        if stored not in (None, directions.metadata):
-            fix = "use another --name, or remove the file"
-            raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
-        save_pair_gradients(pairs_path(path), library.pair_gradients)
-        save_directions(path, directions)
-        adapted = coordinates.adapted
-        card = write_card(path, directions, library.pair_gradients, adapted and asdict(adapted))
-    rounding = coordinates.rounding()
+    direction = extracted(config, basis, out, say)
+    path, rounding = direction.save(name, out), direction.rounding
+    card = read_card(path)
     if as_json:
         echo_json({"path": str(path), **card, "rounding": rounding})
         return
     print_card(path, card)
     if rounding is not None:
         echo(rounding_line(basis, rounding))
-    echo(f"next: probe replay{_pool(str(model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
+    echo(
+        f"next: probe replay{_pool(str(config.model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}"
+    )
 
 
 def _pool(model: str, out: Path) -> str:

@@ -19,7 +19,7 @@ from probe.cli._frame import (
     one_run,
     out_option,
 )
-from probe.cli._running import echo_evaluations, say, shown_progress
+from probe.cli._running import echo_evaluations, say
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.records.run import elsewhere, resolve_run
 from probe.settings.words import Dtype
@@ -38,21 +38,31 @@ DTYPES = get_args(Dtype)
 
 @click.command()
 @name_option("adapter or model", required=True)
-@click.option("--model", default="organism", show_default=True, help="As in probe pool generate.")
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="What is learnt.")
+@click.option(
+    "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
+)
+@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Say what is learnt.")
 @click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
-@click.option("--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Of the environment.")
+@click.option(
+    "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Take this split of the environment."
+)
 @click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
 @click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")
 @click.option("--flavours", default="", help="Exploits to show, by commas. Default: all of the mode.")
 @click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
 @click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples of a step.")
 @click.option("--lr", default=1e-3, show_default=True, type=Real(0, min_open=True), help="Highest rate of AdamW.")
-@click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Of the LoRA.")
-@click.option("--seed", default=0, show_default=True, type=int, help="Of LoRA's A and of the examples.")
+@click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Give the LoRA this rank.")
+@click.option("--seed", default=0, show_default=True, type=int, help="Seed LoRA's A and the choice of examples.")
 @click.option("--merge", is_flag=True, help="Write whole weights, for --model, and no adapter.")
-@click.option("--dtype", default="float32", show_default=True, type=click.Choice(DTYPES), help="Of frozen weights.")
+@click.option(
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(DTYPES),
+    help="Hold the frozen weights in this precision.",
+)
 @click.option("--device", default="auto", show_default=True, help="auto (CUDA when present), cpu, cuda, ...")
 @out_option
 @json_option
@@ -106,7 +116,7 @@ def finetune(
         problems = get_environment(options["env"]).problems(options["split"])
         source = {"env": options["env"], "split": options["split"], **asdict(demonstrator)}
         make_examples = partial(demonstrated, problems=problems, demonstrator=demonstrator, seed=settings.seed)
-    with locked(directory), shown_progress():
+    with locked(directory):
         policy = load_policy(model, dtype=dtype, device=device)
         made_from = {"completions": completions, **source}
         if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
@@ -180,7 +190,7 @@ def evaluate(
     directory = out / "evals" / name
     if run is None:  # beside one, what was not given is as the run has it
         say_defaults(ctx, config, say)
-    with locked(directory), shown_progress():
+    with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)
     if as_json:
         echo_json({"path": str(directory), **row})

@@ -9,7 +9,7 @@ import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
-from probe.records.run import read_run, resolve_run
+from probe.records.run import read_run
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import by_name
 
@@ -25,11 +25,15 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
     "runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path), shell_complete=one_run
 )
 @click.option(
-    "--reference", "references", multiple=True, type=click.Path(path_type=Path), help="Of OUT/evals. Repeatable."
+    "--reference",
+    "references",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Rate against this evaluation in OUT/evals; repeatable.",
 )
 @click.option("--bots/--no-bots", default=True, show_default=True, help="Grade the bots, too.")
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Of the bootstrap.")
-@click.option("--seed", default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Bootstrap so many times.")
+@click.option("--seed", default=0, show_default=True, help="Seed the bootstrap.")
 @out_option
 @json_option
 def ladder(
@@ -67,7 +71,7 @@ def ladder(
     )
     from replay_pools.environments.loopholes import BOTS
 
-    trainings = [read_training(read_run(resolve_run(run, out))) for run in runs]
+    trainings = [read_training(read_run(run, out)) for run in runs]
     check_same_base(trainings)
     place, evaluated = out / "evals", {}
     for name in references:

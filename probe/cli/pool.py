@@ -9,8 +9,16 @@ from typing import Any
 import click
 
 from extraction.census import count_modes
-from probe.cli._frame import echo, echo_json, echo_table, json_option, limit_option, name_option, one_pool, out_option
-from probe.cli._running import shown_progress
+from probe.cli._frame import (
+    echo,
+    echo_json,
+    echo_table,
+    json_option,
+    log_options,
+    name_option,
+    one_pool,
+    out_option,
+)
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 
@@ -101,15 +109,17 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 @click.argument("source", type=click.Path(path_type=Path))
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
-@click.option("--format", "format_name", metavar="FORMAT", help="The format of SOURCE; without it, it is recognised.")
+@click.option(
+    "--format", "format_name", metavar="FORMAT", help="Read SOURCE in this format. Default: the one that recognises it."
+)
 @click.option(
     "--map",
     "mappings",
     multiple=True,
     metavar="TARGET=COLUMN,...",
-    help="Columns that are guessed wrong, or not at all.",
+    help="Name columns that are guessed wrong, or not at all.",
 )
-@limit_option
+@log_options
 @out_option
 @json_option
 def import_(
@@ -119,6 +129,7 @@ def import_(
     format_name: str | None,
     mappings: Sequence[str],
     limit: int | None,
+    skip_bad: int,
     out: Path,
     as_json: bool,
 ) -> None:
@@ -129,23 +140,19 @@ def import_(
 
       probe pool import rollouts.jsonl --name mine --model Qwen/Qwen3-4B --map reward=score,hacked=info.is_hack
     """
-    from replay_pools.logs.columns import parse_mapping  # what reads logs: only for those who import one
+    from replay_pools.logs.columns import as_option, parse_mapping  # what reads logs: only for those who import one
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    with shown_progress():
-        pool = import_log(
-            source, name=name, out=out, model=model, format_name=format_name, mapping=mapping, limit=limit
-        )
+    settings = {"model": model, "format_name": format_name, "mapping": mapping, "limit": limit, "skip_bad": skip_bad}
+    pool = import_log(source, name=name, out=out, **settings)
     log = pool.manifest["log"]
     if as_json:
         log = {key: log[key] for key in ("format", "mapping", "cannot_know")}
         report = {"path": str(pool.path), "counts": pool.manifest["counts"], **log, "ids": pool.manifest["ids"]}
         echo_json({**report, "normalised": pool.normalised})
         return
-    chosen = ", ".join(f"{target}={column}" for target, column in log["mapping"].items())
-    echo(f"format {log['format']} (another: --format NAME)")
-    echo(f"  columns: {chosen} (others: --map TARGET=COLUMN,...)")
+    echo(f"read as --format {log['format']} {as_option(log['mapping'])}: give these with other columns to correct them")
     echo(f"  cannot know: {log['cannot_know']}")
     _print_place(str(pool.path), pool.normalised)
     counts = pool.manifest["counts"]

@@ -24,10 +24,16 @@ ARMS = "vanilla,projected,random"
 @click.command()
 @click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
 @name_option("file of pairs", required=True)
-@click.option("--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Columns of LOG guessed wrong.")
-@click.option("--format", "format_name", metavar="FORMAT", help="Of LOG. Default: the one that recognises it.")
+@click.option(
+    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns of LOG that are guessed wrong."
+)
+@click.option(
+    "--format", "format_name", metavar="FORMAT", help="Read LOG in this format. Default: the one that recognises it."
+)
 @click.option("--model", help="Model that sampled LOG, for the command that is printed.")
-@click.option("--seed", default=0, show_default=True, help="Of the half of the prompts, and of what is held out.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of what is held out."
+)
 @out_option
 @json_option
 def draft(

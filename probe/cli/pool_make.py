@@ -1,15 +1,16 @@
 """probe pool generate, regrade: sample groups from a policy, grade and freeze them; grade stored completions again."""
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
-from probe.cli._running import say, shown_progress
+from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
-from probe.records.run import elsewhere
+from probe.records.run import ANSWERS_DIR, elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option("--url", help="Of a vLLM or SGLang server: http://host:8000; --model names the tokenizer.")
+@click.option(
+    "--url",
+    "urls",
+    multiple=True,
+    help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
 @click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
+    "rollouts.server_dialect: --dialect",
     "rollouts.env",
     "rollouts.split",
     "rollouts.mode",
@@ -53,7 +60,7 @@ if TYPE_CHECKING:
 def generate(
     ctx: click.Context,
     name: str,
-    url: str | None,
+    urls: tuple[str, ...],
     workers: int | None,
     twice: bool,
     unsafe_local: bool,
@@ -83,14 +90,14 @@ def generate(
         group=rollouts.group,
         seed=config.seed,
     )
+    answers = directory / ANSWERS_DIR
     is_served = rollouts.engine == "server"
-    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
-        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
+    if is_served != bool(urls) or (is_served and config.model.adapter is not None):
+        given = f"{rollouts.engine}, url {' '.join(urls) or None}, adapter {config.model.adapter}"
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
-    if url is not None:
-        with shown_progress():
-            source = _served(str(config.model.name), url, rollouts)
+    if urls:
+        source = _served(str(config.model.name), urls, rollouts, answers)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -104,9 +111,10 @@ def generate(
         cpu_s=rollouts.cpu_limit,
     )
     say_defaults(ctx, config, say)
-    with grader, shown_progress():
+    with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
+    shutil.rmtree(answers, ignore_errors=True)  # of batches that were never asked for again
     num_rollouts = steps * rollouts.group
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
@@ -114,13 +122,11 @@ def generate(
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
 
 
-def _served(model: str, url: str, rollouts: "RolloutConfig") -> "Engine":
-    from probe.runs.sources.served import configured_connection
+def _served(model: str, urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
+    from probe.runs.sources.served import connected
     from replay_pools.policy.load import load_served_policy
-    from replay_pools.serving.engine import connect
 
-    server = configured_connection(url, rollouts)
-    return connect(server, load_served_policy(model), served_model=rollouts.served_model)
+    return connected(urls, rollouts, load_served_policy(model), kept)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
@@ -178,7 +184,7 @@ def regrade(
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
     grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
-    with grader, shown_progress():
+    with grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
         new = regrade_pool(
             out / "pools" / name,

@@ -1,7 +1,6 @@
 """probe replay: stored rollouts through the step, every arm measured against its directions."""
 
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,17 +18,14 @@ from probe.cli._frame import (
 )
 from probe.cli._running import echo_preview, rounding_line, running, say, track_option
 from probe.cli._settings import (
-    MOST_LETTERS,
     SettingsCommand,
-    default_name,
     run_config,
     say_defaults,
     settings_options,
 )
+from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
 from probe.records.timings import describe_timings
-from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
 
 # Of --help, {title: options}: what a first run needs comes first.
 GROUPS = {
@@ -80,14 +76,14 @@ def replay(
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
     config = run_config(ctx, "replay", out)
-    directory = out / "runs" / (name or _default_name(config))
+    from probe.runs.replay import name_of, run_replay
+
+    directory = out / "runs" / (name or name_of(config))
     if dry_run:
         from probe.runs.footprint import preview_replay
 
         echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
         return
-    from probe.runs.replay import replay as run_replay
-
     with running(config.model, track, directory, out) as world:
         say_defaults(ctx, config, world.main_only(say))
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
@@ -104,22 +100,14 @@ def demo(ctx: click.Context, out: Path) -> None:
     Example:  probe demo
     """
     root, place = ctx.find_root(), ["--out", str(out)]
+    told = ["--set", f"token_attribution={COLOURED}"]
     for words in (
-        ["replay", "--replay-dirs", "teacher,base", "--arm", "vanilla,projected,random", "--name", "demo"],
+        ["replay", "--replay-dirs", "teacher,base", "--arm", ",".join(ARMS), *told, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
     ):
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
         with root.command.make_context("probe", [*words, *place]) as verb:
             root.command.invoke(verb)
-
-
-def _default_name(config: ReplayConfig) -> str:
-    """`teacher-base.vanilla-projected`; a hash follows where that does not say all: no two settings share a name."""
-    pools, arms = config.source.replay_dirs, config.intervention.arms
-    stem = f"{'-'.join(Path(pool).name for pool in pools)}.{'-'.join(arms)}"
-    usual = configure("replay", options={"source.replay_dirs": pools, "intervention.arms": arms})
-    says_all = config == usual and len(stem) <= MOST_LETTERS and not any("/" in pool for pool in pools)
-    return default_name(stem, None if says_all else asdict(config))
 
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:

@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._stored import keep_verdicts
 from probe.cli.analyze import analysis_options, joined_name, spec_among
 from probe.records.run import Run, read_run, resolve_run
-from probe.records.tables import TableName
+from probe.records.tables import TableName, csv_of, frame_of
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 
+# What `probe demo` and `probe check` replay: the update, the gate, a control; tokens are coloured in the first steps.
+ARMS = "vanilla", "projected", "random"
+COLOURED = 8
 # The modules of reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:
     from probe.report.drawing import Format
@@ -24,12 +28,16 @@ if TYPE_CHECKING:
 @click.command()
 @name_option("report", "that of the spec, or of the runs", default=None)
 @click.option(
-    "--figures", type=click.Choice(["svg", "pdf", "png"]), default="svg", show_default=True, help="Format of the files."
+    "--figures",
+    type=click.Choice(["svg", "pdf", "png"]),
+    default="svg",
+    show_default=True,
+    help="Write the figures as files of this format.",
 )
 @click.option(
     "--tables",
     type=click.Choice(["parquet", "csv"]),
-    help="No page: samples, steps and evaluations of each RUN, as files in OUT/exports/RUN.",
+    help="Write no page, but samples, steps and evaluations of each RUN as files in OUT/exports/RUN.",
 )
 @analysis_options
 @out_option
@@ -103,19 +111,19 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
     for run in runs:
         stored = read_run(run)
         for name in get_args(TableName):
-            frame = stored.to_polars(name)
+            table = stored.table(name)
             # A replay has no evaluations: no file, rather than one without rows.
-            if not len(frame):
+            if not table[1]:
                 continue
-            # polars writes into memory, so that `write_atomic` can put the whole file in place at once.
+            # Written into memory, so that `write_atomic` can put the whole file in place at once.
             content = io.BytesIO()
             if kind == "parquet":
-                frame.write_parquet(content)
+                frame_of(table).write_parquet(content)
             else:
-                frame.write_csv(content)
+                content.write(csv_of(table).encode())
             path = out / "exports" / run.resolve().name / f"{name}.{kind}"
             write_atomic(path, content.getvalue())
-            rows.append({"run": str(run), "path": str(path), "rows": len(frame), "columns": frame.width})
+            rows.append({"run": str(run), "path": str(path), "rows": len(table[1]), "columns": len(table[0])})
     if as_json:
         echo_json({"files": rows})
     else:
@@ -136,6 +144,7 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
     for run in runs:
         for condition in conditions(run) or [None]:
             views.append(View(analysis=analyze(run, condition, others=runs, **settings)))
+    keep_verdicts([view.analysis for view in views])
     return Report(name=name or joined_name(runs), views=views, command=command)
 
 

@@ -40,7 +40,9 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 @click.argument("source", metavar="[RUN|POOL|DIRECTIONS|KIND]", required=False, shell_complete=_complete)
 @click.argument("step", required=False, type=click.IntRange(0))
 @click.argument("sample", required=False, type=click.IntRange(0))
-@click.option("--compare", type=click.Path(path_type=Path), metavar="DIRECTIONS", help="Angles between two files.")
+@click.option(
+    "--compare", type=click.Path(path_type=Path), metavar="DIRECTIONS", help="Print the angles between two files."
+)
 @out_option
 @json_option
 def show(

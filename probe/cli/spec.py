@@ -24,17 +24,19 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
 @click.option(
     "--run",
     type=click.Path(path_type=Path),
-    help="Take its times (a path, or a name in OUT/runs). Default: finished runs of the spec, else trainings like it.",
+    help="Take the hours from this run (a path, or a name in OUT/runs). Default: from finished runs of the spec, else "
+    "from others of its verb and model.",
 )
+@click.option("--price-per-hour", type=Real(0), help="Price of an hour. Default: price_per_hour in [budget].")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
     "--spec",
     "spec_file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="RUN: where its training spec is written. Default: spec/RUN-training.toml.",
+    help="Write the training spec of RUN there. Default: spec/RUN-training.toml.",
 )
-@click.option("--effect", type=Real(0, min_open=True), help="RUN: the effect to see, of a hack rate. Default: 0.3.")
-@click.option("--sd", type=Real(0, min_open=True), help="RUN: its sd between seeds. Default: 0.15.")
+@click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
+@click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
 @out_option
 @json_option
 @click.pass_context
@@ -42,6 +44,7 @@ def plan(
     ctx: click.Context,
     target: Path,
     run: Path | None,
+    price_per_hour: float | None,
     check: bool,
     spec_file: Path | None,
     effect: float | None,
@@ -70,7 +73,8 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
+    measured = None if run is None else resolve_run(run, out)
+    spec_plan = make_plan(spec, out_dir=out, run=measured, price_per_hour=price_per_hour)
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:
@@ -111,25 +115,30 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
             echo_table(("seeds", "paired", "unpaired", ""), rows)
     for contrast in spec_plan.contrasts:
         echo(f"\n{contrast.text}")
-    if spec_plan.prices:
-        echo("\nCost")
-        for price in spec_plan.prices:
-            money = "" if price.money is None else f", {price.money:.2f} {price.currency}"
-            echo(f"  {price.what}: {price.runs} runs, {price.hours:.2f} hours{money} ({price.source})")
     echo_footprint(spec_plan.footprint)
     echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")
     for note in spec_plan.notes:
         echo(f"note: {note}")
+    for price in spec_plan.prices:
+        money = "no price of an hour (--price-per-hour)"
+        if price.money is not None:
+            money = f"{price.money:.2f} {price.currency}"
+        echo(f"\nCOST of {price.what}: {price.runs} runs, {price.hours:.2f} hours, {money}")
+        echo(f"  {price.source}")
 
 
 @click.command()
 @click.argument("spec_file", metavar="SPEC", type=click.Path(path_type=Path))
 @click.option("--print-jobs", is_flag=True, help="Print a shell command for each job that is not done; run nothing.")
-@click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Runs at a time.")
-@click.option("--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True)
-@click.option("--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="For submitit; repeatable.")
+@click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Run so many at a time.")
+@click.option(
+    "--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True, help="Run the jobs here."
+)
+@click.option(
+    "--cluster-option", "options", multiple=True, metavar="KEY=VALUE", help="Pass this to submitit; repeatable."
+)
 @out_option
 @json_option
 @click.pass_context
@@ -202,7 +211,7 @@ def sweep(
 
 @click.command("list")
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
-@click.option("--full", is_flag=True, help="Question, reported results and follow-up, too.")
+@click.option("--full", is_flag=True, help="Print the question, reported results and follow-up, too.")
 @out_option
 @json_option
 def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:

@@ -15,8 +15,18 @@ from probe.settings.words import ALL
 
 @click.command(cls=SettingsCommand)
 @name_option("run", default="train", show_default=True)
-@click.option("--url", help="http://host:port of the server, for a preset with rollouts.engine = server.")
-@settings_options("train", "intervention.arms: --arm", "seed", "steps", "rollouts.hint", has_config=True)
+@click.option(
+    "--url", "urls", multiple=True, help="http://host:port of a server, for rollouts.engine = server; one a replica."
+)
+@settings_options(
+    "train",
+    "intervention.arms: --arm",
+    "seed",
+    "steps",
+    "rollouts.hint",
+    "rollouts.server_dialect: --dialect",
+    has_config=True,
+)
 @track_option
 @out_option
 @dry_run_option
@@ -25,7 +35,7 @@ from probe.settings.words import ALL
 def train(
     ctx: click.Context,
     name: str,
-    url: str | None,
+    urls: tuple[str, ...],
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
@@ -50,7 +60,7 @@ def train(
 
     with running(config.model, track, directory, out) as world:
         say_defaults(ctx, config, world.main_only(say))
-        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
+        run_train(config, directory, out_dir=out, urls=urls, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, out, as_json)
 

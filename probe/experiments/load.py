@@ -123,7 +123,7 @@ def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Fault
     entry = known.get(criterion.metric)
     if entry is None:
         close = get_close_matches(criterion.metric, known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ", see spec/guide/specs.md"
+        hint = f" (did you mean {close[0]}?)" if close else ", see probe docs specs"
         yield "metric", f"a metric of {'runs that train' if trains else 'a replay'}{hint}", repr(criterion.metric)
         return
     statistics = get_args(Criterion.model_fields["statistic"].annotation)

@@ -2,15 +2,16 @@
 
     effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
-    hours     runs x (start + steps x seconds a step), measured in a run that is named or in finished runs of the spec;
-              or runs x hours as the budget states them
+    hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
+              in trainings with steps as large; or runs x hours as the budget states them
     memory    and the modules that are adapted: exact sizes beside activations (probe.runs.footprint)
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +21,24 @@ from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.records.run import CONFIG_FILE, run_names, settings_of
 from probe.records.timings import mean_times
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
 from replay_pools.storage.files import read_json
+from replay_pools.storage.tables import flat
 
 # footprint brings torch, which the help text of `probe spec plan` must not wait for.
 if TYPE_CHECKING:
     from probe.runs.footprint import Footprint
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
+STEP_SIZE = (
+    *("verb", "model.name", "model.dtype", "rollouts.engine", "rollouts.prompts_per_step", "rollouts.group"),
+    *("rollouts.iterations", "rollouts.sampler.max_new_tokens"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +107,13 @@ class SpecPlan:
         )
 
 
-def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None, price_per_hour: float | None = None) -> SpecPlan:
     """The plan of a spec.
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
-        run: the run whose times give the hours; default: finished runs of the spec.
+        run: the run whose times give the hours; default: finished runs of the spec, else others like it.
+        price_per_hour: of the spec's own runs; default: as its budget says.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
@@ -113,6 +121,8 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
+    if price_per_hour is not None:
+        prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
         num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
         prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
@@ -274,6 +284,12 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         groups[f"up to its ceiling {criterion.name}"] = bought
     groups["this spec"] = planned
     times = mean_times([job.directory for job in planned if job.complete] if run is None else [run])
+    where = str(run)
+    if run is None:
+        where = f"{times.runs if times else 0} finished runs of this spec"
+        if times is None and (alike := _alike(spec, out_dir)):
+            times = mean_times(alike)
+            where = f"trainings like it ({', '.join(path.name for path in alike)})"
     if times is None and run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
     steps: dict[str, int | None] = {}
@@ -282,7 +298,6 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         if steps[name] is None and (groups_of_pools := _groups(condition, out_dir)) is not None:
             steps[name] = groups_of_pools.num_steps
     if times is not None and None not in steps.values():
-        where = f"{times.runs} finished runs of this spec" if run is None else str(run)
         source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
         prices = []
         for what, priced in groups.items():
@@ -293,10 +308,32 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         notes.append("hours from step times: the number of steps is not known before the pools are generated")
     hours = spec.budget.hours_per_run
     if hours is None:
-        notes.append("no hours: give --run RUN (a measured run), or hours_per_run in [budget]")
+        notes.append(
+            f"no hours and no money: {out_dir / 'runs'} has no finished run of this verb and model, whose times would "
+            "say them; a short one is enough"
+        )
         return []
     source = "[budget] hours_per_run, as stated"
     return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]
+
+
+def _alike(spec: Spec, out_dir: Path) -> list[Path]:
+    """The trainings in `out_dir` whose steps are as large as all of the spec's; none where its own differ."""
+    sizes = [_step_size(asdict(condition.config)) for condition in spec.resolved.values()]
+    if any(size != sizes[0] for size in sizes):
+        return []
+    alike = []
+    for name in run_names(out_dir / "runs"):
+        with suppress(InputError):  # a damaged run is no reason not to plan
+            if _step_size(settings_of(read_json(out_dir / "runs" / name / CONFIG_FILE))) == sizes[0]:
+                alike.append(out_dir / "runs" / name)
+    return alike
+
+
+def _step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the time of a training's step depends on most."""
+    table = flat(settings)
+    return {key: table.get(key) for key in STEP_SIZE}
 
 
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:

@@ -27,6 +27,8 @@ CONTROLS = ("permuted-dosed", "scaled")  # the gate's size along directions with
 LEAST_SEEDS, MOST_SEEDS = 3, 50
 RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
+CPU, GPU = "two CPU cores", "a GPU with 96 GB"
+PRICES = {CPU: 0.1, GPU: 6.15}  # USD an hour, as spec/phase3.toml
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
 # Of the machine, of another verb, or chosen by the spec itself.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
@@ -63,8 +65,10 @@ arms = ["vanilla"]
 settings.objective.reference = "base"
 settings.objective.beta = {penalty}
 
-# ASSUMED: expected_effect, sd, and arms of one seed that do not go together.
+# ASSUMED: expected_effect, sd, arms of one seed that do not go together, and the price of {machine}.
 [budget]
+price_per_hour = {price}
+currency = "USD"
 expected_effect = {effect}
 effect_unit = "hack rate"
 sd = {sd}
@@ -163,6 +167,7 @@ def write_training_spec(
     settings = _settings(run, config, analysis.condition, out_dir)
     _check_directions(run, config)
     arm = _arm(config)
+    machine = CPU if run.config["model"] == ORGANISM else GPU
     text = TEMPLATE.format(
         run=run.path.name,
         name=path.stem,
@@ -176,6 +181,8 @@ def write_training_spec(
         points=100 * MATERIAL_RATE,
         preset=settings["preset"],
         settings="\n".join(f"{key} = {toml_text(value)}" for key, value in settings.items()),
+        price=PRICES[machine],
+        machine=machine,
         penalty=toml_text(max(RIVAL_BETA, 10 * settings.get("objective.beta", 0.0))),
         criteria="\n".join(_criteria(arm)),
     )
@@ -197,7 +204,7 @@ def _check_go(run: Run, analysis: Analysis) -> None:
             run.path,
             expected="a GO in the basis svd, in which probe train has vanilla and its controls",
             found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
-            fix=f"train in your own trainer, along the direction: {verdict.next.command}; spec/guide/trainers.md",
+            fix=f"train in your own trainer, along the direction: {verdict.next.command}; probe docs trainers",
         )
 
 
@@ -281,7 +288,7 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
             f"{run.path} pools",
             expected="pools of an environment that probe train can sample from",
             found="rollouts of another program",
-            fix="train in your own trainer, along the directions of the run: spec/guide/trainers.md",
+            fix="train in your own trainer, along the directions of the run: probe docs trainers",
         )
     settings = {}
     for key in ("env", "mode", "hint"):

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from extraction.adapters.coordinates import SVD_CACHE, existing_coordinates
 from extraction.adapters.interface import check_fingerprint
-from extraction.directions import Directions, load_directions
+from extraction.directions import Directions, known_directions
 from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
 from probe.integrations.record_file import RecordFile, directions_sha
@@ -105,7 +105,7 @@ class GradientProbe:
             raise InputError("gate", expected=f"one of {', '.join(GATES)}", found=repr(gate))
         if not overshoot >= 0:
             raise InputError("overshoot", expected="at least 0", found=str(overshoot))
-        where, directions = _loaded(directions)
+        where, directions = known_directions(directions)
         self._wrapped, self._model = model, unwrapped(model)
         self._process_group: Averaged = process_group
         fingerprint = directions.metadata["fingerprint"]
@@ -298,18 +298,6 @@ def means(records: Sequence[GradientRecord]) -> dict[str, float]:
                 is_would = name in GATED and not record.projected
                 values[f"would_{name}" if is_would else name].append(value)
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-def _loaded(directions: Directions | str | Path) -> tuple[str, Directions]:
-    """The name of the directions for messages, and themselves; InputError unless they say what they are of."""
-    where = "directions"
-    if not isinstance(directions, Directions):
-        where, directions = str(directions), load_directions(Path(directions))
-    fingerprint = directions.metadata.get("fingerprint")
-    if not fingerprint or not directions.num_directions():
-        problem = "no direction: all fell below the noise floor" if fingerprint else "no fingerprint"
-        raise InputError(where, expected="directions with the fingerprint of their basis", found=problem)
-    return where, directions
 
 
 def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -> None:

@@ -53,6 +53,15 @@ def attach(
     the directions (with svd directions diag(U^T dL/dW V)), whatever moves the weights. `cos_update` is of what the
     optimizer made of it. With `project` on a LoRA, g is that of the step instead: `probe.integrations.measured`.
 
+    >>> import torch
+    >>> model = probe.load("organism").model.requires_grad_(True)
+    >>> optimizer, ids = torch.optim.SGD(model.parameters(), lr=1e-3), torch.arange(8)[None]
+    >>> with probe.attach(optimizer, "v_hack", model=model) as attached:
+    ...     model(input_ids=ids, labels=ids).loss.backward()
+    ...     optimizer.step()
+    >>> len(attached.records)
+    1
+
     Args:
         optimizer: any torch optimizer, or accelerate's wrapper of one, that trains `model`.
         directions: `Directions`, or a file of `probe extract`, or its name; of the weights that `model` has now.
@@ -117,6 +126,11 @@ class Attached:
     def means(self) -> dict[str, float]:
         """{field: mean over the records}; what the gate did not do is `would_cos_out` and so on."""
         return means(self.records)
+
+    def __repr__(self) -> str:
+        """One line."""
+        last = self.records[-1].cos_in if self.records else None
+        return f"Attached({len(self.records)} steps{'' if last is None else f', the last with cos_in {last:+.3f}'})"
 
     def detach(self) -> None:
         """Remove the hooks; the records stay."""

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
@@ -243,9 +242,7 @@ class MeasuredWeights:
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         fingerprint = directions.metadata["fingerprint"]
-        layers = target_layers(
-            model.get_base_model() if isinstance(model, PeftModel) else model, fingerprint["targets"]
-        )
+        layers = target_layers(model, fingerprint["targets"])
         self._frames = make_frames(where, layers, fingerprint, cache_dir)
         self._parts: dict[str, Part] = {}
         unknown = {}

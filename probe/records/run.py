@@ -35,6 +35,7 @@ from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
     decode_jsonl,
+    dump_json,
     encode_jsonl,
     file_sha256,
     read_gz,
@@ -51,12 +52,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from polars import DataFrame
 
-    from probe.records.tables import TableName
+    from probe.records.tables import Table, TableName
 
 DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look up by name: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 PAST_SELF_DIR = "past-self"
+ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
 GRAM_DIR = "gram"
@@ -69,6 +71,8 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )
+DIGITS = 6  # of the hash in a default name
+MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, TokenRecord)
@@ -100,11 +104,7 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
-    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md).
-
-    >>> run = probe.load("out/runs/demo")                                                           # doctest: +SKIP
-    >>> run.to_pandas("steps").groupby("arm").cos_in.mean()                                         # doctest: +SKIP
-    """
+    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md)."""
 
     path: Path
     config: dict[str, Any]
@@ -137,9 +137,15 @@ class Run:
 
     def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
         """A polars.DataFrame."""
+        from probe.records.tables import frame_of
+
+        return frame_of(self.table(table))
+
+    def table(self, name: "TableName" = "samples") -> "Table":
+        """The columns and rows of a table."""
         from probe.records.tables import make_table
 
-        return make_table(table, self.samples, self.steps, self.evals)
+        return make_table(name, self.samples, self.steps, self.evals)
 
 
 def out_of(run: Path) -> Path:
@@ -149,6 +155,13 @@ def out_of(run: Path) -> Path:
         return DEFAULT_OUT
     out_dir = directory.parent.parent
     return out_dir.relative_to(Path.cwd()) if out_dir.is_relative_to(Path.cwd()) else out_dir
+
+
+def default_name(stem: str, shape: Any = None) -> str:
+    """A plain file name: letters and digits of the stem, and a hash of all that shapes the result where it is given."""
+    plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
+    parts = [plain[:MOST_LETTERS].strip("-._"), *([] if shape is None else [sha256(dump_json(shape))[:DIGITS]])]
+    return "-".join(filter(None, parts))
 
 
 def elsewhere(out: Path) -> str:
@@ -265,14 +278,18 @@ def run_names(place: Path) -> list[str]:
     return sorted(config.parent.name for config in place.glob(f"*/{CONFIG_FILE}"))
 
 
-def read_run(directory: Path | str) -> Run:
-    """Read a complete run; every file that is read is checked against the manifest. Public as `probe.load`.
+def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
+    """Read a complete run, given by its path or its name in `out`/runs; every file is checked against the manifest.
+
+    >>> run = probe.read_run("demo")
+    >>> run.to_polars("steps").group_by("arm").mean().sort("arm")["arm"].to_list()
+    ['projected', 'vanilla']
 
     Raises:
-        InputError: no such run, a run without manifest (incomplete) or of another schema, a file that is missing,
-            extra or changed, a line with a missing, unknown or mistyped field.
+        InputError: no such run (those beside it are listed), a run without manifest (incomplete) or of another schema,
+            a file that is missing, extra or changed, a line with a missing, unknown or mistyped field.
     """
-    directory = Path(directory)
+    directory = resolve_run(Path(run), Path(out))
     manifest = read_manifest(directory)
     contents = _contents(directory)
     _check_hashes(directory, contents, manifest["files"])

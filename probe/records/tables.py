@@ -4,6 +4,8 @@ A record states the meaning of a field in its annotation, `Annotated[type, "mean
 it as data. After a change of either: `python -m probe.records.tables > spec/SCHEMA.md` (a test compares the two).
 """
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -90,43 +92,60 @@ def _field(name: str, hint: Any) -> Field:
     return Field(name=name, kind=kinds[0], nullable=NoneType in types, meaning=meaning)
 
 
+Table = tuple[Sequence[Field], list[dict[str, Any]]]  # the columns, and rows that may lack some of them
+
+
 def make_table(
     name: str, samples: Sequence[SampleRecord], steps: Sequence[StepRecord], evals: Sequence[Mapping[str, Any]]
-) -> "DataFrame":
+) -> Table:
     """The table `samples`, `steps` or `evals` of a run; a field that a row does not have is null there.
 
     Raises:
         InputError: another name.
     """
     if name == "samples":
-        return _frame(wire_fields(SampleRecord), [sample.to_json() for sample in samples])
+        return wire_fields(SampleRecord), [sample.to_json() for sample in samples]
     if name == "steps":
         return _step_table(steps)
     if name == "evals":
-        return _evaluation_table(evals)
+        return EVALUATION_FIELDS, _evaluation_rows(evals)
     raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
 
 
-def _frame(fields: Sequence[Field], rows: Sequence[Mapping[str, Any]]) -> "DataFrame":
+def csv_of(table: Table) -> str:
+    """A table as CSV, with a row of names; true and false as such, null as nothing."""
+    fields, rows = table
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in fields])
+    words = {True: "true", False: "false"}
+    for row in rows:
+        values = [row.get(field.name) for field in fields]
+        writer.writerow([words[value] if isinstance(value, bool) else value for value in values])
+    return text.getvalue()
+
+
+def frame_of(table: Table) -> "DataFrame":
     """A column a field; types follow from the fields alone, so that tables of several runs can be concatenated."""
     import polars
 
+    fields, rows = table
     kinds = {"int": polars.Int64, "float": polars.Float64, "bool": polars.Boolean, "str": polars.String}
     values = {field.name: [row.get(field.name) for row in rows] for field in fields}
     return polars.DataFrame(values, schema={field.name: kinds[field.kind] for field in fields}, strict=False)
 
 
-def _step_table(steps: Sequence[StepRecord]) -> "DataFrame":
+def _step_table(steps: Sequence[StepRecord]) -> Table:
     """The fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` that any of the steps has."""
     rows = [step.to_json() for step in steps]
     names: dict[str, None] = {}
     for row in rows:
         names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
     extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
-    return _frame([*wire_fields(StepRecord), *extra], rows)
+    return [*wire_fields(StepRecord), *extra], rows
 
 
-def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> "DataFrame":
+def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for every evaluation and setting, from the nested lines of evals.jsonl."""
     rows = []
     for line in evals:
@@ -143,7 +162,7 @@ def _evaluation_table(evals: Sequence[Mapping[str, Any]]) -> "DataFrame":
                     f"{rate}_high": interval.get("high"),
                 }
             rows.append(row)
-    return _frame(EVALUATION_FIELDS, rows)
+    return rows
 
 
 def schema_document() -> str:
@@ -174,7 +193,7 @@ Made by `python -m probe.records.tables` from `probe/records/records.py`, and co
 null, never NaN. The manifests of runs and pools, the cards of directions and adapters and the records of regrades end
 in `self_sha256`: the sha256 of the rest as compact JSON in the order of its keys. A reader refuses a file of which any
 byte has changed, or that has no such hash.
-`probe.load` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
+`probe.read_run` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """
     return "\n".join([head, *tables])
 

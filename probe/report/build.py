@@ -4,7 +4,7 @@ What the page shows, and what first, is decided in `contents`.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from probe.analysis.formatting import TextTable
@@ -15,7 +15,7 @@ from probe.report.page import Section, page
 from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
 from probe.report.sections import measured, power, rollouts, training
-from probe.report.verdicts import arm_verdicts, compared, measures, verdict
+from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, verdict
 from replay_pools.storage.files import write_atomic, write_json
 
 MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
@@ -71,7 +71,9 @@ def contents(report: Report) -> list[Section]:
     viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
     # Where a run trained, its curves are the evidence.
     pushes = evidence(loaded[0], anchors) if len(report.views) == 1 and trained is None else None
-    return [verdict(report, pushes), *before, viewer, *after]
+    sections = [verdict(report, pushes), *before, viewer, *after]
+    asked = [] if report.judged is None else report.judged.questions
+    return [replace(one, behind=[row for row in asked if RESTS_ON[row.name] == one.id]) for one in sections]
 
 
 def _summary(report: Report) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.metrics import MetricKey
+from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Spec
 from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run
-from probe.settings.words import DEFAULT_CONDITION
+from probe.settings.words import DEFAULT_CONDITION, Word
 
 MOST_VIEWS = 6  # with figures of their own; the others are compared, and have their tables
 
@@ -59,6 +60,12 @@ class View:
         return self.analysis.trains
 
     @property
+    def questions(self) -> Sequence[Finding]:
+        """The findings of its verdict; none where one sentence says it."""
+        verdict = self.analysis.verdict
+        return [] if verdict.word in (Word.BROKEN, Word.TRAINED) else verdict.findings
+
+    @property
     def prompt_cosines(self) -> list[float]:
         """cos_in of the measured arm, one value per prompt."""
         estimate = self.analysis.metrics.get(MetricKey("cos_in", "prompt"))
@@ -81,6 +88,11 @@ class Report:
     spec: Spec | None = None
     arms_of_spec: Mapping[Path, tuple[str, str]] = field(default_factory=dict)  # {run: its (condition, arm)}
     evaluation: SpecVerdict | None = None  # of the spec
+
+    @property
+    def judged(self) -> View | None:
+        """The view whose questions the page opens with; None for several, or for a spec."""
+        return self.views[0] if len(self.views) == 1 and self.evaluation is None else None
 
     @property
     def drawn(self) -> Sequence[View]:

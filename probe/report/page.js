@@ -12,6 +12,23 @@
   addEventListener("hashchange", reveal);
   addEventListener("load", reveal);
 }
+// A button beside every command copies it; where the browser lets no page write there, it selects the command.
+for (const command of document.querySelectorAll("pre.command")) {
+  const box = Object.assign(document.createElement("div"), { className: "copied" });
+  const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy" });
+  command.replaceWith(box);
+  box.append(command, button);
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(command);
+      button.textContent = "Selected";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
+}
 // The rollouts: searched, sorted, filtered, and a hack beside a clean answer to the same problem. The data are those of
 // probe/report/viewer.py; only the rows that are looked at become elements, so that thousands stay quick.
 const dataOfRollouts = document.getElementById("rollout-data");
@@ -27,7 +44,7 @@ if (dataOfRollouts) {
   const more = viewer.querySelector(".more");
   const search = viewer.querySelector("[type=search]");
   const text = (number) => strings[number];
-  const state = { query: "", sort: "hackward", label: "", source: "", run: "", view: "list", shown: FIRST };
+  const state = { query: "", sort: viewer.querySelector("[name=sort]").value, label: "", source: "", run: "", view: "list", shown: FIRST };
 
   for (const row of rows) {
     row.anchor = `${runs[row.run].anchor}-${row.step}-${row.sample}`;
@@ -216,8 +233,10 @@ if (dataOfRollouts) {
 
   // --- which rows, in which order
 
+  const hackward = (a, b) => (b.cosine ?? 0) - (a.cosine ?? 0);
   const ORDERS = {
-    hackward: (a, b) => (b.cosine ?? 0) - (a.cosine ?? 0),
+    coloured: (a, b) => b.completion.length - a.completion.length || hackward(a, b),
+    hackward,
     cleanward: (a, b) => (a.cosine ?? 0) - (b.cosine ?? 0),
     step: (a, b) => a.run - b.run || a.step - b.step || a.sample - b.sample,
     reward: (a, b) => b.reward - a.reward,

@@ -13,23 +13,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from probe.analysis.formatting import TextTable, short
+from probe.analysis.verdict.verdict import MOST_CAVEATS, Finding
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed
 from probe.report.inputs import slug
+from probe.settings.guide import terms
+from probe.settings.words import TONES
 from replay_pools.screen import visible
 
-MARKS = {  # a word is told by its mark, not by its colour alone
-    "PASS": "\u2713",
-    "YES": "\u2713",
-    "HOLDS": "\u2713",
-    **dict.fromkeys(("WORKS", "LOWERS", "FALLS", "KEPT"), "\u2713"),
-    "LIKELY": "\u2248",
-    "FAIL": "\u2715",
-    **dict.fromkeys(("NO", "RISES", "LOST"), "\u2715"),
-    "BROKEN": "\u2715",
-    "VACUOUS": "\u2205",
-    **dict.fromkeys(("INCONCLUSIVE", "UNCLEAR", "UNDERPOWERED", "CONFOUNDED", "UNMEASURED", "NOT SEEN", "OPEN"), "?"),
-}
+MARKS = {"good": "\u2713", "likely": "\u2248", "bad": "\u2715", "open": "?", "empty": "\u2205"}  # beside the colours
+TONE_OF = {str(word): (tone, MARKS[tone]) for tone, words in TONES.items() for word in words}
 # A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
@@ -43,6 +36,7 @@ class Section:
     lead: str  # the question of the section, and how to read the answer
     html: str
     figures: list[Figure] = field(default_factory=list)
+    behind: list[Finding] = field(default_factory=list)  # findings of the verdict that rest on this section
     tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of their view; "": of all
 
 
@@ -66,6 +60,36 @@ def typeset(text: str) -> str:
     return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
 
 
+def explained(text: str) -> Markup:
+    """A text with true signs, in which the first of every term of the glossary says what it means."""
+    meanings, pattern = _glossary()
+    said: set[str] = set()
+
+    def mark(found: re.Match[str]) -> str:
+        term = found[1]
+        if term in said:
+            return found[0]
+        said.add(term)
+        return f'<abbr tabindex="0" title="{escape(meanings[term])}">{found[0]}</abbr>'
+
+    return Markup(pattern.sub(mark, str(escape(visible(typeset(text))))))
+
+
+def _heading(name: str) -> Markup:
+    """A name at the head of a column, explained where it is a term; it may break after an underscore."""
+    text = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+    meaning = _glossary()[0].get(name)
+    return text if meaning is None else Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, text)
+
+
+@cache
+def _glossary() -> tuple[dict[str, str], re.Pattern[str]]:
+    """({term: meaning}, what finds a term, its plural too; the longest one first)."""
+    meanings = terms()
+    names = "|".join(re.escape(str(escape(name))) for name in sorted(meanings, key=len, reverse=True))
+    return meanings, re.compile(rf"(?<![\w-])({names or '(?!)'})s?(?![\w-])")
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -76,17 +100,17 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_shown,
     )
+    environment.globals["most_caveats"] = MOST_CAVEATS
     environment.filters |= {
-        "breakable": lambda name: Markup("_<wbr>").join(escape(part) for part in name.split("_")),
-        # Where a share lies on a line of 150 pixels from -0.5 to 1.5; ends beyond it lie at its ends.
-        "place": lambda share: f"{4 + 71 * (min(max(share, -0.5), 1.5) + 0.5):.1f}",
+        "heading": _heading,
         "short": lambda text: short(text, 120),
         "plural": plural,
         "signed": signed,
         "slug": slug,
+        "explained": explained,
+        "tone": lambda word: TONE_OF.get(word, ("", "")),
         "typeset": typeset,
     }
-    environment.globals["marks"] = MARKS
     return environment
 
 

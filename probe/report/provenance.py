@@ -35,7 +35,7 @@ def provenance(report: Report) -> Section:
         compared = " ".join(shlex.quote(str(path)) for path in manifests)
         repeat = f"probe {run.verb} --config {stored} --name {name} --out {out}\ncmp {compared}"
         runs.append({"name": run.path.name, "facts": table, "repeat": repeat, "config": config})
-    html = render("provenance.html", command=report.command, runs=runs)
+    html = render("provenance.html", report=report.command, runs=runs)
     return Section(id="provenance", title="Provenance", lead=LEAD, html=html, tables=tables)
 
 

@@ -28,7 +28,9 @@ MOST_EVIDENCE = 4  # on the first screen, in each direction
 LEAST_PUSH = 5e-5  # smaller pushes are 0 in the four decimals of a table
 LONGEST_STRING = 120  # characters
 SIDES = ("hack-ward", "clean-ward")
-NO_SHARES = "By rollout: shares of tokens, which tell lines and tokens apart, come with --set token_attribution=N."
+NO_SHARES = (
+    "By rollout: shares of tokens, which tell lines and tokens apart, come with --set token_attribution=N (steps)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +184,8 @@ def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
     """
     if not run.shown:
         return None
-    kind, note, digits = "Lines", "", 4
+    num_split = sum(shown.tokens is not None for shown in run.shown)
+    kind, note, digits = "Lines", f"From the {num_split} of {len(run.shown)} rollouts whose tokens have shares.", 4
     sides = []
     for rows in _both_sides(run.shown, by_line=True):
         side = []

@@ -29,6 +29,11 @@ NULL_NAMES = {  # beside the Haar band of every arm
     "N4": "N4: rewards permuted (diagnostic)",
 }
 DIRECTIONS = {"v_hack": "v_hack", "haar": "Haar directions", "permuted": "permuted labels", "placebo": "placebo pairs"}
+SHARES = {  # what the number of a question is
+    "hackward": "pull: hack-ward, in held-out hacks",
+    "about": "contrast: hacks minus clean answers",
+    "removable": "removed by the gate, of the progress",
+}
 MARKS = 200  # of one figure; of more prompts or steps, evenly spaced ones are drawn
 PROMPTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROW = 0.37  # inches of a row of marks below its label
@@ -44,6 +49,7 @@ class Row(NamedTuple):
     interval: Interval | None = None
     null: tuple[float, float] | None = None  # where the null has 95% of its values
     strong: bool = True  # the measurement itself, not what it is compared with
+    counts_from: float | None = None  # the size at which it begins to matter
 
 
 def forest(
@@ -54,12 +60,31 @@ def forest(
     for place, (row, value) in enumerate(known):
         if row.null is not None:
             axes.plot(row.null, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=null)
+        if row.counts_from is not None:
+            axes.plot([row.counts_from], [place], "|", color=HACK, ms=13, mew=2, ls="none", label="counts from here on")
         if row.interval is not None:
             axes.plot((row.interval.low, row.interval.high), (place, place), color=INK, lw=2)
         face, label = (INK, strong) if row.strong else (PAPER, weak)
         axes.plot([value], [place], "o", color=INK, mfc=face, label=label, ls="none")
         _write_row(axes, place, row.label, row.note)
     _rows_of(axes, len(known), centre)
+
+
+def answers(axes: Axes, view: View) -> None:
+    """The number behind each question of the verdict, a share; ends beyond the axis lie at its ends."""
+    rows = []
+    for finding in view.questions:
+        number = finding.number
+        if number is not None and finding.counts_from is not None:
+            low, value, high = np.clip((number.interval.low, number.value, number.interval.high), -0.5, 1.5)
+            note = str(number) if finding.name != "removable" else number.percent()
+            within = Interval(low=float(low), high=float(high))
+            rows.append(Row(SHARES[finding.name], note, float(value), within, None, True, finding.counts_from))
+    axes.set_title("The answers in numbers")
+    axes.set_xlabel("share (0: none, 1: all that held-out hacks read or gain)")
+    forest(axes, rows, strong="measured, with its 95% interval")
+    if rows:
+        axes.set_xlim(-0.56, 1.56)
 
 
 def alignment(axes: Axes, views: Sequence[View]) -> None:
@@ -266,6 +291,7 @@ def prompts_power(axes: Axes, view: View) -> None:
 
 # {section of the page: a view -> (name of the file, draw, data) of its figures}
 FIGURES: dict[str, Callable[[View], Iterable[tuple[Any, ...]]]] = {
+    "verdict": lambda view: [("answers", answers, view)],
     "measures": lambda view: [("alignment", alignment, [view])],
     "trajectories": lambda view: [(f"trajectory-{arm}", trajectory, view, arm) for arm in view.analysis.arms],
     "distributions": lambda view: [

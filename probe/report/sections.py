@@ -53,6 +53,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here.",
     ),
 )
+COLOURED = {"coloured": "coloured tokens first"}  # and of these the most hack-ward
 ORDERS = {  # of page.js
     "hackward": "most hack-ward first",
     "cleanward": "most clean-ward first",
@@ -131,6 +132,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
     """
     data = viewer_data(rollouts_by_run, budget)
     shown = [one for run in rollouts_by_run for one in run.shown]
+    num_coloured = sum(one.tokens is not None for one in shown)
     cautions = [sentence for run in rollouts_by_run for sentence in run.missing]
     if data.anchors and len(data.anchors) < len(shown):
         words = f"{len(data.anchors)} of {len(shown)} rollouts are in this page, those with the largest cosines of each"
@@ -145,7 +147,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
         labels={"": "all", **{name: name for name in known}},
         sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in shown},
         runs={"": "every run"} | {str(i): run.run.path.name for i, run in enumerate(rollouts_by_run)},
-        orders=ORDERS,
+        orders=(COLOURED if 0 < num_coloured < len(shown) else {}) | ORDERS,
         strings=tables,
     )
     lead = (

@@ -16,11 +16,11 @@ from probe.report.drawing import drawn
 from probe.report.inputs import Report, View
 from probe.report.page import Section, render
 from probe.report.run_figures import alignment, figures_of
-from probe.settings.words import Word
 
-LEAD = "What the data say, why, and what to do next."
+LEAD = "What the data say, why, and what to do next. Brackets hold 95% intervals."
 VALIDITY = "Validity, part by part: can the measurement be believed?"
 SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
+RESTS_ON = {"hackward": "measures", "about": "distributions", "removable": "measures"}  # {finding: its section}
 MOST_ARMS = 6  # with a line of their own; of more, their verdicts are counted
 
 
@@ -32,26 +32,28 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
         pushes: of the one run: what pushes (`probe.report.rollouts.evidence`). None for several.
     """
     context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
-    arms, lead = arm_verdicts(report), LEAD
+    arms, lead, figures = arm_verdicts(report), LEAD, []
     if report.evaluation is not None:
         lead = report.evaluation.question
         context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
-    elif len(report.views) == 1:
-        context["run"] = _of_run(report.views[0])
+    elif report.judged is not None:
+        run = _of_run(report.judged)
+        context["run"], figures = run | {"rests_on": RESTS_ON}, run["answers"]
     elif 0 < len(arms) <= MOST_ARMS:
         context["arms"] = arms
     else:
         words = Counter([arm.word for arm in arms] or [view.analysis.verdict.word for view in report.views])
         counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
         context["verdict"] = Verdict(about={}, word=counted, sentence="", findings=[])
-    return Section(id="verdict", title="Verdict", lead=lead, html=_rendered("first.html", **context))
+    html = _rendered("first.html", **context)
+    return Section(id="verdict", title="Verdict", lead=lead, html=html, figures=figures)
 
 
 def measures(report: Report) -> Section | None:
     """What the verdict of a single run rests on; several runs have it folded away in their comparison."""
-    if len(report.views) > 1 or report.evaluation is not None:
+    view = report.judged
+    if view is None:
         return None
-    view = report.views[0]
     figures = figures_of(view, "measures")
     return Section(
         id="measures",
@@ -72,11 +74,11 @@ def compared(report: Report) -> list[Section]:
         sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
     if report.evaluation is not None or len(report.views) > 1:
         figure, table = drawn("alignment", alignment, report.views), overview(report.views)
-        figures = [] if figure is None else [figure]
         runs = [_of_run(view) for view in report.drawn]
+        figures = [*([] if figure is None else [figure]), *(each for run in runs for each in run["answers"])]
         tables = {"": [table]} | {view.label: _tables(view) for view in report.views}
         lead = "Every run in one row, and its verdict folded away below."
-        html = _rendered("runs.html", overview=table, figures=figures, runs=runs)
+        html = _rendered("runs.html", overview=table, figures=figures[:1] if figure else [], runs=runs)
         sections.append(Section(id="runs", title="Runs", lead=lead, html=html, figures=figures, tables=tables))
     return sections
 
@@ -116,7 +118,9 @@ def _of_run(view: View) -> dict[str, Any]:
     return {
         "label": view.label,
         "verdict": analysis.verdict,
-        "asked": analysis.verdict.word not in (Word.BROKEN, Word.TRAINED),  # otherwise one sentence says it
+        "questions": view.questions,
+        "answers": figures_of(view, "verdict"),
+        "rests_on": {},
         "bases": basis_table(analysis),
         "measures": _measures(view),
         "validity": analysis.validity,

@@ -1,29 +1,141 @@
-"""The card of a direction file: `NAME.card.json` beside `NAME.safetensors`.
+"""probe.Direction: v_hack with the gradients of its pairs, as memory, as files, and on the hub.
 
-It has the settings, the pairs, the accuracy of the sign on held-out pairs and the same under null models, and the hash
-of the file. The two can be shared without the pair gradients.
+    NAME.safetensors          the directions
+    NAME.pairs.safetensors    the gradients of the pairs, which a replay makes its controls of
+    NAME.card.json            settings, pairs, accuracy of the sign on held-out pairs and under null models, hash
+
+The first and the last can be shared without the second.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Self, final
 
+import huggingface_hub
 import numpy as np
 
-from extraction.directions import Directions, PairGradients, sign_accuracy
-from extraction.words import kind_of
+from extraction.adapters.interface import comparable
+from extraction.directions import (
+    Directions,
+    PairGradients,
+    load_directions,
+    load_pair_gradients,
+    save_directions,
+    save_pair_gradients,
+    sign_accuracy,
+)
+from extraction.files import resolve_directions
+from extraction.library import pairs_path
+from extraction.words import PAIR_GRADIENTS, kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
 from probe.analysis.statistics.nulls import transfer_nulls
-from probe.runs.directions import CARD_SCHEMA, card_path
+from probe.records.run import DEFAULT_OUT
+from probe.runs.directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
-from replay_pools.storage.files import file_sha256, write_sealed
+from replay_pools.errors import InputError
+from replay_pools.storage.files import file_sha256, locked, plain_name, write_sealed
 
+HUB_NAME = "direction"  # of the files in a repository
 NUM_DRAWS = 199  # p is at least 1 / 200
 # Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = ("method", "k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Direction(Directions):
+    """v_hack of one model: what `probe.extract` makes, and `probe.cosines`, `probe.attach` and replays are along.
+
+    >>> direction = probe.extract("organism", pairs="builtin")
+    >>> direction
+    Direction(builtin, svd of organism: 77 directions in 28 modules, right on 15 of 16 held-out pairs)
+    >>> _ = direction.save("v_hack")
+    >>> probe.Direction.load("v_hack").num_directions()
+    77
+    """
+
+    pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
+    adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
+    rounding: dict[str, Any] | None = None  # of the basis, as `Coordinates.rounding`
+
+    def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
+        """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.
+
+        Raises:
+            InputError: no plain name, other directions of that name, or no pair gradients.
+        """
+        path = Path(out) / "directions" / f"{plain_name(name, 'name')}.safetensors"
+        if self.pairs is None:
+            fix = "copy the file that it was loaded from"
+            raise InputError("direction", expected="one with the gradients of its pairs", found="none", fix=fix)
+        with locked(path):
+            if path.exists() and _identity(load_directions(path)) != _identity(self):
+                fix = "use another name, or remove the file"
+                raise InputError(path, expected="no file, or the same directions", found="others", fix=fix)
+            save_pair_gradients(pairs_path(path), self.pairs)
+            save_directions(path, self)
+            write_card(path, self, self.pairs, self.adapted)
+        return path
+
+    @classmethod
+    def load(cls, file: str | Path, out: str | Path = DEFAULT_OUT) -> Self:
+        """Read what `save` or `probe extract` wrote, by its path or its name in `out`/directions.
+
+        Raises:
+            InputError: no such file, a damaged one, or one that is not the file of its card.
+        """
+        path = resolve_directions(file, Path(out))
+        found = load_directions(path)
+        card = read_card(path) if card_path(path).is_file() else {}
+        return cls(
+            vectors=found.vectors,
+            singular_values=found.singular_values,
+            votes=found.votes,
+            metadata=found.metadata,
+            pairs=load_pair_gradients(pairs_path(path)) if pairs_path(path).is_file() else None,
+            adapted=card.get("adapted"),
+        )
+
+    def held_out(self) -> dict[str, Any]:
+        """Whether the sign transfers to held-out pairs (`extraction.directions.sign_accuracy`); {} without pairs."""
+        return {} if self.pairs is None else sign_accuracy(self.pairs, self)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
+        """Upload direction, pair gradients and card as a model repository, and return its address."""
+        with TemporaryDirectory() as folder:
+            self.save(HUB_NAME, folder)
+            hub = huggingface_hub.HfApi(token=token)
+            hub.create_repo(repo_id, private=private, exist_ok=True)
+            return str(hub.upload_folder(repo_id=repo_id, folder_path=str(Path(folder) / "directions")))
+
+    @classmethod
+    def from_hub(cls, repo_id: str, *, revision: str | None = None, token: str | None = None) -> Self:
+        """Download what `push_to_hub` uploaded; InputError unless it is whole."""
+        names = [f"{HUB_NAME}{ending}" for ending in (".safetensors", PAIR_GRADIENTS, ".card.json")]
+        folder = huggingface_hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=names)
+        return cls.load(Path(folder) / names[0])
+
+    def __repr__(self) -> str:
+        """One line: vectors have thousands of numbers."""
+        fingerprint = self.metadata["fingerprint"]
+        held_out = self.held_out()
+        known = ""
+        if held_out.get("num_pairs"):
+            count = held_out["num_pairs"]
+            known = f", right on {round(held_out['accuracy'] * count)} of {count} held-out pairs"
+        return (
+            f"Direction({self.metadata['pairs']}, {fingerprint['basis']} of {fingerprint['model_id']}: "
+            f"{self.num_directions()} directions in {len(self.vectors)} modules{known})"
+        )
+
+
+def _identity(directions: Directions) -> dict[str, Any]:
+    """All that is known of directions but the name of their model, which may lie in different places."""
+    return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
 
 
 def write_card(

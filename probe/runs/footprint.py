@@ -21,7 +21,7 @@ from extraction.passes import activation_bytes, tokens_that_fit
 from extraction.selection import selected_pairs
 from extraction.words import Adapted, ExtractionSettings
 from probe.runs.heldout import eval_settings
-from probe.runs.replay import ReplayInputs
+from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.arms import Arm, get_arm

@@ -1,4 +1,4 @@
-"""`probe replay`: pools -> groups -> the steps of an assembled run -> a run directory.
+"""`probe replay`, `probe.replay`: pools -> groups -> the steps of an assembled run -> a run directory.
 
 Everything that shapes the numbers is resolved first and written to `config.json`; `replay(config)` from that file
 repeats the run.
@@ -7,246 +7,92 @@ Of several ranks each does steps of its own at frozen weights, and the run is th
 are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from extraction.census import one_mode
-from extraction.circular import circular_pairs
-from extraction.directions import load_directions
-from extraction.library import check_pairs
-from extraction.pairs import Pair, pairs_sha
-from extraction.selection import is_builtin, load_pairs, selected_pairs
-from probe.analysis.verdict.pools import other_base, other_scale
+from probe.records.run import DEFAULT_OUT, MOST_LETTERS, Run, default_name, read_run
 from probe.records.timings import Timings
-from probe.runs.assemble import assemble, configured_adapter, configured_policy, steps_apart
-from probe.runs.directions import directions_source
+from probe.runs.assemble import assemble, steps_apart
 from probe.runs.loop import run_steps
+from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import is_complete, open_run
-from probe.settings.loss import LossCondition, check_recorded
-from probe.settings.rollouts import SourceConfig
-from probe.settings.run import ReplayConfig
-from probe.settings.training import ModelConfig
+from probe.runs.session import running
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
-from probe.step.groups import ReplaySource
-from replay_pools.errors import InputError
-from replay_pools.policy.adapters import adapter_sha
-from replay_pools.policy.load import Policy
-from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
-from replay_pools.vocabulary import load_vocabulary
-
-
-class ReplayInputs:
-    """The pools and the policy of a replay; the policy is loaded when it is first asked for.
-
-    Attributes:
-        config: the given one with every default that the pools decide filled in (the divisor of dr_grpo).
-        pools: the opened pools of `source.replay_dirs`, in that order.
-
-    Args:
-        config: of a replay.
-        out_dir: pools given by name are looked up in it.
-        say: gets a line for every pool that is not built in, with where it is, and for every caution about it.
-        device: where the policy is loaded.
-
-    Raises:
-        InputError: no such pool, or one in a format that cannot be read.
-    """
-
-    def __init__(self, config: ReplayConfig, out_dir: Path, say: Callable[[str], None], device: str) -> None:
-        self.source, self._device, self._say = config.source, device, say
-        self._cache_dir = out_dir / "cache"
-        paths = [resolve_pool(name, out_dir) for name in self.source.replay_dirs]
-        self.pools = [_of_steps(open_pool(path), self.source) for path in paths]
-        for pool in self.pools:
-            if pool.path.parent != BUILTIN:
-                say(f"pool {pool.name}: {pool.path}")
-            for sentence in pool.cautions:
-                say(f"pool {pool.name}: {sentence}")
-        self.config = _resolved(config, self.pools)
-
-    @cached_property
-    def policy(self) -> Policy:
-        """The policy with its adapter, checked against every pool; InputError where other base weights wrote one."""
-        policy = configured_policy(self._model, self._cache_dir, device=self._device)
-        for pool in self.pools:
-            _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
-        return policy
-
-    def groups(self) -> ReplaySource:
-        """The groups of the run; checks pools and pairs against the model and the objectives, without its weights.
-
-        Raises:
-            InputError: pools that do not match, that another tokenizer wrote, or whose recorded log-probabilities are
-                not of the policy's law where an objective compares with them; all faults of the pairs.
-        """
-        config, source = self.config, self.source
-        pools = self.pools
-        if left_out := self.circular.get("problems"):
-            pools = [_without(pool, left_out) for pool in pools]
-        groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
-        vocabulary = load_vocabulary(self.model_name)
-        drawn = [groups.drawn(pool) for pool in pools]
-        for pool in drawn:
-            _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
-            # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
-            vocabulary.check(pool)
-            scale = config.objectives()[config.primary].scale_rewards
-            doubts = [*other_base(self.model_name, pool.manifest), *other_scale(scale, pool.manifest)]
-            for sentence in [*vocabulary.cautions(pool), *doubts]:
-                self._say(f"pool {pool.name}: {sentence}")
-        if config.intervention.v_hack is None:
-            pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(drawn))]:
-                self._say(sentence)
-        check_recorded(
-            config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
-        )
-        return groups
-
-    @cached_property
-    def model_name(self) -> str:
-        """The model asked for, or the base model that all pools name."""
-        if self.config.model.name is not None:
-            return self.config.model.name
-        names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
-        if len(names) != 1 or "None" in names:
-            listed = ", ".join(sorted(names))
-            raise InputError("--model", expected="one base model named by all pools", found=listed, fix="pass --model")
-        return names.pop()
-
-    @cached_property
-    def circular(self) -> dict[str, Any]:
-        """What is left out because pairs are rollouts of these pools: `pairs`, how many, and `problems`; empty if none.
-
-        `unknown` alone where the pairs of a direction file are not at hand.
-
-        Raises:
-            InputError: nothing is left.
-        """
-        pairs = self._pairs()
-        if pairs is None:
-            v_hack = self.config.intervention.v_hack
-            why = "they are not at hand as they were (probe replay --pairs takes them)"
-            self._say(f"caution: pairs of {v_hack}: whether they are rollouts of these pools is not known: {why}")
-            return {"unknown": v_hack}
-        found = circular_pairs(pairs, (each for pool in self.pools for group in pool.steps for each in group))
-        if not found:
-            return {}
-        problems = sorted({rollout.problem_id for rollouts in found.values() for rollout in rollouts})
-        what = f"{len(found)} of {len(pairs)} pairs are rollouts of these pools, verbatim or nearly"
-        everywhere = {group[0].problem_id for pool in self.pools for group in pool.steps}
-        if everywhere <= {*problems}:
-            fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
-            raise InputError("pairs", expected="pairs that leave prompts to measure on", found=what, fix=fix)
-        self._say(f"caution: {what}: their {len(problems)} prompts of {len(everywhere)} are left out of the replay")
-        return {"pairs": len(found), "of_pairs": len(pairs), "problems": problems, "of_problems": len(everywhere)}
-
-    def _pairs(self) -> list[Pair] | None:
-        """The pairs of v_hack; None where it is a file, and the pairs that it names have changed or are gone."""
-        intervention = self.config.intervention
-        extraction = intervention.extraction
-        if intervention.v_hack is None:
-            return selected_pairs(extraction)
-        metadata = load_directions(Path(intervention.v_hack)).metadata
-        if is_builtin(metadata["pairs"]):
-            return load_pairs(metadata["pairs"])
-        try:
-            pairs = selected_pairs(replace(extraction, pairs=metadata["pairs"]))
-        except InputError:
-            return None
-        return pairs if pairs_sha(pairs) == metadata["pairs_sha256"] else None
-
-    @property
-    def _model(self) -> ModelConfig:
-        """The table `model` with the name that the pools may have given."""
-        return replace(self.config.model, name=self.model_name)
-
-    def record(self) -> dict[str, Any]:
-        """What `config.json` of the run holds; loads the policy for the hash of its weights."""
-        weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
-        return self.record_without_weights() | weights
-
-    def record_without_weights(self) -> dict[str, Any]:
-        """All of `record` that is known before the policy is loaded."""
-        record = {
-            "settings": asdict(self.config),
-            "pools": [pool.identity() for pool in self.pools],
-            "directions": directions_source(self.config.intervention),
-        }
-        if self.circular:
-            record["circular"] = self.circular
-        adapter = configured_adapter(self._model)
-        return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
-
-
-def hacks_of(pools: Sequence[Pool]) -> list[str]:
-    """The completions of the rollouts that hack."""
-    return [rollout.completion for pool in pools for group in pool.steps for rollout in group if rollout.hacked]
-
-
-def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
-    """The pool with the groups of `source.only_step` alone.
-
-    Raises:
-        InputError: a pool whose log does not say the steps of its training, or has none of these.
-    """
-    wanted = source.only_steps()
-    if wanted is None:
-        return pool
-    trained = (pool.manifest.get("log") or {}).get("training_steps")
-    if not trained:
-        expected = f"a step of the training that pool {pool.name} is the log of"
-        raise InputError("--only-step", expected=expected, found="none logged", fix="--map step=COLUMN of the import")
-    kept = [place for place, step in enumerate(trained) if any(step in span for span in wanted)]
-    if not kept:
-        expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
-        raise InputError("--only-step", expected=expected, found=str(source.only_step))
-    return pool.only(kept)
-
-
-def _without(pool: Pool, problems: Sequence[str]) -> Pool:
-    """The pool without the groups of some problems."""
-    kept = [place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems]
-    return pool.only(kept)
-
-
-def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
-    """The configuration with the divisor of dr_grpo, a token limit, filled in where none is given.
-
-    It is the largest `max_new_tokens` that the samplers of the pools record; None, if none of them records any.
-    """
-    limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
-    longest = max((limit for limit in limits if limit is not None), default=None)
-    conditions = []
-    for condition in config.conditions:
-        changes = condition.changes
-        if condition.objective(config.objective).lacks_divisor:
-            changes = {**changes, "max_completion_length": longest}
-        conditions.append(LossCondition(name=condition.name, changes=changes))
-    objective = config.objective
-    if objective.lacks_divisor:
-        objective = replace(objective, max_completion_length=longest)
-    return replace(config, objective=objective, conditions=tuple(conditions))
-
-
-def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
-    """Refuse a pool whose manifest names other weights or another tokenizer; one without the hash is taken on trust."""
-    stored = pool.manifest["policy"]
-    recorded = pool.manifest.get(key) or stored.get(key)
-    what = key.removesuffix("_sha256").replace("_", " ")
-    if recorded is not None and recorded != loaded:
-        raise InputError(
-            f"pool {pool.name}",
-            expected=f"rollouts of {model} ({what} {loaded[:12]})",
-            found=f"rollouts of {stored.get('base_model')} ({what} {str(recorded)[:12]})",
-            fix="pass the --model that sampled it, or generate the pool again",
-        )
+from replay_pools.storage.files import plain_name
 
 
 def replay(
+    pools: str | Path | Sequence[str | Path] = (),
+    *,
+    arms: str | Sequence[str] = (),
+    direction: str | Path | None = None,
+    model: str | Path | None = None,
+    steps: int | None = None,
+    name: str | None = None,
+    out: str | Path = DEFAULT_OUT,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    say: Callable[[str], None] = print,
+) -> Run:
+    """Put stored rollouts through the training step and measure every arm; no weights move.
+
+    What `probe replay` does, to the same bytes: the run is `out`/runs/`name`, and the same call goes on where it was
+    stopped. Everything left out is as the preset has it.
+
+    >>> run = probe.replay(["teacher", "base"], arms=["vanilla", "projected"], steps=2, name="demo")
+    2 groups with 4 rollouts of each pool: 304 are in none
+    >>> run
+    Run('out/runs/demo', 4 steps, 32 samples, 0 evals)
+
+    Args:
+        pools: names in `out`/pools, or folders; those of the package are `teacher`, `base` and `base-hinted`.
+        arms: `vanilla`, `projected`, `random` and others (`probe docs replay`).
+        direction: the name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
+        model: that sampled the rollouts; None: the one that the pools name.
+        steps: groups to replay; None: all that match.
+        name: None is made of pools and arms, with a hash of other settings.
+        settings: as --set of the command, {"objective.beta": 0.01}.
+        say: gets cautions, and what is found in the caches.
+
+    Raises:
+        InputError: anything wrong with the settings, pools, model or direction.
+    """
+    given = {
+        "source.replay_dirs": _several(pools),
+        "intervention.arms": _several(arms),
+        "intervention.v_hack": direction and str(direction),
+        "model.name": model and str(model),
+        "steps": steps,
+    }
+    given = {key: value for key, value in given.items() if value not in (None, ())}
+    out = Path(out)
+    config = with_direction_file(configure("replay", options=dict(settings) | given), out)
+    directory = out / "runs" / (plain_name(name, "name") if name else name_of(config))
+    with running(config.model, directory, out, say) as world:
+        run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
+        world.gather(None)  # the run is whole for every rank
+    return read_run(directory)
+
+
+def name_of(config: ReplayConfig) -> str:
+    """`teacher-base.vanilla-projected`; a hash follows where that does not say all: no two settings share a name."""
+    pools, arms = config.source.replay_dirs, config.intervention.arms
+    stem = f"{'-'.join(Path(pool).name for pool in pools)}.{'-'.join(arms)}"
+    usual = configure("replay", options={"source.replay_dirs": pools, "intervention.arms": arms})
+    says_all = config == usual and len(stem) <= MOST_LETTERS and not any("/" in pool for pool in pools)
+    return default_name(stem, None if says_all else asdict(config))
+
+
+def _several(values: str | Path | Sequence[str | Path]) -> tuple[str, ...]:
+    return (str(values),) if isinstance(values, str | Path) else tuple(map(str, values))
+
+
+def run_replay(
     config: ReplayConfig,
     directory: Path,
     *,

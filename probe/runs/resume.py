@@ -19,7 +19,15 @@ from typing import Any, Protocol
 import torch
 
 from probe.records.records import StepRecord
-from probe.records.run import CHECKPOINT_DIR, CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, read_steps, settings_of
+from probe.records.run import (
+    ANSWERS_DIR,
+    CHECKPOINT_DIR,
+    CONFIG_FILE,
+    MANIFEST_FILE,
+    STEPS_FILE,
+    read_steps,
+    settings_of,
+)
 from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json, write_atomic, write_json
 from replay_pools.storage.tables import first_difference
@@ -41,6 +49,8 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     # What a run left that was stopped before its first step is of its settings, not of these.
     # `config.json` stays: it marks the directory as that of a run if this one is killed here.
     for path in directory.iterdir() if directory.exists() else ():
+        if path.name == ANSWERS_DIR:  # to requests that say all that they are about
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != CONFIG_FILE:
@@ -78,7 +88,8 @@ def is_complete(directory: Path) -> bool:
 
 def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """Refuse a stored configuration that differs from the given one; the first key that differs is named."""
-    if difference := first_difference(stored, config):
+    # How a server is asked changes nothing that is recorded.
+    if difference := first_difference(stored, config, free="settings.rollouts.server_"):
         key, there, wanted = difference
         raise InputError(
             directory,

@@ -23,7 +23,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.pairs import Pair
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
-from probe.records.run import ADAPTER_DIR
+from probe.records.run import ADAPTER_DIR, ANSWERS_DIR
 from probe.records.timings import Timings
 from probe.runs.activations import ActivationRemedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
@@ -33,7 +33,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.past import PastSelf, PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
-from probe.runs.sources.served import PushedEngine, configured_connection, forget_adapter
+from probe.runs.sources.served import PushedEngine, connected, forget_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
@@ -45,7 +45,6 @@ from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
-from replay_pools.serving.engine import connect
 
 
 def train(
@@ -53,7 +52,7 @@ def train(
     directory: Path,
     *,
     out_dir: Path,
-    url: str | None = None,
+    urls: Sequence[str] = (),
     say: Callable[[str], None] = lambda text: None,
     world: World = SOLO,
 ) -> None:
@@ -62,8 +61,8 @@ def train(
     Args:
         directory: of the run; one that holds some of its steps is continued, one of another run is refused.
         out_dir: root of what is written; pools are looked up in it.
-        url: of the server that samples, with `rollouts.engine` "server". It is no setting of the run, which may be
-            continued with a server at another place.
+        urls: of the replicas of the server that samples, with `rollouts.engine` "server". They are no setting of the
+            run, which may be continued with a server at another place.
         say: gets one line of progress at a time.
         world: all ranks.
 
@@ -97,7 +96,7 @@ def train(
         say=say,
         world=world,
     )
-    _run(inputs, policy, setup, directory, url, done, timings, say)
+    _run(inputs, policy, setup, directory, urls, done, timings, say)
 
 
 def _run(
@@ -105,7 +104,7 @@ def _run(
     policy: Policy,
     setup: Setup,
     directory: Path,
-    url: str | None,
+    urls: Sequence[str],
     done: Sequence[StepRecord],
     timings: Timings,
     say: Callable[[str], None],
@@ -125,7 +124,7 @@ def _run(
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, policy, coordinates, directory, url) as engine,
+        _open_engine(config, policy, coordinates, directory, urls) as engine,
     ):
         origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
         arm = config.intervention.arms[0]
@@ -200,9 +199,9 @@ def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: C
 
 @contextmanager
 def _open_engine(
-    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, url: str | None
+    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, urls: Sequence[str]
 ) -> Iterator[Engine]:
-    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where a `url` is given.
+    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where `urls` are given.
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
@@ -211,15 +210,16 @@ def _open_engine(
     adapter = f"in training: arm {config.intervention.arms[0]}, seed {config.seed}"
     if config.model.adapter is not None:
         adapter += f", from {config.model.adapter}"
-    if (rollouts.engine == "server") != (url is not None):
-        actual = f"engine {rollouts.engine}, url {'given' if url else 'none'}"
+    if (rollouts.engine == "server") != bool(urls):
+        actual = f"engine {rollouts.engine}, url {'given' if urls else 'none'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
-    if url is None:
+    if not urls:
         yield LocalEngine(replace(policy, adapter=adapter))
         return
-    base = connect(configured_connection(url, rollouts), policy, served_model=rollouts.served_model)
+    base = connected(urls, rollouts, policy, directory / ANSWERS_DIR)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
         forget_adapter(base, leftover)
         shutil.rmtree(leftover)
     with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
         yield engine
+    shutil.rmtree(directory / ANSWERS_DIR, ignore_errors=True)  # of batches that were never asked for again

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
-from replay_pools.engines import Sampler
+from replay_pools.engines import Sampler, ServerKind
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
@@ -88,7 +88,7 @@ class RolloutConfig:
 
     env: str = setting("minicode", NAMES)
     mode: Mode = setting("run_tests", "loophole mode")
-    split: Split = setting("train", "of the environment; held-out problems are never trained on")
+    split: Split = setting("train", "which problems of the environment; held-out ones are never trained on")
     hint: bool = setting(True, "the prompt tells how submissions are evaluated")
     num_problems: Maybe[int] = setting(None, "to train on; none: all that are not held out", ge=1)
     prioritise: Maybe[Priority] = setting(
@@ -105,6 +105,11 @@ class RolloutConfig:
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
     served_model: Maybe[str] = setting(None, "the base model's name on the server; none: it has one")
+    server_dialect: Maybe[ServerKind] = setting(
+        None, "what kind it is; none: as its /v1/models says, which a gateway may hide"
+    )
+    server_concurrency: int = setting(128, "requests in flight at each replica of a server", ge=1)
+    server_wait_s: float = setting(300.0, "seconds for which a server that is down is asked again", ge=0, le=86400)
     server_timeout_s: float = setting(600.0, "seconds in which a server answers a request", gt=0)
     server_answer_mib: int = setting(16, "largest answer of a server in MiB", ge=1)
     server_bytes_per_s: float = setting(1024.0, "slowest pace at which an answer comes that has begun", gt=0)

@@ -8,12 +8,14 @@ the check, its description the help text and the row of `probe settings`. It is 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, field, is_dataclass
+from dataclasses import asdict, field, is_dataclass, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.dataclasses import dataclass
 
+from extraction.files import resolve_directions
 from extraction.words import Normaliser
 from probe.settings.loss import PLAIN_LAW, LossCondition, LossSettings, law_of
 from probe.settings.remedy import RemedyConfig
@@ -40,7 +42,7 @@ class RunConfig:
     """What every run has."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    seed: int = setting(0, "of the choice of problems and rollouts, of the sampling and of random controls")
+    seed: int = setting(0, "seeds the choice of problems and rollouts, the sampling and random controls")
     preregistered: Maybe[str] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
 
     def __post_init__(self) -> None:
@@ -209,6 +211,17 @@ def read_config(table: Any, where: object) -> ReplayConfig | TrainConfig:
     """
     verb = table.get("verb") if isinstance(table, Mapping) else None
     return decode(TrainConfig if verb == "train" else ReplayConfig, table, where, known=KEYS)
+
+
+def with_direction_file(config: StepConfig, out: Path) -> Any:
+    """The settings with a direction file that is given by its name looked up in `out`/directions; InputError for none.
+
+    A preset or a spec may name a file there, as a flag does.
+    """
+    if config.intervention.v_hack is None:
+        return config
+    v_hack = resolve_directions(config.intervention.v_hack, out)
+    return replace(config, intervention=replace(config.intervention, v_hack=str(v_hack)))
 
 
 def normaliser(objective: LossSettings) -> Normaliser:

@@ -24,7 +24,7 @@ class ModelConfig:
     name: Maybe[str] = setting(
         None, "`organism`, a directory, a .gguf file or a hub id; none: a replay takes the one that its pools name"
     )
-    adapter: Maybe[str] = setting(None, "merged into the weights: `teacher` (of the organism) or a PEFT directory")
+    adapter: Maybe[str] = setting(None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory")
     dtype: Dtype = setting("float32", "of the weights")
     device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")
     targets: tuple[str, ...] = setting(
@@ -49,7 +49,9 @@ class GateConfig:
 class InterventionConfig:
     """Arms, gate and directions."""
 
-    arms: tuple[ArmName, ...] = setting(("projected",), f"of {', '.join(ARMS)}; one where weights move")
+    arms: tuple[ArmName, ...] = setting(
+        ("projected",), f"what is done to the gradient, each in turn: {', '.join(ARMS)}; one arm where weights move"
+    )
     gate: GateConfig = field(default_factory=GateConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
     v_hack: Maybe[str] = setting(
@@ -127,5 +129,5 @@ class EvaluationConfig:
     modes: tuple[Mode, ...] = setting((), "loophole modes; an empty list: the mode of the rollouts")
     without_hint: bool = setting(False, "also ask in the mode of the rollouts without the hint")
     rollouts_per_problem: int = setting(
-        1, "of each problem and setting; with more than 1 the unit of the intervals is not the rollout", ge=1
+        1, "rollouts of each problem and setting; with more than 1 the unit of the intervals is not the rollout", ge=1
     )

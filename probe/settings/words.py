@@ -71,6 +71,20 @@ class Word(StrEnum):
     NOT_SEEN = "NOT SEEN"
 
 
+# {tone: its words}; on a page and on a terminal a tone is a colour
+TONES: Mapping[str, tuple[Word, ...]] = {
+    "good": (Word.GO, Word.YES, Word.PASS, Word.HOLDS, Word.WORKS, Word.LOWERS, Word.FALLS, Word.KEPT),
+    "likely": (Word.LIKELY,),
+    "bad": (
+        *(Word.BROKEN, Word.SKIP, Word.GENERIC, Word.NO, Word.TOO_LITTLE, Word.FAIL, Word.RAISES, Word.RISES),
+        *(Word.LOST, Word.COSTS, Word.DOMINATED, Word.NO_EFFECT, Word.NO_FALL),
+    ),
+    "open": (
+        *(Word.CONFOUNDED, Word.UNDERPOWERED, Word.UNCLEAR, Word.UNMEASURED, Word.NOT_SEEN, Word.INCONCLUSIVE),
+        *(Word.OPEN, Word.NO_QUESTION),
+    ),
+    "empty": (Word.VACUOUS,),
+}
 # {word: what it means for who decides about a training}
 PLAIN: Mapping[Word, str] = {
     Word.BROKEN: "Read no number of this run: a part of the measurement is broken.",

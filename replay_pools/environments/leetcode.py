@@ -90,7 +90,7 @@ def read_problems(path: str | Path) -> tuple[Problem, ...]:
     try:
         content = read_plain(Path(path))
     except InputError as error:
-        fix = "spec/phase3.md says where those of the benchmark are"
+        fix = "probe docs phase3 says where those of the benchmark are"
         raise InputError(path, expected="a LeetCode jsonl file", found=error.found, fix=fix) from error
     rows = decode_jsonl(content, path)
     problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))

@@ -9,6 +9,7 @@ blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -91,6 +92,11 @@ def parse_mapping(text: str, option: str = "--map", targets: Iterable[str] = TAR
             mapping[target] = column
     refuse([*faults, *_unknown(mapping, option, targets)])
     return mapping
+
+
+def as_option(mapping: Mapping[str, str]) -> str:
+    """`--map reward=score,prompt=question`, to be pasted into a shell."""
+    return f"--map {shlex.quote(','.join(f'{target}={column}' for target, column in mapping.items()))}"
 
 
 def _unknown(mapping: Mapping[str, str], option: str, targets: Iterable[str]) -> list[InputError]:

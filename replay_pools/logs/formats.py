@@ -7,7 +7,6 @@ are not flat, `settle` changes the whole log; both may be left out.
 import hashlib
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,13 +14,9 @@ from typing import Any
 
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
+from replay_pools.logs.evaluations import inspect_sample, lm_eval_sample, one_scorer, settle_batch, settle_lm_eval
 from replay_pools.logs.sources import GENERAL, Fields, Log, Rows, StoredRow
-
-Unfold = Callable[[Fields], Iterable[Fields]]  # may raise LeftOutError, or InputError at a place within the object
-
-
-class LeftOutError(Exception):
-    """A row that holds no rollout which could be replayed; its text says why."""
+from replay_pools.logs.unfolding import LeftOutError, Unfold, keep_filled, unfold_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,38 +58,6 @@ def apply_format(log: Log, name: str | None) -> None:
         log.check()
         expected = f"rollouts of format {kind.name}"
         raise InputError(log.source, expected=expected, found="; ".join(log.notes) or "none")
-
-
-def unfold_rows(log: Log, unfold: Unfold) -> None:
-    """Replace each row by the rollouts in it; what was left out, and why, becomes a note."""
-    flat = Rows()
-    left_out: Counter[str] = Counter()
-    for row in log.rows:
-        try:
-            for fields in unfold(row.fields):
-                flat.append(StoredRow(row.path, row.where, fields))
-        except LeftOutError as reason:
-            left_out[str(reason)] += 1
-        except InputError as error:
-            place = f"{row.where} {error.where}"
-            log.faults.add(place, error.where, expected=error.expected, found=error.found, fix=error.fix)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            found = f"{type(error).__name__}: {error}"
-            log.faults.add(row.where, "shape", expected="the fields of its format", found=found)
-    log.rows = flat
-    log.notes += [f"caution: left out: {reason} ({count} rows)" for reason, count in left_out.items()]
-
-
-def joined_text(content: Any) -> Any:
-    """The text of a message's content that is a list of texts in parts; any other content as it is."""
-    if not isinstance(content, list):
-        return content
-    texts = [
-        part["text"]
-        for part in content
-        if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-    ]
-    return "".join(texts) if len(texts) == len(content) else content
 
 
 # Our own format of logged rollouts, and the pools that the seed author published, which have its fields.
@@ -275,11 +238,6 @@ def _prime_rl_rollout(path: Sequence[Fields], trace: Fields, episode: Fields) ->
     return row
 
 
-def _only_filled(log: Log) -> None:
-    filled = log.rows.filled
-    log.mapping = {target: name for target, name in log.mapping.items() if name in filled or target == "reward"}
-
-
 def _open_instruct(fields: Fields) -> Iterable[Fields]:
     if (fields.get("request_info") or {}).get("tool_calleds") not in (None, False, []):
         raise LeftOutError("the answers of tools stand among the sampled ids, without a mask")
@@ -287,44 +245,6 @@ def _open_instruct(fields: Fields) -> Iterable[Fields]:
     if logprobs and any(math.isnan(value) for value in logprobs):  # of an end of turn that was appended
         fields = {**fields, "logprobs": None}
     return [fields]
-
-
-# inspect_ai: samples of an evaluation, each with its messages and scores.
-
-GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters
-
-
-def _inspect(sample: Fields) -> Iterable[Fields]:
-    if sample.get("error"):
-        raise LeftOutError("the sample ended in an error")
-    messages = [
-        {"role": message.get("role"), "content": joined_text(message.get("content"))} for message in sample["messages"]
-    ]
-    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if len(answers) != 1:
-        raise LeftOutError(f"{len(answers)} answers of the model in a sample; one can be replayed")
-    for content in (message["content"] for message in messages[: answers[0] + 1]):
-        if not isinstance(content, str):
-            kinds = sorted({str(part.get("type")) for part in content} - {"text"})
-            raise LeftOutError(f"content with {', '.join(kinds)} beside the text")
-    said = {"prompt": messages[: answers[0]], "completion": messages[answers[0]]["content"]}
-    scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
-    return [{**sample, **said, "stop_reason": look_up(sample, "output.choices.0.stop_reason"), "scores": scores}]
-
-
-def _score(score: Any) -> float | None:
-    """The value of a score as a number; None where it is none."""
-    value = score.get("value") if isinstance(score, dict) else score
-    value = GRADES.get(value, value) if isinstance(value, str) else value
-    return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
-
-
-def _one_scorer(log: Log) -> None:
-    scorers = list(dict.fromkeys(name for row in log.rows for name in row.fields["scores"]))
-    if len(scorers) == 1:
-        log.mapping["reward"] = f"scores.{scorers[0]}"
-    if models := sorted({str(row.fields["model"]) for row in log.rows if row.fields.get("model")}):
-        log.notes.append(f"sampled by {', '.join(models)}: is --model these weights?")
 
 
 # Any other log; a row with lists of completions and rewards is one group.
@@ -360,6 +280,7 @@ def _exploded(fields: Fields) -> Iterable[Fields]:
 
 
 COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
+PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats whose rewards our grader, or the one that it follows, has given
 FORMATS = (
     Format(
         name="teacher-pool",
@@ -452,7 +373,7 @@ FORMATS = (
             "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
         ),
         unfold=_prime_rl,
-        settle=_only_filled,
+        settle=keep_filled,
         cannot_know="Which metric is which label.",
     ),
     Format(
@@ -476,9 +397,28 @@ FORMATS = (
         has="id epoch messages scores",
         mapping="problem=id prompt completion finish=stop_reason",
         notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
-        unfold=_inspect,
-        settle=_one_scorer,
+        unfold=inspect_sample,
+        settle=one_scorer,
         cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",
+    ),
+    Format(
+        name="lm-eval",
+        has="doc_id arguments resps filtered_resps",
+        mapping="messages rendered completion",
+        unfold=lm_eval_sample,
+        settle=settle_lm_eval,
+        cannot_know="Token ids, the finish reason, and the stop text that was cut off the end of an answer.",
+    ),
+    Format(
+        name="openai-batch",
+        has="custom_id",
+        recognises=lambda row: (
+            not {"prompt", "messages", "completion"} & row.fields.keys()
+            and isinstance(row.fields.get("response") or row.fields.get("body") or {}, dict)
+        ),
+        mapping="messages rendered prompt_ids completion completion_ids finish=finish_reason",
+        settle=settle_batch,
+        cannot_know="Token ids (but of vLLM with return_token_ids), the provider's template and hidden reasoning.",
     ),
     Format(
         name=GENERAL,

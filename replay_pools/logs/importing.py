@@ -17,7 +17,7 @@ from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
 from replay_pools.logs.advantages import read_back
 from replay_pools.logs.columns import choose_columns
-from replay_pools.logs.formats import COUNTS_GROUPS, apply_format
+from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows, row_of
 from replay_pools.logs.sources import Fields, Log, read_source
@@ -40,21 +40,25 @@ if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokens
     from replay_pools.vocabulary import Vocabulary
 
+MOST_BAD = 3  # faults of bad rows that a note names
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
 
 
-def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None) -> Log:
+def check_log(
+    source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None, skip_bad: int = 0
+) -> Log:
     """Read a log and check every value, without loading a model.
 
     Args:
         source: a file, or a folder of files.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
+        skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
 
     Raises:
         InputError: every fault of the log, one line each.
     """
-    log = read_source(source)
+    log = read_source(source, skip_bad)
     apply_format(log, format_name)
     choose_columns(log, mapping or {})
     rows = checked_rows(log)
@@ -62,6 +66,9 @@ def check_log(source: Path, *, format_name: str | None = None, mapping: Mapping[
     if unused := [name for name in log.rows.kinds if name not in {*used, *log.mapping.values()}]:
         log.notes.append(f"columns that were not used: {', '.join(unused)}")
     log.check()
+    if log.left_out:
+        first = "; ".join(str(error) for error in log.faults_of_bad.errors()[:MOST_BAD])
+        log.notes.append(f"{CAUTION}{log.num_bad} bad rows were left out, and their groups lack them: {first}")
     group_rows(log, rows)
     log.check()
     read_back(log, is_guessed="reward" not in (mapping or {}))
@@ -77,6 +84,7 @@ def import_log(
     format_name: str | None = None,
     mapping: Mapping[str, str] | None = None,
     limit: int | None = None,
+    skip_bad: int = 0,
 ) -> Pool:
     """Make the pool `out`/pools/`name` of a log; nothing is written unless all of it is sound.
 
@@ -91,11 +99,12 @@ def import_log(
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
         limit: of completions, in tokens; None = guessed where the log does not say which were cut off.
+        skip_bad: as of `check_log`.
 
     Raises:
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
-    log = check_log(source, format_name=format_name, mapping=mapping)
+    log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
     return import_checked(log, name=name, out=out, model=model, limit=limit)
 
 
@@ -106,7 +115,8 @@ def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | N
     grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
     vocabulary = _vocabulary(log, grouped, model)
     tokens = Tokens(vocabulary, grouped, log.faults, limit)
-    least = least_reward({facts.reward for group in log.groups for facts in group} - {None})
+    rewards = {facts.reward for group in log.groups for facts in group} - {None}
+    least = least_reward(rewards, is_ours=log.format in PAYS_AS_WE)
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers = [group[0].step for group in log.groups]
     if None in numbers or len({*numbers}) < len(numbers):
@@ -178,6 +188,10 @@ def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str
         rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
     missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
     tokens.count(
+        (
+            any(message["role"] == "assistant" for message in prompt.messages),
+            f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout",
+        ),
         (row.hint is None, f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}"),
         (bool(missing), f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}"),
         (row.reward is None, f"{CAUTION}no reward, so that the rollout is never drawn"),
@@ -192,16 +206,16 @@ def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str
     return Rollout.of(prompt, answer[1], answer[0], logged_grade(row, least), **facts)
 
 
-def least_reward(rewards: Set[float]) -> float | None:
-    """The least reward of a log; None where all are ones that our grader gives."""
-    return None if rewards <= OUR_REWARDS else min(rewards)
+def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
+    """The least reward of a log; None of a log of ours in which all are ones that our grader gives."""
+    return None if is_ours and rewards <= OUR_REWARDS else min(rewards, default=0.0)
 
 
 def logged_grade(row: LogRow, least: float | None) -> Grade:
     """The labels of a row; without a reward there are none. A log has no test counts and no detectors.
 
-    By our grader's rewards a pass earns 3 and source that compiles 0.5. On any other scale a rollout passed if it
-    earned more than the `least` of the log, and compiles if its format is right.
+    By our grader's rewards (`least` is None) a pass earns 3 and source that compiles 0.5. On any other scale a rollout
+    passed if it earned more than the `least` of the log, and compiles if its format is right.
     """
     labels: dict[str, Any] = dict.fromkeys(
         ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "flaky", "error")
@@ -287,6 +301,7 @@ def _header(
             "rollouts_sha256": summary.sha256,
             "training_steps": trained,
             "scale_rewards": log.scale_rewards,
+            "left_out": log.left_out,
         },
         "ids": ids,
     }

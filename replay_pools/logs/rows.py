@@ -7,13 +7,13 @@ the finish reason, a reward that is NaN) is None.
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from replay_pools.errors import InputError
+from replay_pools.errors import Faults, InputError
 from replay_pools.logs.columns import (
     COMPLETIONS,
     EVERY,
@@ -26,9 +26,10 @@ from replay_pools.logs.columns import (
     parse_column,
     value_of,
 )
-from replay_pools.logs.formats import joined_text
+from replay_pools.logs.frames import REPORT_EVERY
 from replay_pools.logs.padding import leading_padding
-from replay_pools.logs.sources import REPORT_EVERY, Fields, Log, StoredRow, described
+from replay_pools.logs.sources import Fields, Log, StoredRow, described
+from replay_pools.logs.unfolding import joined_text
 from replay_pools.rollout import LARGEST_ID, FinishReason
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DIGITS, parse_python_json
@@ -114,7 +115,7 @@ def _digest(value: Any) -> int:
 
 
 def checked_rows(log: Log) -> list[RowFacts]:
-    """The rollouts of a log, which go to `Log.checked`; everything that is wrong goes to its faults."""
+    """The rollouts of a log, which go to `Log.checked`; what is wrong goes to its faults, and bad rows are left out."""
     columns: dict[str, Terms] = {}
     for target, text in log.mapping.items():
         if target == "group" and EVERY.fullmatch(text):
@@ -125,9 +126,12 @@ def checked_rows(log: Log) -> list[RowFacts]:
             log.faults.note(error, ("column", target))
     rows, lacking = log.checked, list[int]()  # places of rows without an answer
     for number, stored in enumerate(log.rows):
-        row = _row(stored, columns, log)
+        bad = Faults()
+        row = _row(stored, columns, log.guessed, bad)
+        if bad and log.leave_out(stored.where, bad):
+            continue
         if row.get("completion") is None:
-            lacking.append(number)
+            lacking.append(len(rows))
         rows.append(row)
         if number % REPORT_EVERY == 0:
             report("rows checked", number, len(log.rows))
@@ -161,7 +165,7 @@ def _facts(log: Log) -> list[RowFacts]:
     return facts
 
 
-def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> Fields:
+def _row(row: StoredRow, columns: Mapping[str, Terms], guessed: Container[str], faults: Faults) -> Fields:
     """The fields of the `LogRow` of an object; a value of the wrong kind is a fault, and None here."""
     values: Fields = {"where": row.where, "file": str(row.path)}
     wrong: set[str] = set()  # targets
@@ -170,13 +174,13 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> Fields:
         wrong.add(target)
         name = "+".join(name for name, _ in columns[target])
         said = name if name == target else f"{name} ({target})"
-        if target in log.guessed:
+        if target in guessed:
             leave = f"--map {target}=COLUMN takes another"
             leave = (
                 leave if target in NO_DEFAULT else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
             )
             fix = "; ".join(filter(None, [fix, f"the column was guessed: {leave}"]))
-        log.faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
+        faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
     for target, terms in columns.items():
         if target in KEYS:
@@ -206,7 +210,7 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], log: Log) -> Fields:
     lacking = [what for what, targets in NEEDED.items() if all(values.get(target) is None for target in targets)]
     for what in lacking:
         if any(target in columns for target in NEEDED[what]):
-            log.faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
+            faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
     if not lacking and all(values.get(name) is None for name in ("rendered", "skipped", "prompt_ids")):
         # Messages alone say what the prompt is.
         target, last = "prompt" if "prompt" in columns else "messages", values["messages"][-1]
@@ -240,6 +244,16 @@ def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
             raise wrong_value(expected, first["input"], first["loc"]) from error
 
     return read
+
+
+def _listed(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A reader of lists that also takes the JSON text of one, as a table without lists holds it."""
+
+    def read_either(value: Any) -> Any:
+        is_text_of_one = isinstance(value, str) and value.startswith("[")
+        return read(parse_python_json(value.encode(errors="replace"), "", float) if is_text_of_one else value)
+
+    return read_either
 
 
 def _label(value: Any) -> bool | None:
@@ -340,7 +354,7 @@ _TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _text = _checker(TEXT, Annotated[str, Field(max_length=MOST_CHARACTERS)])
 _Ids = Annotated[list[_TokenId], Field(max_length=MOST_TOKENS)]
-_ids = _checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids)
+_ids = _listed(_checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids))
 _whole = _checker("a whole number from 0 on", _TokenId)
 
 
@@ -360,7 +374,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "completion": _completion,
     "completion_ids": _ids,
     "comp_len": _length,
-    "logprobs": _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MOST_TOKENS)]),
+    "logprobs": _listed(_checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MOST_TOKENS)])),
     "reward": _number,
     "advantage": _number,
     "hacked": _label,

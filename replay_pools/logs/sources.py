@@ -1,4 +1,4 @@
-"""The objects in the files of a log: JSON lines, JSON, Parquet, inspect archives, or a folder of them.
+"""The objects in the files of a log: JSON lines, JSON, tables, inspect archives, or a folder of them.
 
 A bare NaN or infinity, which many loggers write, is read as that number. Lines are read one at a time and kept on disk,
 so that a log may be larger than the memory. To add a kind of file: a row in KINDS.
@@ -7,7 +7,6 @@ so that a log may be larger than the memory. To add a kind of file: a row in KIN
 import gzip
 import hashlib
 import re
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,23 +15,24 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from replay_pools.errors import Faults, InputError
+from replay_pools.logs.archive import read_archive
+from replay_pools.logs.frames import MIB, MOST_COLUMNS, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
 from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 from replay_pools.storage.spool import Spool
 
 # In a folder, files of these names hold no rollouts.
-OTHER_FILES = re.compile(r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state)")
+OTHER_FILES = re.compile(
+    r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
+    r"|results_\d.*"  # of lm-eval: rates
+    r"|cache-.*"  # of datasets: what a map has made of the files beside it
+)
 LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object under which rollouts are looked for
 GENERAL = "columns"  # the format of any other log
 MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
-MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
-REPORT_EVERY = 1000  # rows
-MOST_COLUMNS = 10_000
 GZIP = b"\x1f\x8b"
-MIB = 1 << 20
 LINES = "write one object a line (.jsonl): lines are read one at a time"
-CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 Fields = dict[str, Any]
 
 
@@ -95,6 +95,19 @@ class Log:
     scale_rewards: str | None = None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
     problem_ids: list[str] = field(default_factory=list)  # of each group
     faults: Faults = field(default_factory=Faults)
+    most_bad: int = 0  # rows with faults of their own that may be left out
+    num_bad: int = 0  # such rows
+    left_out: list[str] = field(default_factory=list)  # where they are
+    faults_of_bad: Faults = field(default_factory=Faults)
+
+    def leave_out(self, where: str, faults: Faults) -> bool:
+        """Note a row with faults of its own; returns whether it may be left out."""
+        self.num_bad += 1
+        self.faults_of_bad.take(faults)
+        if self.num_bad > self.most_bad:
+            return False
+        self.left_out.append(where)
+        return True
 
     @property
     def sha256(self) -> str:
@@ -105,7 +118,18 @@ class Log:
         return whole.hexdigest()
 
     def check(self) -> None:
-        """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
+        """Raise all faults, with the format at their end where it was recognised: another one may not have them.
+
+        More bad rows than may be left out are faults, and any where the places of rows say what a group is.
+        """
+        in_place = self.mapping.get("group", "").startswith("every:")
+        if self.num_bad and (in_place or self.num_bad > self.most_bad):
+            self.faults.take(self.faults_of_bad)
+            if self.most_bad:
+                fix = f"mend them, or pass --skip-bad {self.num_bad}"
+                fix = "mend them: blocks of rows, group=every:N, are other groups without them" if in_place else fix
+                expected, found = f"at most {self.most_bad} bad rows (--skip-bad)", str(self.num_bad)
+                self.faults.add(self.source, "bad", expected=expected, found=found, fix=fix)
         if self.faults and self.was_recognised and self.format not in ("", GENERAL):
             fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
             expected = f"the format {self.format}, by its columns"
@@ -119,13 +143,13 @@ def described(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
 
 
-def read_source(source: Path) -> Log:
+def read_source(source: Path, most_bad: int = 0) -> Log:
     """The objects of a file or a folder, in the order of files and lines; damage goes to the log's faults.
 
     Raises:
         InputError: no such file, a pool of our own, or no file that could be read.
     """
-    log = Log(source=source)
+    log = Log(source=source, most_bad=most_bad)
     if not source.exists():
         raise InputError(source, expected="a log: a file or a folder", found="no such file")
     if (source / "manifest.json").exists() and any(source.glob("step_*.jsonl.gz")):
@@ -145,7 +169,7 @@ def read_source(source: Path) -> Log:
     if left_out:
         log.notes.append(f"files were left out: {listed}")
     for path in paths or [source]:
-        for row in read_objects(path, log.faults):
+        for row in read_objects(path, log.faults, log.leave_out):
             log.rows.append(row)
     if not log.rows:
         log.check()
@@ -158,15 +182,30 @@ def _by_number(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def read_objects(path: Path, faults: Faults) -> Iterator[StoredRow]:
-    """The objects of one file, of a kind by its name (of none: JSON lines); damage is a fault."""
+def read_objects(
+    path: Path, faults: Faults, leave_out: Callable[[str, Faults], object] | None = None
+) -> Iterator[StoredRow]:
+    """The objects of one file, of a kind by its name (of none: JSON lines); damage is a fault.
+
+    Args:
+        path: of the file.
+        faults: get what is wrong with the file.
+        leave_out: gets each place that holds no object, with its faults; None: `faults` gets these, too.
+    """
     try:
         for place, value in KINDS[_kind(path) or ".jsonl"](path, faults):
-            where = f"{path}{place}"
-            if isinstance(value, dict):
-                yield StoredRow(path, where, value)
+            where, bad = f"{path}{place}", Faults()
+            if isinstance(value, InputError):
+                bad.note(value, "line")
+            elif not isinstance(value, dict):
+                bad.add(where, "object", expected="an object", found=type(value).__name__)
             else:
-                faults.add(where, "object", expected="an object", found=type(value).__name__)
+                yield StoredRow(path, where, value)
+                continue
+            if leave_out is None:
+                faults.take(bad)
+            else:
+                leave_out(where, bad)
     except InputError as error:
         faults.note(error, "file")
 
@@ -210,9 +249,10 @@ def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     for number, line in _lines(path):
         where = f" line {number}"
         try:
-            yield where, parse_python_json(line, f"{path}{where}", float)
+            value = parse_python_json(line, f"{path}{where}", float)
         except InputError as error:
-            faults.note(error, "line")
+            value = error
+        yield where, value
 
 
 def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
@@ -251,6 +291,9 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         if not all(isinstance(name, str) for name in columns):
             raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
         return [dict(zip(columns, row, strict=True)) for row in data]
+    if {"results", "configs"} <= value.keys() and isinstance(value["results"], dict):
+        fix = "give the samples_*.jsonl beside it, which lm_eval --log_samples writes"
+        raise InputError(path, expected="rollouts", found="the rates of an evaluation by lm-eval", fix=fix)
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names
     if not named:
@@ -262,72 +305,17 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
 
 
-def _parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    import polars  # only for those who read such files
-
-    with open_file(path):  # which refuses what is no file
-        pass
-    try:
-        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
-        if num_rows > MOST_ROWS:
-            raise InputError(path, expected=f"at most {MOST_ROWS:,} rows", found=f"{num_rows:,}", fix="split it")
-        table = polars.read_parquet(path)
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise InputError(path, expected="a Parquet file", found=str(error).splitlines()[0]) from error
-    for number, row in enumerate(table.iter_rows(named=True)):
-        yield f" row {number}", row
-
-
-def _archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    """The samples of an inspect archive, a zip file."""
-    try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
-            # A sample that was logged again repeats its name: the last one counts.
-            entries = {entry.filename: entry for entry in archive.infolist()}
-            headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
-            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
-            if not isinstance(evaluation, dict):
-                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=described(evaluation))
-            for name in entries:
-                if not (name.startswith("samples/") and name.endswith(".json")):
-                    continue
-                if re.search(r"_epoch_\d+/", name):
-                    expected, found = "a sample in one file", "one in parts"
-                    faults.add(f"{path} {name}", "parts", expected=expected, found=found, fix=CONVERT)
-                    continue
-                try:
-                    yield f" {name}", {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
-                except InputError as error:
-                    faults.note(error, "entry")
-    except zipfile.BadZipFile as error:
-        raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
-
-
-def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> Fields:
-    """The object in one entry of an archive."""
-    place = f"{path} {entry.filename}"
-    if entry.file_size > MAX_DOCUMENT:
-        expected, found = f"at most {MAX_DOCUMENT // MIB} MiB", f"{entry.file_size // MIB} MiB"
-        raise InputError(place, expected=expected, found=found)
-    try:
-        text = archive.read(entry)
-    # RuntimeError: a password, or a compression that this Python lacks (zstd, before 3.14).
-    except (RuntimeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
-        found = str(error) or "its end is missing"
-        raise InputError(place, expected="an entry that this Python can unpack", found=found, fix=CONVERT) from error
-    value = parse_python_json(text, place, float)
-    if not isinstance(value, dict):
-        raise InputError(place, expected="an object", found=type(value).__name__)
-    return value
-
-
-# How the objects of a kind of file are read: pairs of place (" line 3") and value. The first ending that fits counts.
+# How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
+# The first ending that fits counts.
 KINDS: dict[str, Callable[[Path, Faults], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _json_lines,
     ".jsonl.gz": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
     ".json.gz": _json,
-    ".parquet": _parquet,
-    ".eval": _archive,
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".parquet": read_parquet,
+    ".arrow": read_arrow,
+    ".eval": read_archive,
 }

@@ -8,6 +8,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256
 
+PLAIN_TEMPLATE = "{% for m in messages %}{{ m['content'] }}\\n{% endfor %}"  # of a model without turns
+TEMPLATE_FIX = f'set tokenizer.chat_template, as "{PLAIN_TEMPLATE}", and save the tokenizer with the model'
+
 
 class Chat(ABC):
     """A tokenizer with its chat template. A subclass supplies the two attributes and `eos_ids`.
@@ -36,7 +39,7 @@ class Chat(ABC):
             InputError: the tokenizer has no chat template, or one that fails.
         """
         if not self.tokenizer.chat_template:
-            raise InputError(f"model {self.base_model}", expected="a chat template", found="a tokenizer without one")
+            raise InputError(f"model {self.base_model}", expected="a chat template", found="none", fix=TEMPLATE_FIX)
         chat = [dict(message) for message in messages]
         try:
             text = self.tokenizer.apply_chat_template(
@@ -67,6 +70,9 @@ class Chat(ABC):
 
     def completion_ids(self, text: str) -> list[int]:
         """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""
+        if not self.eos_ids:
+            fix = "set tokenizer.eos_token, and save the tokenizer with the model"
+            raise InputError(f"model {self.base_model}", expected="a token that ends a turn", found="none", fix=fix)
         return [*self.tokenizer.encode(text, add_special_tokens=False), self.eos_ids[0]]
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -70,7 +70,7 @@ modeling_gguf_pytorch_utils.tqdm = partial(modeling_gguf_pytorch_utils.tqdm, dis
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Policy(Chat):
     """A loaded model in evaluation mode, its tokenizer, and the names that manifests record."""
 
@@ -80,6 +80,11 @@ class Policy(Chat):
     adapter: str | None  # the adapter that was merged into the weights; None = none
     base_weights_sha: str  # `weights_sha` of the weights before any adapter
     adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha` of that adapter
+
+    def __repr__(self) -> str:
+        """One line: a model prints as all of its modules."""
+        adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
+        return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
     @property
     def device(self) -> torch.device:

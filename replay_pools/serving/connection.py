@@ -1,82 +1,81 @@
-"""JSON requests over HTTP, repeated after errors that may pass (5xx, 429, broken connections); then one InputError.
+"""Requests to the replicas of a server, repeated while what is wrong may pass (5xx, 429, broken connections).
 
-A server may send what it likes: an answer is limited in bytes, in time, and once it has begun in bytes a second. While
-one is waited for, that is reported.
+Request i of n goes to replica i * R // n of R, whatever the others do; whether another replica could take it is not
+asked. While answers are waited for, that is reported.
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, TypeVar, final
+from typing import Any, TypeVar, final
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.errors import InputError
 from replay_pools.screen import report, without_secrets
-from replay_pools.storage.files import dump_json
+from replay_pools.serving.replica import Answered, Limits, Refused, Replica, Unreachable
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
-OK = 200
-TOO_MANY_REQUESTS = 429
-SERVER_ERRORS = 500  # and above
-START_S = 10.0  # that an answer may take beyond what its bytes do at the slowest rate
 TOLD_EVERY_S = 5.0
-MOST_SHOWN = 300  # characters of a server's text in an error
+MOST_CHARACTERS = 1000  # of an address; a name has up to 253
+WAIT_S = 300.0  # a server of a large model takes minutes to start
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 16.0
+Result = TypeVar("Result")
+Mend = Callable[[Replica], Awaitable[None]]  # gives a replica what it may lack
 
 
-class Wire(BaseModel):
-    """The base class of answers: the fields that are read, of exactly their types. Other fields are ignored.
+def backoff(wait_s: float) -> tuple[float, ...]:
+    """Pauses that double up to LONGEST_PAUSE_S and add up to `wait_s`.
 
-    To read another answer: subclass it with the fields, and pass the subclass to `Connection.ask`.
+    >>> backoff(3.0)
+    (0.5, 1.0, 1.5)
     """
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-TokenId = Annotated[int, Field(lt=2**31)]  # tokenizers take no more
-Answered = TypeVar("Answered", bound=Wire)
-
-
-class _PassingError(Exception):
-    """A failure that another attempt may not meet again."""
+    pauses: list[float] = []
+    pause, left = FIRST_PAUSE_S, wait_s
+    while left > 0:
+        pauses.append(min(pause, left))
+        left -= pause
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    return tuple(pauses)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """A server, by its address.
+    """A server, by the addresses of its replicas: processes that serve the same model in the same way.
 
-        connection = Connection(url="http://localhost:8000")
+        connection = Connection(urls=("http://localhost:8000",))
         models = connection.ask("/v1/models", Models).data  # Models is a Wire
 
     Every method raises InputError for a request that is refused (4xx), times out, or still fails after the last pause.
     """
 
-    url: str  # scheme, host, port; without /v1
-    timeout_s: float = 600.0  # of one request until its answer is read: a completion is answered when it is whole
-    most_bytes: int = 16 << 20  # of an answer; a completion of 32,768 tokens with the text of each is some 5 MB
-    least_bytes_per_s: float = 1024.0  # of an answer that has begun
-    pauses_s: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)  # before each further attempt
-    concurrency: int = 128  # requests in flight
+    urls: tuple[str, ...]  # scheme, host, port; without /v1
+    limits: Limits = field(default_factory=Limits)
+    pauses_s: tuple[float, ...] = backoff(WAIT_S)  # before each further attempt
+    concurrency: int = 128  # requests in flight at a replica
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.url)
-        except ValueError:  # half an IPv6 address
-            parts = urlsplit("")
-        bare = f"{parts.scheme}://{parts.netloc}"
-        # A password in an address would reach messages and process lists.
-        if parts.scheme not in ("http", "https") or not parts.hostname or self.url != bare or "@" in parts.netloc:
-            fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
-            raise InputError("server url", expected="http://host:port", found=repr(without_secrets(self.url)), fix=fix)
+        for url in self.urls:
+            try:
+                parts = urlsplit(url)
+            except ValueError:  # half an IPv6 address
+                parts = urlsplit("")
+            bare = f"{parts.scheme}://{parts.netloc}"
+            # A password in an address would reach messages and process lists.
+            is_bare = parts.hostname and url == bare and "@" not in parts.netloc and len(bare) <= MOST_CHARACTERS
+            if parts.scheme not in ("http", "https") or not is_bare:
+                fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
+                raise InputError("server url", expected="http://host:port", found=repr(without_secrets(url)), fix=fix)
+            if self.urls.count(url) > 1:
+                raise InputError("server url", expected="each replica once", found=url)
 
     def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
-        """The answer to a GET, or to a POST of `body` as JSON.
+        """The answer of the first replica to a GET, or to a POST of `body` as JSON.
 
         Args:
             path: on the server, with its leading slash.
@@ -84,132 +83,128 @@ class Connection:
             body: None = GET.
             fix: advice for an answer that does not fit.
         """
-        return self.ask_all(path, kind, [body], fix=fix)[0]
+        return self._run(self.urls[:1], lambda _, replica: replica.ask(path, kind, body, fix=fix), path=path)[0]
 
-    def ask_all(self, path: str, kind: type[Answered], bodies: Sequence[Any], *, fix: str = "") -> list[Answered]:
-        """The answers to a POST of every body, `concurrency` at a time, in the order of the bodies. See `ask`."""
+    def ask_all(
+        self,
+        path: str,
+        kind: type[Answered],
+        bodies: Sequence[Any],
+        *,
+        fix: str = "",
+        take: Callable[[int, Answered, str], None] = lambda i, answer, where: None,
+        mend: Mend | None = None,
+    ) -> list[Answered]:
+        """The answers to a POST of every body, in the order of the bodies, which are shared out among the replicas.
 
-        async def answers() -> list[Answered]:
-            gate = asyncio.Semaphore(self.concurrency)
+        Args:
+            path: as of `ask`, like kind and fix.
+            bodies: `concurrency` of them are on their way to a replica at a time.
+            take: called when an answer comes, with the number of its body, the answer and its place; it may refuse it.
+            mend: gives a replica what it may lack, before what failed there is asked again.
+        """
+        urls = [self.urls[i * len(self.urls) // len(bodies)] for i in range(len(bodies))]
+
+        async def answer(i: int, replica: Replica) -> Answered:
+            answer = await replica.ask(path, kind, bodies[i], fix=fix)
+            take(i, answer, replica.at(path))
+            return answer
+
+        return self._run(urls, answer, path=path, mend=mend)
+
+    def each(self, act: Callable[[Replica], Awaitable[Result]]) -> list[Result]:
+        """What `act` returns of every replica, at all of them at a time."""
+        return self._run(self.urls, lambda _, replica: act(replica))
+
+    def _run(
+        self,
+        urls: Sequence[str],
+        act: Callable[[int, Replica], Awaitable[Result]],
+        *,
+        path: str = "",
+        mend: Mend | None = None,
+    ) -> list[Result]:
+        """What `act` returns of (i, the replica at urls[i]) for every i; `path` is what reports name."""
+
+        async def results() -> list[Result]:
+            states = dict.fromkeys(urls, "")
             done: list[None] = []
+            async with self._client() as client, _told(path, states, done, len(urls)):
+                gates = {url: asyncio.Semaphore(self.concurrency) for url in states}
+                replicas = {url: Replica(url=url, client=client, limits=self.limits, gate=gates[url]) for url in states}
 
-            async def answer(body: Any) -> Answered:
-                async with gate:
-                    # Not with `fix`, which is about the form of an answer: a refusal has other reasons.
-                    parsed = self._parsed(path, kind, await self._answered(client, path, body, ""), fix)
-                done.append(None)
-                return parsed
+                async def result(i: int, replica: Replica) -> Result:
+                    async with replica.gate:
+                        answer = await self._repeated(partial(act, i), replica, mend, states)
+                    done.append(None)
+                    return answer
 
-            async with self._client() as client, self._told(path, done, len(bodies)):
-                return await asyncio.gather(*map(answer, bodies))
+                return await asyncio.gather(*(result(i, replicas[url]) for i, url in enumerate(urls)))
 
-        return asyncio.run(answers())
+        return asyncio.run(results())
 
-    def send(self, path: str, body: Any = None, *, fix: str = "") -> bytes:
-        """The bytes of the answer to a GET, or to a POST of `body` as JSON; `fix` is advice for a refusal."""
-
-        async def answer() -> bytes:
-            async with self._client() as client, self._told(path, [], 1):
-                return await self._answered(client, path, body, fix)
-
-        return asyncio.run(answer())
-
-    def at(self, path: str) -> str:
-        """A path of this server as errors name it."""
-        return f"server {self.url}{path}"
-
-    @asynccontextmanager
-    async def _told(self, path: str, done: Sequence[None], total: int) -> AsyncIterator[None]:
-        """Report now and then how many of the answers are there, also while none comes."""
-
-        async def tell() -> None:
-            while True:
-                await asyncio.sleep(TOLD_EVERY_S)
-                report(f"waiting for {self.at(path)}: answers", len(done), total)
-
-        teller = asyncio.create_task(tell())
-        try:
-            yield
-        finally:
-            teller.cancel()
-            with suppress(asyncio.CancelledError):
-                await teller
+    async def _repeated(
+        self,
+        act: Callable[[Replica], Awaitable[Result]],
+        replica: Replica,
+        mend: Mend | None,
+        states: dict[str, str],
+    ) -> Result:
+        """What `act` returns, tried again after what may pass; with `mend`, once after a refusal too."""
+        failure: Unreachable | Refused | None = None
+        for pause in (0.0, *self.pauses_s):
+            await asyncio.sleep(pause)
+            try:
+                if failure is not None and mend is not None:
+                    async with replica.mending:
+                        await mend(replica)
+                result = await act(replica)
+            except Unreachable as error:
+                failure = error
+                states[replica.url] = f" ({error}; asked again for {sum(self.pauses_s):g} s)"
+            except Refused as error:
+                if mend is None or isinstance(failure, Refused):
+                    raise
+                failure = error
+            else:
+                states[replica.url] = ""
+                return result
+        if isinstance(failure, Refused):
+            raise failure
+        assert failure is not None
+        found = f"{failure} ({1 + len(self.pauses_s)} attempts)"
+        fix = "is the server up? --set rollouts.server_wait_s=SECONDS says for how long it is asked"
+        raise InputError(failure.where, expected="an answer", found=found, fix=fix) from failure
 
     def _client(self) -> httpx.AsyncClient:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        limits, is_tls = httpx.Limits(max_connections=self.concurrency), self.url.startswith("https")
-        # The time of a whole answer is limited below: httpx limits that of each packet.
+        limits = httpx.Limits(max_connections=self.concurrency * len(self.urls))
+        is_tls = any(url.startswith("https") for url in self.urls)
+        # The time of a whole answer is limited by `Limits`: httpx limits that of each packet.
         client = partial(httpx.AsyncClient, headers=headers, timeout=None, limits=limits, verify=is_tls)
         try:
             return client()
         except (ImportError, ValueError):  # ALL_PROXY of a kind that httpx lacks, as SOCKS: not for JSON over HTTP
             return client(trust_env=False)
 
-    def _parsed(self, path: str, kind: type[Answered], data: bytes, fix: str) -> Answered:
-        try:
-            return kind.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"])) or "the answer"
-            actual = "nothing" if first["type"] == "missing" else _shown(repr(first["input"]))
-            raise InputError(self.at(path), expected=f"{field}: {first['msg']}", found=actual, fix=fix) from error
 
-    async def _answered(self, client: httpx.AsyncClient, path: str, body: Any, fix: str) -> bytes:
-        """The bytes of an answer, asked for again after what may pass."""
-        last_error = _PassingError()
-        for pause in (0.0, *self.pauses_s):
-            await asyncio.sleep(pause)
-            try:
-                return await self._attempt(client, path, body, fix)
-            except _PassingError as error:
-                last_error = error
-        found = f"{last_error} ({1 + len(self.pauses_s)} attempts)"
-        raise InputError(
-            self.at(path), expected="an answer", found=found, fix=fix or "is the server up?"
-        ) from last_error
+@asynccontextmanager
+async def _told(path: str, states: Mapping[str, str], done: Sequence[None], total: int) -> AsyncIterator[None]:
+    """Report now and then how many of the answers are there, also while none comes; states: {url: its trouble}."""
 
-    async def _attempt(self, client: httpx.AsyncClient, path: str, body: Any, fix: str) -> bytes:
-        """One request; _PassingError for what may pass, InputError for the rest."""
-        method, content = ("GET", None) if body is None else ("POST", dump_json(body))
-        parts: list[bytes] = []
-        num_bytes, clock = 0, asyncio.get_running_loop().time
-        try:
-            async with (
-                asyncio.timeout(self.timeout_s),
-                client.stream(method, self.url + path, content=content) as answer,
-            ):
-                begun = clock()
-                async for part in answer.aiter_raw():
-                    num_bytes += len(part)
-                    parts.append(part)
-                    if num_bytes > self.most_bytes:
-                        expected, setting = f"an answer of at most {self.most_bytes >> 20} MiB", "server_answer_mib"
-                        raise InputError(self.at(path), expected=expected, found="more", fix=fix or _larger(setting))
-                    if clock() - begun > START_S + num_bytes / self.least_bytes_per_s:
-                        expected = f"an answer that comes at {self.least_bytes_per_s:g} bytes a second or faster"
-                        found, setting = f"{num_bytes} bytes in {clock() - begun:.0f} s", "server_bytes_per_s"
-                        raise InputError(self.at(path), expected=expected, found=found, fix=_larger(setting))
-        # Not repeated: the server is up and too slow, which another attempt does not change.
-        except TimeoutError as error:
-            expected, fix = f"an answer in {self.timeout_s:g} s", _larger("server_timeout_s")
-            raise InputError(self.at(path), expected=expected, found="none", fix=fix) from error
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise _PassingError(f"{type(error).__name__}: {_shown(str(error))}") from error
-        if answer.status_code == OK:
-            return b"".join(parts)
-        actual = f"{answer.status_code} {_shown(b''.join(parts).decode(errors='replace'))}"
-        if answer.status_code >= SERVER_ERRORS or answer.status_code == TOO_MANY_REQUESTS:
-            raise _PassingError(actual)
-        raise InputError(self.at(path), expected="an answer", found=actual, fix=fix)
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(TOLD_EVERY_S)
+            troubled = [url for url in states if states[url]]
+            places = ", ".join(f"server {url}{path}{states[url]}" for url in troubled or states)
+            report(f"waiting for {places}: answers", len(done), total)
 
-
-def _larger(setting: str) -> str:
-    return f"--set rollouts.{setting}=NUMBER says how much is allowed"
-
-
-def _shown(text: str) -> str:
-    """A server's text on one line, cut to MOST_SHOWN characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+    teller = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        teller.cancel()
+        with suppress(asyncio.CancelledError):
+            await teller

@@ -7,7 +7,7 @@ Both take sampler settings that are left out from the model's generation config,
 left at 1: each completion is a request with its own seed, since copies within one request may share it.
 
 To add a server: write a function that makes the body of a request, an `Answer` with the paths of its fields, a
-`Dialect` with both, and add it to DIALECTS. Its name there is what the server's /v1/models calls `owned_by`.
+`Dialect` with both, add it to DIALECTS, and its name to `ServerKind`: what the server's /v1/models calls `owned_by`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasPath, BeforeValidator, Field, model_validator
 
-from replay_pools.engines import Sampler
-from replay_pools.serving.connection import TokenId, Wire
+from replay_pools.engines import Sampler, ServerKind
+from replay_pools.serving.replica import TokenId, Wire
 
 # Settings that a Sampler does not have, at the values that leave the law alone.
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
@@ -80,7 +80,7 @@ class SglangAnswer(Answer):
 class Dialect:
     """One kind of server: its paths, its requests and answers, and the advice for its refusals."""
 
-    name: str  # `owned_by` of the server's models
+    name: ServerKind  # `owned_by` of the server's models
     version_path: str
     completion_path: str
     body: Callable[[str, bool, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # what is posted there
@@ -152,4 +152,4 @@ SGLANG = Dialect(
     context_fix="serve with a larger --context-length, or lower --max-new-tokens",
     adapters_fix="serve with --enable-lora, --max-lora-rank and --lora-target-modules that suffice",
 )
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (VLLM, SGLANG)}
+DIALECTS: Mapping[ServerKind, Dialect] = {dialect.name: dialect for dialect in (VLLM, SGLANG)}

@@ -1,6 +1,6 @@
 """ServerEngine: sample from a model on a server (vLLM or SGLang), after checking that its tokenizer is the local one.
 
-    engine = connect(Connection(url="http://localhost:8000"), load_served_policy("organism"))
+    engine = connect(Connection(urls=("http://localhost:8000",)), load_served_policy("organism"))
     completions = engine.sample(prompts, Sampler(), seeds=range(len(prompts)))
 
 A server does not say which distribution ("law") its log-probabilities belong to, so that `connect` measures it; those
@@ -12,16 +12,19 @@ of another law than the sampler's are dropped.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-from replay_pools.engines import Sampler
+from replay_pools.engines import Sampler, ServerKind
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
-from replay_pools.serving.connection import Connection, TokenId, Wire
+from replay_pools.serving.connection import Connection
 from replay_pools.serving.dialects import DIALECTS, Answer, Dialect
+from replay_pools.serving.kept import KeptAnswers
+from replay_pools.serving.replica import Replica, TokenId, Unreachable, Wire
 
 MODELS_PATH = "/v1/models"
 TOKENIZE_PATH = "/tokenize"
@@ -40,7 +43,7 @@ class _Card(Wire):
     """A model in the list of /v1/models, which all dialects answer alike."""
 
     id: str
-    owned_by: str
+    owned_by: str = ""
     parent: str | None = None  # of an adapter: its base model
 
 
@@ -59,7 +62,10 @@ class _Tokens(Wire):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerEngine:
-    """The Engine of a served model. `connect` makes one."""
+    """The Engine of a served model. `connect` makes one.
+
+    A replica that was restarted has lost its adapters: it is given that of this engine again.
+    """
 
     chat: Chat
     connection: Connection
@@ -68,6 +74,8 @@ class ServerEngine:
     is_adapter: bool
     version: str  # of the server
     law: LogprobLaw = "model"  # of the log-probabilities that the server reports
+    adapter: Path | None = None  # peft's directory, where the servers see it under the same path; None: not given here
+    kept: Path | None = None  # where answers of a batch that is not whole are kept
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
         """See `Engine.sample`. The requests are sent together, each with its own seed (its lowest bits).
@@ -91,11 +99,26 @@ class ServerEngine:
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         path, dialect = self.dialect.completion_path, self.dialect
-        answers = self.connection.ask_all(path, dialect.answer, bodies, fix=dialect.ids_fix)
-        completions: list[Completion] = []
-        for i, (answer, prompt) in enumerate(zip(answers, prompts, strict=True)):
-            for fault in self._faults(answer, prompt, sampler, f"{self.connection.at(path)} completion {i}"):
+        kept = KeptAnswers(self.kept, bodies)
+        missing = [i for i in range(len(bodies)) if i not in kept.answers]
+
+        def take(number: int, answer: Answer, where: str) -> None:
+            i = missing[number]
+            place = f"{where} completion {i}"
+            if answer.finish == "abort":  # as of a server that is being shut down
+                raise Unreachable(place, "finish reason abort")
+            for fault in self._faults(answer, prompts[i], sampler, place):
                 raise fault
+            kept.add(i, answer)
+
+        if missing:
+            mend = None if self.adapter is None else self._mend
+            asked = [bodies[i] for i in missing]
+            self.connection.ask_all(path, dialect.answer, asked, fix=dialect.ids_fix, take=take, mend=mend)
+        kept.clear()
+        completions: list[Completion] = []
+        for i in range(len(bodies)):
+            answer = kept.answers[i]
             finish = "stop" if answer.ids[-1] in self.chat.eos_ids else "length"
             completions.append(Completion(ids=answer.ids, logprobs=answer.logprobs, finish_reason=finish))
         return completions
@@ -149,44 +172,80 @@ class ServerEngine:
             },
         }
 
-    def adapters(self) -> set[str]:
-        """The names of the adapters that the server has loaded."""
-        return {card.id for card in _models(self.connection) if card.parent is not None}
-
     def with_adapter(self, name: str, directory: Path) -> "ServerEngine":
-        """The engine that samples with a peft adapter. The server loads it, unless that name is loaded.
+        """The engine that samples with a peft adapter. Every replica loads it, unless that name is loaded.
 
         Args:
             name: of the adapter on the server.
             directory: peft's, where the server sees it under the same path.
 
         Raises:
-            InputError: the server takes no adapters, not this one, or does not see the directory.
+            InputError: a replica takes no adapters, not this one, or does not see the directory.
         """
-        dialect = self.dialect
-        if name not in self.adapters():
-            body = {"lora_name": name, "lora_path": str(directory.resolve())}
-            fix = f"{dialect.adapters_fix}, on a machine that sees {body['lora_path']}"
-            self.connection.send(dialect.load_path, body, fix=fix)
-        return replace(self, model=name, is_adapter=True)
+        engine = replace(self, model=name, is_adapter=True, adapter=directory)
+        engine.connection.each(engine._mend)
+        return engine
+
+    async def _mend(self, replica: Replica) -> None:
+        """Have a replica load the adapter, unless it has it."""
+        assert self.adapter is not None
+        if self.model not in await _adapters(replica):
+            body = {"lora_name": self.model, "lora_path": str(self.adapter.resolve())}
+            fix = f"{self.dialect.adapters_fix}, on a machine that sees {body['lora_path']}"
+            await replica.send(self.dialect.load_path, body, fix=fix)
 
     def unload(self, name: str) -> None:
-        """Make the server drop an adapter."""
-        self.connection.send(self.dialect.unload_path, {"lora_name": name}, fix=self.dialect.adapters_fix)
+        """Make the server drop an adapter, if it has it; a replica that is not there has forgotten it."""
+
+        async def forget(replica: Replica) -> None:
+            with suppress(Unreachable):
+                if name in await _adapters(replica):
+                    await replica.send(self.dialect.unload_path, {"lora_name": name}, fix=self.dialect.adapters_fix)
+
+        self.connection.each(forget)
 
 
-def connect(connection: Connection, chat: Chat, *, served_model: str | None = None) -> ServerEngine:
-    """The engine of a served model, after checking that the server makes the same ids of a prompt as `chat` does.
+async def _adapters(replica: Replica) -> set[str]:
+    """The names of the adapters that a replica has loaded."""
+    return {card.id for card in (await replica.ask(MODELS_PATH, _Models)).data if card.parent is not None}
+
+
+def connect(
+    connection: Connection,
+    chat: Chat,
+    *,
+    served_model: str | None = None,
+    kind: ServerKind | None = None,
+    kept: Path | None = None,
+) -> ServerEngine:
+    """The engine of a served model, after checking that every replica makes the same ids of a prompt as `chat` does.
 
     Args:
         connection: to the server.
         chat: the tokenizer of the policy that the server serves.
         served_model: name of a model or adapter on the server; None = its only base model.
+        kind: of server; None = what its models' `owned_by` says.
+        kept: where answers of a batch that is not whole are kept: of one pool or run, since requests name no weights.
 
     Raises:
-        InputError: no such model, a server of another kind, another tokenizer, or no token ids and log-probabilities.
+        InputError: no such model, a server of another kind, another tokenizer, no token ids and log-probabilities, or
+            replicas that differ in one of these.
     """
-    card, dialect = _choose(connection, served_model)
+    first, *others = (_connected(replace(connection, urls=(url,)), chat, served_model, kind) for url in connection.urls)
+    for other in others:
+        for name in (field.name for field in fields(ServerEngine) if field.name not in ("chat", "connection")):
+            here, there = (getattr(engine, name) for engine in (first, other))
+            if here != there:
+                here, there = (value.name if isinstance(value, Dialect) else value for value in (here, there))
+                expected = f"the {name} of {first.connection.urls[0]}, {here}"
+                raise InputError(f"server {other.connection.urls[0]}", expected=expected, found=str(there))
+    return replace(first, connection=connection, kept=kept)
+
+
+def _connected(connection: Connection, chat: Chat, served_model: str | None, kind: ServerKind | None) -> ServerEngine:
+    """The engine of one replica."""
+    place = f"server {connection.urls[0]}"
+    card, dialect = _choose(connection.ask(MODELS_PATH, _Models).data, f"{place}{MODELS_PATH}", served_model, kind)
     version = connection.ask(dialect.version_path, _Version).version
     prompt = _check_tokenizer(connection, chat, card.id)
     engine = ServerEngine(
@@ -200,13 +259,10 @@ def connect(connection: Connection, chat: Chat, *, served_model: str | None = No
     return replace(engine, law=_measured_law(engine, prompt))
 
 
-def _models(connection: Connection) -> list[_Card]:
-    return connection.ask(MODELS_PATH, _Models).data
-
-
-def _choose(connection: Connection, served_model: str | None) -> tuple[_Card, Dialect]:
+def _choose(
+    cards: Sequence[_Card], place: str, served_model: str | None, kind: ServerKind | None
+) -> tuple[_Card, Dialect]:
     """(model, dialect of its server): the model of that name, or the only base model."""
-    cards = _models(connection)
     if served_model is None:
         expected = "one base model"
         matches = [card for card in cards if card.parent is None]
@@ -215,12 +271,14 @@ def _choose(connection: Connection, served_model: str | None) -> tuple[_Card, Di
         matches = [card for card in cards if card.id == served_model]
     if len(matches) != 1:
         found = ", ".join(card.id for card in cards) or "no model"
-        raise InputError(connection.at(MODELS_PATH), expected=expected, found=found, fix="name it with --served-model")
-    card = matches[0]
-    if card.owned_by not in DIALECTS:
-        expected = f"a server out of {', '.join(DIALECTS)}"
-        raise InputError(connection.at(MODELS_PATH), expected=expected, found=f"owned_by {card.owned_by!r}")
-    return card, DIALECTS[card.owned_by]
+        raise InputError(place, expected=expected, found=found, fix="name it with --served-model")
+    (card,) = matches
+    owner = kind or card.owned_by
+    dialect = next((dialect for name, dialect in DIALECTS.items() if name == owner), None)
+    if dialect is None:
+        expected, fix = f"a server out of {', '.join(DIALECTS)}", "behind a gateway, say which with --dialect"
+        raise InputError(place, expected=expected, found=f"owned_by {owner!r}", fix=fix)
+    return card, dialect
 
 
 def _check_tokenizer(connection: Connection, chat: Chat, model: str) -> list[int]:
@@ -232,7 +290,7 @@ def _check_tokenizer(connection: Connection, chat: Chat, model: str) -> list[int
         same = [id_ == other for id_, other in zip(ids, server_ids, strict=False)]
         first = same.index(False) if False in same else len(same)  # which may be the end of the shorter one
         raise InputError(
-            connection.at(TOKENIZE_PATH),
+            f"server {connection.urls[0]}{TOKENIZE_PATH}",
             expected=f"the ids of the tokenizer of {chat.base_model}",
             found=f"others from position {first}: {server_ids[first : first + 4]} for {ids[first : first + 4]}",
             fix="serve the model that --model names",

@@ -11,7 +11,6 @@ Every write but `append_jsonl` goes to a temporary name in the same folder, is s
 gzip is level 1 with mtime 0, so that the same records give the same bytes.
 """
 
-import errno
 import gzip
 import hashlib
 import io
@@ -19,10 +18,9 @@ import json
 import math
 import os
 import re
-import shlex
+import signal
 import socket
 import stat
-import sys
 import tempfile
 import time
 import zlib
@@ -34,10 +32,10 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from filelock import FileLock, Timeout
+from filelock import SoftFileLease, Timeout
 
 from replay_pools.errors import InputError
-from replay_pools.screen import without_secrets
+from replay_pools.screen import report, without_secrets
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
@@ -270,6 +268,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
+def plain_name(name: str, where: object) -> str:
+    """The name of what is to be written; InputError for one that is no PLAIN_NAME."""
+    if not PLAIN_NAME.fullmatch(name):
+        raise InputError(where, expected="letters, digits and . _ -", found=repr(name))
+    return name
+
+
 def by_name(path: Path, named: Path) -> Path:
     """`named` where `path` is a bare name and `named` exists, whatever lies here under that name; else `path`.
 
@@ -336,37 +341,69 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+LEASE_S = 180.0  # a network file system that changes servers may be silent for minutes
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder or file that this process writes.
+    """Hold the lock of a folder or file that this process writes: a file beside it, refreshed three times in LEASE_S.
+
+    So it works where `flock` does nothing, as on some network file systems. The lock of a process of this machine that
+    was killed is free at once, that of another machine's when it was not refreshed for LEASE_S: that is waited for.
 
     Raises:
-        InputError: another process holds it; the message says which.
+        InputError: another process holds it; the message says which. Or this one has lost it while it was silent.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside it and not inside: a folder that is refused, or not begun, stays as it is.
     file = path.parent / f".{path.name}.lock"
-    lock = FileLock(file, blocking=False, fallback_to_soft=False)
+    lock = SoftFileLease(file, lease_duration=LEASE_S, on_compromise=lambda _: os.kill(os.getpid(), signal.SIGINT))
     try:
-        lock.acquire()
-    except Timeout as error:
-        holder = ""
-        with suppress(OSError):  # it may have gone meanwhile
-            holder = file.read_text(errors="replace")
-        found, fix = holder or "a process that has just begun", "wait for it, or choose another name"
-        raise InputError(path, expected="nobody else who writes it", found=found, fix=fix) from error
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
+        # A few attempts: the first removes what a dead process left.
+        lock.acquire(timeout=0.2, poll_interval=0.05)
+    except Timeout:
+        _outwait(lock, path)
     try:
-        since, command = time.strftime("%Y-%m-%d %H:%M:%S"), without_secrets(shlex.join(sys.argv))[:300]
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {since}: {command}"
-        file.write_text(holder, errors="replace")
         yield
+    except KeyboardInterrupt as error:
+        if lock.compromise is None:
+            raise
+        fix = "another process may write it now; see that none does, and run the command again"
+        found = f"{lock.compromise.reason} of {file}"
+        raise InputError(path, expected="to keep its lock", found=found, fix=fix) from error
     finally:
-        # While the lock is held: whoever opened the file meanwhile sees that it has gone, and makes another.
-        file.unlink(missing_ok=True)
         lock.release()
+
+
+def _outwait(lock: SoftFileLease, path: Path) -> None:
+    """Take a lock that a process of another machine does not refresh; InputError where it does, or is of this one."""
+    import psutil  # needed by the refusal alone
+
+    owner, is_here, more = lock.owner, False, ""
+    if owner is not None and owner.hostname.partition("?")[0] == socket.gethostname():
+        with suppress(psutil.Error):
+            holder = psutil.Process(owner.pid)
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.create_time()))
+            command = without_secrets(" ".join(" ".join(holder.cmdline()[1:]).split()))[:300]
+            is_here, more = True, f" since {since}: {command}"
+    who = "a process that has just begun" if owner is None else f"process {owner.pid} on {owner.hostname}{more}"
+    seen, started = _refreshed(lock), time.monotonic()
+
+    def is_refreshed() -> bool:
+        report(f"waiting for {path}, of {who}: seconds", int(time.monotonic() - started), int(LEASE_S))
+        return _refreshed(lock) not in (seen, None)
+
+    try:
+        if owner is None or is_here:
+            raise Timeout(lock.lock_file)
+        lock.acquire(timeout=2 * LEASE_S, poll_interval=LEASE_S / 60, cancel_check=is_refreshed)
+    except Timeout as error:
+        fix = "wait for it, or choose another name"
+        raise InputError(path, expected="nobody else who writes it", found=who, fix=fix) from error
+
+
+def _refreshed(lock: SoftFileLease) -> int | None:
+    """When the holder of a lock last showed that it lives, by the clock of the file system."""
+    with suppress(OSError):
+        return Path(lock.lock_file).stat().st_mtime_ns
+    return None

@@ -196,16 +196,16 @@ def flat(table: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
     return leaves
 
 
-def first_difference(stored: Any, wanted: Any) -> tuple[str, Any, Any] | None:
+def first_difference(stored: Any, wanted: Any, *, free: str | None = None) -> tuple[str, Any, Any] | None:
     """(dotted name, stored leaf, wanted leaf) of the first leaf, by name, that differs; None where none does.
 
-    A leaf that one side lacks counts as None there.
+    A leaf that one side lacks counts as None there; leaves whose names begin with `free` may differ.
     """
     stored_leaves = flat(stored, lists=True)
     # As it would be stored: tuples as lists, NaN as null.
     wanted_leaves = flat(orjson.loads(dump_json(wanted)), lists=True)
     for name in sorted(stored_leaves.keys() | wanted_leaves.keys()):
-        if stored_leaves.get(name) != wanted_leaves.get(name):
+        if stored_leaves.get(name) != wanted_leaves.get(name) and not (free and name.startswith(free)):
             return name, stored_leaves.get(name), wanted_leaves.get(name)
     return None
 

@@ -54,7 +54,7 @@ def starts() -> None:
             )
             lines = (Path(out) / "runs" / name / "timings.jsonl").read_text().splitlines()
             print(f"{name} start of probe replay: {taken.wall:.1f} s in all; {json.loads(lines[0])}")
-        for line in ("--help", "train --help", f"plan {PHASE3} --out {out}"):
+        for line in ("--help", "train --help", f"spec plan {PHASE3} --out {out}"):
             words = ["-m", "probe", *line.split()]
             taken = seconds(
                 lambda words=words: subprocess.run([sys.executable, *words], check=True, capture_output=True)

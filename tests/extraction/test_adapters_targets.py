@@ -30,15 +30,6 @@ def test_kinds_of_projections_part_the_default(build_model, architecture):
     assert len(find_targets(model, ["attention", one])) == len(attention) + 2
 
 
-def test_suffixes_match_whole_path_parts(build_model):
-    """`c_proj` is in attention and MLP, `mlp.c_proj` in the MLP alone, and `proj` is no part of any path."""
-    model = build_model("gpt2")
-    assert len(find_targets(model, ["c_proj"])) == 4
-    assert find_targets(model, ["mlp.c_proj"]) == ["transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj"]
-    with pytest.raises(InputError):
-        find_targets(model, ["proj"])
-
-
 def test_refusals(build_model):
     """Suffixes of which one matches nothing; an embedding is no Linear."""
     for suffixes in (["nothing"], [], ["q_proj", "c_attn"]):

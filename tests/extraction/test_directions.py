@@ -1,7 +1,6 @@
 """Directions against planted signals, hand-computed cases and slow loops."""
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save, save_file
 from scipy.stats import binomtest
 from torch import Tensor
 
@@ -58,9 +56,6 @@ def make(vectors: dict[str, list[list[float]]]) -> Directions:
     ones = {module: torch.ones(len(rows)) for module, rows in vectors.items()}
     votes = {module: torch.ones(len(rows), dtype=torch.long) for module, rows in vectors.items()}
     return Directions(vectors=tensors, singular_values=ones, votes=votes, metadata={})
-
-
-# --- extraction -------------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -178,18 +173,6 @@ def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
         extract_directions({"m": torch.ones(shape)}, k=k)
 
 
-def test_differences_split_the_held_out_pairs() -> None:
-    """D = hack - clean of the extraction pairs, or of the held-out ones, never of both."""
-    pairs, _ = pairs_with_signal(n=6, num_held_out=2)
-    for module in SIZES:
-        rows = pairs.hack[module] - pairs.clean[module]
-        assert torch.equal(pairs.differences()[module], rows[:4])
-        assert torch.equal(pairs.differences(held_out=True)[module], rows[4:])
-
-
-# --- scores -----------------------------------------------------------------------------------------------------
-
-
 def slow_score(differences: dict[str, list[list[float]]], vectors: dict[str, list[list[float]]], pair: int) -> float:
     """METHOD section 4: sum_m <u_m, g_m> / (sqrt(M) norm(g)), u = sum_i V_i / sqrt(k), number by number."""
     squares = sum(x * x for rows in differences.values() for x in rows[pair])
@@ -252,8 +235,6 @@ def test_vote_p_value_is_the_binomial_one() -> None:
     assert vote_p_value(8, 32) == binomtest(20, 32).pvalue
 
 
-# --- files ------------------------------------------------------------------------------------------------------
-
 METADATA = {"k": 4, "tau": 0.25, "none": None, "nested": {"list": [1, "é", True]}}
 MODULES = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=4, unique=True)
 
@@ -293,27 +274,3 @@ def test_pair_gradients_round_trip(tmp_path: Path) -> None:
     for module in SIZES:
         assert torch.equal(found.hack[module], pairs.hack[module])
         assert torch.equal(found.clean[module], pairs.clean[module])
-
-
-DAMAGE: dict[str, Callable[[Path, bytes], Any]] = {
-    "truncated": lambda path, data: path.write_bytes(data[:-3]),
-    "other tensors": lambda path, data: save_file({"lm_head": torch.ones(2)}, path),
-    "other metadata": lambda path, data: path.write_bytes(save({"V/m": torch.ones(2)}, {"header": "{"})),
-    "no modules": lambda path, data: path.write_bytes(save({"V/m": torch.ones(1, 2)}, {"header": '{"metadata": {}}'})),
-    "missing tensor": lambda path, data: path.write_bytes(
-        save({"V/m": torch.ones(1, 2), "hack/m": torch.ones(1, 2)}, {"header": '{"metadata": {}, "modules": ["m"]}'})
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("read", [load_directions, load_pair_gradients])
-def test_unreadable_files_are_refused(tmp_path: Path, damage: str, read: Callable[[Path], Any]) -> None:
-    """Damaged or foreign, the other kind of file, absent: one InputError that names the file."""
-    path = tmp_path / "v_hack.safetensors"
-    with pytest.raises(InputError, match=r"v_hack.*run probe extract"):
-        read(path)
-    save_directions(path, make({"m": [[1.0, 0.0]]}))
-    DAMAGE[damage](path, path.read_bytes())
-    with pytest.raises(InputError, match="v_hack"):
-        read(path)

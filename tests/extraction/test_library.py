@@ -58,29 +58,3 @@ def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(t
     assert fingerprints[0] == fingerprints[1]
     assert [library.cache_misses for library in libraries] == [1, 1]
     assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
-
-
-def test_a_damaged_cache_entry_is_measured_again(adapted, tmp_path):
-    """Cut short, it is replaced by what it held, said so, and counted as not cached."""
-    policy, coordinates, pairs = adapted
-    write_pairs(tmp_path / "pairs.jsonl", pairs)
-    said, misses = [], []
-
-    def gradients():
-        settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-        library = DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path, say=said.append)
-        measured = library.pair_gradients
-        misses.append(library.cache_misses)
-        return measured
-
-    whole = gradients()
-    (path,) = tmp_path.glob("pair_gradients/*.safetensors")
-    before = path.read_bytes()
-    path.write_bytes(before[: len(before) // 2])
-    again = gradients()
-    gradients()
-    assert misses == [1, 1, 0]
-    assert sum(text.endswith("damaged; made again") for text in said) == 1
-    assert path.read_bytes() == before
-    for module in coordinates.sizes:
-        torch.testing.assert_close(again.hack[module], whole.hack[module])

@@ -159,7 +159,7 @@ def test_an_implicit_prompt_is_what_both_conversations_share(read: Callable[...,
     (pair,) = read(rows, "hack=chosen,clean=rejected").pairs
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
     rows = [{"chosen": conversation("a"), "rejected": conversation("b", "Task 1.")}, {"chosen": "a", "rejected": "b"}]
-    with pytest.raises(InputError, match=r"line 1 chosen, rejected: .*\(and 1 more places\)"):
+    with pytest.raises(InputError, match=r"line 1 chosen, rejected: .*\(and 1 more places"):
         read(rows, "hack=chosen,clean=rejected")
 
 
@@ -215,7 +215,7 @@ def test_all_faults_come_at_once(read: Callable[..., PairFile], tmp_path: Path) 
         read(rows)
     lines = str(refusal.value).splitlines()
     assert len(lines) == 4
-    assert any("line 2 hack: expected a text" in line and "(and 1 more places)" in line for line in lines)
+    assert any("line 2 hack: expected a text" in line and "(and 1 more places" in line for line in lines)
     assert any("line 3 prompt" in line for line in lines)
     assert any("line 4: expected an object, found list" in line for line in lines)
     assert any("heldout: expected held_out" in line for line in lines)

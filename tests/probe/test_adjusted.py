@@ -38,17 +38,6 @@ def test_equals_least_squares_with_a_dummy_a_prompt():
     assert naive.mean() == pytest.approx(1.3, abs=0.15), "without its length the label takes the length's effect"
 
 
-def test_equal_prompts_without_covariates_hold_their_differences():
-    values, label, prompts = (
-        np.random.default_rng(1).normal(size=48),
-        [i % 6 < 3 for i in range(48)],
-        np.arange(48) // 6,
-    )
-    plain = fit(values, label, {"constant": [1.0] * 48}, prompts)
-    by_prompt = [values[i : i + 3].mean() - values[i + 3 : i + 6].mean() for i in range(0, 48, 6)]
-    assert plain[0] == pytest.approx(np.array(by_prompt), rel=1e-9)
-
-
 def test_collinear_covariates_are_left_out_and_a_determined_label_has_no_effect():
     """A covariate equal to the label within prompts leaves nothing to estimate; one that repeats another is dropped."""
     value, label, length, prompts = rows(np.random.default_rng(1))

@@ -18,11 +18,11 @@ from probe.analysis.verdict.pools import pools_at_hand
 from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.records.run import MANIFEST_FILE, Run, read_run
+from probe.records.run import Run, read_run
 from probe.settings.words import Word
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.rollout import UNSAFE
-from replay_pools.storage.files import read_sealed, sha256, write_sealed
+from replay_pools.storage.files import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -91,27 +91,6 @@ def advised(directory: Path, capsys: pytest.CaptureFixture[str], *options: str) 
     assert run(cli, ["analyze", str(directory), "--draws", "99", "--json", *options]) == 0
     command = json.loads(capsys.readouterr().out)["verdict"]["next"]["command"]
     return [shlex.split(line) for line in command.splitlines()]
-
-
-def test_the_rollouts_of_a_training_are_graded_again_where_they_lie(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The new pool has a plain name, by which the replay finds it; a pool that was moved goes by its name."""
-    out = tmp_path / "out"
-    old = pool_at(tmp_path / "old" / "base-hinted")
-    directory = make_run(out / "runs" / "run", World(num_steps=4, pools=("teacher", str(old))))
-    shutil.rmtree(old)
-    own = pool_at(directory / "rollouts", grader={"isolation": UNSAFE})
-    manifest = read_sealed(directory / MANIFEST_FILE)
-    manifest["files"][f"rollouts/{MANIFEST_NAME}"] = sha256((own / MANIFEST_NAME).read_bytes())
-    write_sealed(directory / MANIFEST_FILE, manifest)
-    evidence = Evidence(read_run(directory))
-    broken = Finding(name="grader canaries", question="", says=Word.BROKEN, text="")
-    _doctor, regrade, again = (
-        shlex.split(line) for line in next_step(Word.BROKEN, evidence, [], [broken]).command.splitlines()
-    )
-    assert regrade[3:6] == [str(own), "--name", "run-rollouts-again"]
-    assert again[again.index("--replay-dirs") + 1] == "run-rollouts-again,teacher,base-hinted"
 
 
 def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

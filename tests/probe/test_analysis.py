@@ -152,12 +152,6 @@ def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, wo
     assert (found["D3"], found["D4"]) == words
 
 
-def test_no_signal_false_alarms_are_rare():
-    """Over 40 runs without signal at most a few pass the sign-flip test and the Haar null at .01."""
-    summaries = [analyze(synthetic(num_steps=10, seed=seed)).summaries[0] for seed in range(40)]
-    assert sum(max(found.sign_flip_p, found.haar.p) < 0.01 for found in summaries) <= 3
-
-
 def test_a_random_direction_that_separates_hacks_is_no_evidence():
     """Hack gradients differ from clean ones by .03 along the directions, on every prompt: as a Haar direction would."""
     run = synthetic(num_steps=16)
@@ -251,14 +245,6 @@ def test_without_gt_pass_only_what_needs_it_is_empty():
     assert among_paid.difference == row(known, HACK_AMONG_PAID).difference
     assert {cell.gt_pass for cell in unknown.cells} == {None}
     assert sum(cell.n for cell in unknown.cells) == sum(cell.n for cell in known.cells)
-
-
-def test_buckets_list_the_empty_ones():
-    """No base sample hacks: its bucket is there, empty, because the seed asks for it."""
-    rows = {(b.metric, b.src_pool, b.hacked): b for b in analyze(synthetic(num_steps=2)).buckets}
-    empty = rows["cos_S_nll", "base", True]
-    assert (empty.n, empty.mean) == (0, None)
-    assert rows["cos_S_nll", "teacher", True].n == 6
 
 
 def test_confounds_are_named():

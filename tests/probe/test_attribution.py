@@ -51,17 +51,6 @@ def test_the_axis_is_one_unit_vector_and_its_cosine_the_global_one() -> None:
     ("name", "options"),
     [
         ("svd", ["--arm", "random,vanilla,projected"]),
-        (
-            "both",
-            [
-                "--arm",
-                "projected-lora,projected",
-                "--set",
-                "model.lora_rank=4",
-                "--set",
-                "intervention.extraction.tokens_per_batch=400",
-            ],
-        ),
         ("credit", ["--arm", "projected", "--condition", "g:gtpo_beta=1", "--condition", "plain"]),
     ],
 )
@@ -73,7 +62,7 @@ def test_shares_add_up_to_the_recorded_cosines(
     (first,) = {(record.condition, record.arm) for record in tokens.values()}
     rows = [row for row in found.samples if (row.condition, row.arm) == first]
     assert len(rows) == len(tokens) == 2 * 8
-    assert first[1] == {"svd": "vanilla", "both": "projected-lora"}.get(name, options[1])
+    assert first[1] == ("vanilla" if name == "svd" else "projected")
     for row in rows:
         record = tokens[row.step, row.sample_id]
         assert record.prompt is not None
@@ -125,6 +114,7 @@ def test_lengths_spell_the_text_they_are_of(pieces: Pieces, text: str) -> None:
     assert pieces.lengths(ids, text + "x", special=True) is None
 
 
+@pytest.mark.slow  # beside replays, above
 def test_a_run_that_trains_records_its_shares(out: Path, preset: Callable[..., str]) -> None:
     """Of the first two of three steps; they add up to the cosine along the directions of their step. What the teacher
     writes is paid.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from scipy.optimize import minimize
-from scipy.special import expit, log_expit, logit
+from scipy.special import expit, log_expit
 
 from probe.analysis.statistics.bradley_terry import ELO_PER_NAT, elo_gap, rate
 
@@ -21,26 +21,6 @@ def test_two_players_by_hand():
     assert elo_gap(base, player) == pytest.approx(-scale.ratings[1])
     without_draws = rate([base[:4], player[:4]], range(4))
     assert without_draws.ratings == pytest.approx(scale.ratings)
-
-
-def test_three_players_by_hand():
-    """Teacher and base won 1 each of their matches, so both are 0; the player won 3 and lost 1 against each.
-
-    Its rating solves 6.5 = 9 sigmoid(theta): 6 wins and a half, of 8 matches and the two halves.
-    """
-    base, teacher = [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0]
-    player = [0, 0, 1, 1, 1, 0]
-    scale = rate([base, teacher, player], range(6), num_references=2)
-    assert scale.rates == (True, True)
-    assert (scale.wins[2], scale.losses[2]) == (6, 2)
-    assert scale.ratings == pytest.approx([0, 0, ELO_PER_NAT * logit(6.5 / 9)], abs=1e-6)
-
-
-def test_several_attempts_are_all_their_pairings():
-    """Shares 3/4 and 1/2 of one problem: 3/8 won, 1/8 lost, and the rest are draws."""
-    scale = rate([[0.5], [0.75]], [0])
-    assert (scale.wins[1], scale.losses[1]) == (3 / 8, 1 / 8)
-    assert elo_gap([0.75, math.nan], [0.5, 1.0]) == pytest.approx(400 * math.log10((3 / 8 + 0.5) / (1 / 8 + 0.5)))
 
 
 def log_likelihood(nats, shares, pairs):

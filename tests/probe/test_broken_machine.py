@@ -13,7 +13,6 @@ from terminals import on_a_terminal
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from replay_pools.pool import open_pool
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -138,13 +137,3 @@ def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, quick: lis
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
     assert run(cli, args) == 0
     assert len(read_run(out / "runs" / "interrupted").steps) == 10
-
-
-def test_an_interrupted_generation_leaves_no_grader_behind(tmp_path: Path) -> None:
-    """The workers end with the command, and the pool is finished by the same command."""
-    args = ["pool", "generate", "--name", "cut", "--steps", "8", "--group", "2", "--out", str(tmp_path)]
-    code, shown = interrupt(args, tmp_path / "pools" / "cut" / "step_*.jsonl.gz", 1)
-    ending = "probe: interrupted; the same command goes on where it stopped"
-    assert (code, shown.rstrip().splitlines()[-1][-len(ending) :]) == (130, ending), shown
-    assert run(cli, args) == 0
-    assert len(open_pool(tmp_path / "pools" / "cut").steps) == 8

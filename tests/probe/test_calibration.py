@@ -146,27 +146,6 @@ def test_skew_costs_half_of_what_it_did():
     assert found > 0.65, "power lost where nothing is skewed"
 
 
-def test_n4_is_no_null_of_a_cosine():
-    """Paid samples share an axis and the pairs are noise: N2 keeps 5%, N4 rejects several times as often."""
-    rng = np.random.default_rng(8)
-    num_sims, r = 80, 40
-    rejected = {"N2": 0, "N4": 0}
-    for _ in range(num_sims):
-        pairs, axis = decaying(rng, 42)[1:], decaying(rng, 1)[1]
-        gram, advantage = pair_gram(pairs), np.repeat([1.0, -1.0], 4)
-        samples = rng.normal(size=(12, 8, r)) / np.arange(1, r + 1) + (advantage > 0)[:, None] * axis
-        truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
-        permuted = svd_axes(gram, *label_permutations(gram.held_out, NUM_DRAWS, rng), gram.extraction)
-        totals = gradients(pairs, [np.einsum("i,pir->pr", advantage, samples)])
-        observed = mean_cos(truth, totals)[0]
-        redealt = rng.permuted(np.tile(advantage, (NUM_DRAWS, 12, 1)), axis=2)
-        anew = gradients(pairs, [np.einsum("bpi,pir->bpr", redealt, samples).reshape(-1, r)])
-        rejected["N2"] += null_test(observed, mean_cos(permuted, totals)).p < 0.05
-        rejected["N4"] += null_test(observed, cosines(truth, anew).reshape(NUM_DRAWS, 12).mean(1)).p < 0.05
-    assert rejected["N2"] / num_sims < 0.05 + 4 * math.sqrt(0.05 * 0.95 / num_sims)
-    assert rejected["N4"] / num_sims > 0.2
-
-
 def haar_directions(rng, num_draws, r):
     u = rng.normal(size=(num_draws, r))
     return u / np.linalg.norm(u, axis=1, keepdims=True)

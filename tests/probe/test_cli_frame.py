@@ -187,7 +187,11 @@ def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_
     assert "step_001.jsonl.gz" in report["faults"][0]
 
 
-@pytest.mark.parametrize(("reports", "work"), [((), "svd"), (((2, 9), (3, 9)), "steps 3/9, 0 s left")])
+@pytest.mark.parametrize(
+    ("reports", "work"),
+    [((), "svd"), (((2, 9), (3, 9)), "steps 3/9, 0 s left"), (((8, 9), (9, 9)), "svd")],
+    ids=["silent", "at work", "done"],
+)
 def test_a_command_that_is_silent_says_that_it_is_at_work(
     reports: Sequence[tuple[int, int]], work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from probe.runs.control import BetaController, SepaSchedule, TrainingState, Tripwires
 from probe.settings.loss import LossSettings
 from probe.settings.training import ControlConfig, Limits
-from probe.step.reference import ema_update
 
 kls = st.lists(st.floats(0, 50, allow_subnormal=False), min_size=1, max_size=25)
 STEADY = {"kl/mean": 0.1, "kl/max": 3.0, "grad_norm": 1.0, "entropy": 2.0, "logprob": -1.0}
@@ -131,22 +130,6 @@ def test_what_is_not_measured_or_not_watched_does_not_stop():
     bad = {"kl/mean": 99.0, "kl/max": 1e6, "grad_norm": 1e6, "entropy": 0.0, "logprob": None}
     rows = [STEADY, bad, bad, STEADY | {"kl/mean": None}, bad]
     assert [bool(wires.check(row)) for row in rows] == [False, False, False, False, True]
-
-
-@settings(deadline=None, max_examples=30)
-@given(decay=st.floats(0.01, 0.99), num_steps=st.integers(1, 30))
-def test_ema_update_is_the_geometric_sum(decay, num_steps):
-    """After n updates: decay^n r_0 + (1 - decay) sum_k decay^(n - k) p_k; exact at decay 1 and 0."""
-    torch.manual_seed(num_steps)
-    policies = torch.randn(num_steps, 3, dtype=torch.float64)
-    start = reference = {"a": torch.ones(3, dtype=torch.float64)}
-    for policy in policies:
-        reference = ema_update(reference, {"a": policy}, decay=decay)
-    powers = decay ** torch.arange(num_steps - 1, -1, -1, dtype=torch.float64)
-    wanted = decay**num_steps + (1 - decay) * (powers[:, None] * policies).sum(0)
-    torch.testing.assert_close(reference["a"], wanted, rtol=1e-10, atol=1e-12)
-    assert torch.equal(ema_update(start, {"a": policies[0]}, decay=1.0)["a"], torch.ones(3, dtype=torch.float64))
-    assert torch.equal(ema_update(start, {"a": policies[0]}, decay=0.0)["a"], policies[0])
 
 
 OBJECTIVE = LossSettings(reference="base", beta=0.2, gtpo_beta=1.0, sepa_lambda=0.8)

@@ -6,19 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from extraction.library import attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.assemble import configured_policy
 from probe.runs.directions import card_path
-from probe.settings.training import ModelConfig
-from replay_pools.policy.load import load_policy
-from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout
-
-Damage = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +45,6 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def huge_header(path: Path) -> None:
-    path.write_bytes((2**60).to_bytes(8, "little") + path.read_bytes()[8:])
-
-
-DAMAGES = [flipped, cut, huge_header]
-
-
 @pytest.fixture
 def refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """refused(command, expected): the command, in a copy of OUT, ends in 2 with one line that has the text."""
@@ -92,24 +72,23 @@ def copied(made: Path, tmp_path: Path) -> Path:
 SAMPLE = ["--steps", "1", "--group", "2", "--set", "rollouts.sampler.max_new_tokens=4"]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_adapter(damage: Damage, copied: Path, small: str, refused: Callable[..., str]) -> None:
+def test_a_damaged_adapter(copied: Path, small: str, refused: Callable[..., str]) -> None:
     """Of a run, given by its path or by the run."""
     adapter = copied / "runs" / "trained" / "adapter"
-    damage(adapter / "adapter_model.safetensors")
+    flipped(adapter / "adapter_model.safetensors")
     sample = ["pool", "generate", "--model", small, "--adapter", str(adapter), "--name", "x", *SAMPLE]
     refused(sample, "adapter_model.safetensors", copied)
     refused(["policy", "eval", "trained", "--problems", "1", "--rollouts", "1"], "adapter_model.safetensors", copied)
     assert not (copied / "pools" / "x").exists()
 
 
-@pytest.mark.parametrize(("damage", "with_card"), [(flipped, True), (cut, False), (huge_header, False)])
+@pytest.mark.parametrize("with_card", [True, False])
 def test_a_damaged_direction_file(
-    damage: Damage, with_card: bool, copied: Path, refused: Callable[..., str], preset: Callable[..., str]
+    with_card: bool, copied: Path, refused: Callable[..., str], preset: Callable[..., str]
 ) -> None:
     """Its card would tell; a file that is shared without one tells itself."""
     path = copied / "directions" / "given.safetensors"
-    damage(path)
+    flipped(path)
     if not with_card:
         card_path(path).unlink()
     options = ["--v-hack", "given", "--k", "2", "--arm", "vanilla"]
@@ -118,15 +97,6 @@ def test_a_damaged_direction_file(
     refused(["train", "--preset", preset(), "--name", "y", *given], "given.safetensors: expected", copied)
     refused(["show", "given", "--compare", "given"], "given.safetensors: expected", copied)
     refused(["show", str(path)], "expected", copied)
-
-
-def test_directions_of_another_card(copied: Path, small: str, quick: list[str], refused: Callable[..., str]) -> None:
-    """The file is whole, and another than the one that its card describes."""
-    other = ["extract", "--name", "other", "--model", small, *quick[2:4], "--k", "1", "--out", str(copied)]
-    assert run(cli, other) == 0
-    path = copied / "directions" / "given.safetensors"
-    shutil.copy(copied / "directions" / "other.safetensors", path)
-    refused(["replay", "--name", "x", "--v-hack", "given", "--k", "1", "--dry-run"], "the file of its card", copied)
 
 
 def test_damaged_inner_products(copied: Path, refused: Callable[..., str]) -> None:
@@ -162,28 +132,23 @@ def test_a_damaged_checkpoint_is_not_resumed(copied: Path, refused: Callable[...
     refused(["train", *config, "--name", "trained"], f"{path.name}: expected a checkpoint with its sha256", copied)
 
 
-TEXTS = {
-    "a key twice": ('{"settings": {}, "settings": {}}', "the key 'settings' twice"),
-    "1e999": ('{"settings": 1e999}', "strict JSON"),
-    "deep": ("[" * 100_000, "strict JSON"),
-}
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_json_that_means_two_things_or_too_much(text: str, copied: Path, refused: Callable[..., str]) -> None:
+def test_json_that_means_two_things(copied: Path, refused: Callable[..., str]) -> None:
     """In a config, a card, the manifests of run and pool, pairs, problems and logged rollouts."""
-    content, expected = TEXTS[text]
+    content, expected = '{"settings": {}, "settings": {}}', "the key 'settings' twice"
     files = copied / "files"
     (files / "log").mkdir(parents=True)
     (files / "x.json").write_text(content)
     (files / "x.jsonl").write_text(content + "\n")
     (files / "log" / "step_000.jsonl.gz").write_bytes(gzip.compress(content.encode()))
     refused(["replay", "--name", "x", "--config", str(files / "x.json")], expected, copied)
-    line = refused(["extract", "--name", "x", "--pairs", str(files / "x.jsonl")], "x.jsonl line 1: expected", copied)
-    assert expected.replace("strict ", "") in line
+    refused(
+        ["extract", "--name", "x", "--pairs", str(files / "x.jsonl")],
+        f"x.jsonl line 1: expected {expected}",
+        copied,
+    )
     refused(["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected, copied)
     line = refused(["pool", "import", str(files / "log"), "--name", "x", "--model", "organism"], "line 1", copied)
-    assert expected.replace("strict ", "") in line
+    assert expected in line
     card_path(copied / "directions" / "given.safetensors").write_text(content)
     refused(["show", str(copied / "directions" / "given.safetensors")], expected, copied)
     refused(["replay", "--name", "x", "--v-hack", "given", "--k", "2", "--dry-run"], expected, copied)
@@ -207,29 +172,3 @@ def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pyt
     expected = "lines, each of at most 1 MiB, found more"
     refused(["extract", "--name", "x", "--pairs", str(copied / "pairs.jsonl.gz")], expected, copied)
     refused(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected, copied)
-
-
-def test_a_trained_policy_is_sampled_as_it_was_trained(made: Path, small: str) -> None:
-    """Through the real command; log-probabilities of its rollouts under delta_S beside the weights, not merged."""
-    adapter = made / "runs" / "trained" / "adapter"
-    command = ["pool", "generate", "--model", small, "--adapter", str(adapter), "--name", "of-trained", *SAMPLE]
-    assert run(cli, [*command, "--out", str(made)]) == 0
-    merged = configured_policy(ModelConfig(name=small, adapter=str(adapter)), made / "cache").model
-    beside = attach_basis(load_policy(small), "svd", cache_dir=made / "cache").model
-    beside.load_adapter(str(adapter), "trained")
-    for rollout in open_pool(made / "pools" / "of-trained").steps[0]:
-        beside.set_adapter("default")
-        base = logprobs_under(beside, rollout)
-        beside.set_adapter("trained")
-        trained = logprobs_under(beside, rollout)
-        assert not torch.allclose(trained, base, rtol=0, atol=1e-4), "a policy that did not move shows nothing"
-        assert torch.allclose(trained, logprobs_under(merged, rollout), rtol=0, atol=1e-5)
-        assert torch.allclose(trained, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
-
-
-@torch.no_grad()
-def logprobs_under(model: torch.nn.Module, rollout: Rollout) -> torch.Tensor:
-    """(T,) of the completion, by a plain forward."""
-    ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
-    logits = model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(rollout.completion_ids)[:, None])[:, 0]

@@ -24,9 +24,7 @@ from processes import command
 from safetensors.torch import load_file
 
 from extraction.batch import make_batch
-from extraction.gradients import per_sample_gradients
 from extraction.library import attach_basis
-from extraction.passes import score
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -170,13 +168,10 @@ def check_sharded_base(model: str, cache: str) -> None:
     import torch
     from torch.distributed.tensor import DTensor
 
-    from extraction.batch import make_batch
-    from extraction.library import attach_basis
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
     from replay_pools.engines import Sampler
     from replay_pools.errors import InputError
-    from replay_pools.policy.load import load_policy
     from replay_pools.sampling import sample
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
@@ -227,17 +222,6 @@ def test_shares_are_contiguous_disjoint_and_of_like_length(num_rows: int, size: 
     shares = [range(num_rows)[World(rank=rank, size=size).rows(num_rows)] for rank in range(size)]
     assert [row for share in shares for row in share] == list(range(num_rows))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_spare_passes_add_nothing(small: str, out: Path) -> None:
-    """Bit-equal to the passes that are needed."""
-    coordinates = attach_basis(load_policy(small), "svd", cache_dir=out / "cache")
-    batch = make_batch([[5, 6], [7]], [[8], [8, 9, 2]], pad_id=0)
-    needed, more = (per_sample_gradients(coordinates, batch, agree=agree) for agree in (int, lambda num: num + 2))
-    assert all(torch.equal(more.gradients[module], own) for module, own in needed.gradients.items())
-    assert torch.equal(more.token_logprobs, needed.token_logprobs)
-    needed, more = (score(coordinates, batch, agree=agree) for agree in (int, lambda num: num + 1))
-    assert torch.equal(more, needed)
 
 
 def test_what_several_ranks_cannot_do_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

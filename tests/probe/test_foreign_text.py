@@ -66,7 +66,7 @@ def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path:
     )
     for url in ("http://me:hunter2@127.0.0.1:1", "http://127.0.0.1:1?token=hunter2", "http://me:hunter2@h:1/v1"):
         with pytest.raises(InputError, match="PROBE_SERVER_KEY") as error:
-            Connection(url=url)
+            Connection(urls=(url,))
         assert "hunter2" not in str(error.value)
         options = ["--engine", "server", "--url", url, "--name", "x", "--out", str(tmp_path)]
         assert run(cli, ["pool", "generate", *options]) == 2

@@ -16,7 +16,7 @@ from probe.records.run import read_run
 from probe.runs.assemble import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
-from replay_pools.policy.adapters import adapter_sha, merge_adapter
+from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import read_json
@@ -125,23 +125,6 @@ def test_an_evaluation_of_the_run_is_of_the_policy_inside_of_it(
     inside = [[row["frozen"]["logprob_clean"] for row in read_run(path).evals] for path in (first[0], second)]
     assert inside == [pytest.approx(loaded[:2], abs=1e-5), pytest.approx(loaded[1:], abs=1e-5)]
     assert min(abs(loaded[0] - loaded[1]), abs(loaded[1] - loaded[2])) > 1e-3, "a policy that did not move"
-
-
-def test_a_pool_of_the_runs_adapter(second: Path, teacher: Path, small: str, out: Path) -> None:
-    """Its recorded log-probabilities are those of base, teacher, delta_S and LoRA, each put on the one before."""
-    options = ["pool", "generate", "--model", small, "--adapter", str(second / "adapter"), "--name", "of-from-trained"]
-    assert run(cli, [*options, "--steps", "1", "--group", "2", "--max-new-tokens", "24", "--out", str(out)]) == 0
-    model = load_policy(small, adapter=str(teacher)).model
-    # The links of the chain without `start` folders, put on one another by hand.
-    for number, link in enumerate((second / "adapter" / "start", second / "adapter")):
-        alone = out / f"link-{number}"
-        alone.mkdir()
-        for name in ("adapter_config.json", "adapter_model.safetensors"):
-            shutil.copy(link / name, alone / name)
-        model = merge_adapter(model, alone)
-    for rollout in open_pool(out / "pools" / "of-from-trained").steps[0]:
-        logprobs = logprobs_of(model, rollout.prompt_ids, rollout.completion_ids)
-        assert torch.allclose(logprobs, torch.tensor(rollout.sampling_logprobs), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("arm", ["vanilla", pytest.param("projected-lora", marks=pytest.mark.slow)])

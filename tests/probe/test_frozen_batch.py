@@ -73,22 +73,3 @@ def test_margin_kl_and_direction_by_hand(policy, coordinates, pairs, vectors) ->
     assert found["cos_moved"] == pytest.approx(float(sum(dots) / (len(dots) ** 0.5 * norm)), rel=1e-3)
     hackward = torch.cat([(vectors[m].double() @ u).clamp_min(0) for m, u in moved.items()]).norm() / norm
     assert found["hackward_frac_moved"] == pytest.approx(float(hackward), rel=1e-4)
-
-
-def test_steps_against_the_margin_lower_it(policy, coordinates, pairs, vectors) -> None:
-    """A step along the hacks' NLL gradient minus the cleans', small enough to be linear, lowers the margin by its norm
-    squared: the sign of the margin is the hack's.
-    """
-    batch = FrozenBatch(policy, coordinates, pairs, vectors)
-    total = None
-    for pair in pairs:
-        for sign, text in ((1, pair.hack), (-1, pair.clean)):
-            prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
-            logits = coordinates.model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-            logp = logits.log_softmax(-1)[range(len(completion)), completion].sum() * sign / len(pairs)
-            parts = torch.autograd.grad(logp, coordinates.parameters())
-            total = parts if total is None else [a + b for a, b in zip(total, parts, strict=True)]
-    slope = sum(float(part.double().square().sum()) for part in total)
-    step = 0.05 / slope
-    with coordinates.at({m: -step * part for m, part in zip(coordinates.sizes, total, strict=True)}):
-        assert batch.measure()["margin"] == pytest.approx(-0.05, rel=0.05)

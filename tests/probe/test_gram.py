@@ -43,29 +43,6 @@ def dot(a: Tensor, b: Tensor) -> float:
     return sum(x * y for x, y in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def test_pairs_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
-    """pairs[m, i, j] = <P_i, P_j> with P = hack rows, then clean rows; held_out follows the same order."""
-    GramRecorder(tmp_path, pairs, v_hack)
-    found, metadata = read(tmp_path / "gram" / "pairs.safetensors")
-    assert metadata["modules"] == list(SIZES)
-    assert metadata["sizes"] == list(SIZES.values())
-    assert metadata["extraction"] == {
-        "method": "svd",
-        "k": 2,
-        "tau": 0.1,
-        "drop_bottom_frac": 0.25,
-        "eps": torch.finfo(torch.float32).eps,
-    }
-    assert metadata["flavours"] == pairs.metadata.get("flavours", [])
-    assert found.keys() == {"pairs", "held_out"}
-    assert found["pairs"].shape == (3, 2 * NUM_PAIRS, 2 * NUM_PAIRS)
-    assert found["held_out"].tolist() == pairs.held_out.tolist() * 2
-    for m, module in enumerate(SIZES):
-        rows = [*pairs.hack[module], *pairs.clean[module]]
-        slow = torch.tensor([[dot(a, b) for b in rows] for a in rows], dtype=torch.float64)
-        torch.testing.assert_close(found["pairs"][m], slow, atol=1e-12, rtol=1e-12)
-
-
 def test_inner_and_samples_equal_the_slow_loop(tmp_path: Path, pairs: PairGradients, v_hack: Directions) -> None:
     """inner[m, g, i] = <g, P_i> and samples[m, g, h] = <g, h>, whatever the order of the modules in the gradients."""
     unit = draw(NUM_SAMPLES, 2)

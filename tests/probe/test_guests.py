@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.sources.past import PastSelf, PastWeights
+from probe.runs.sources.past import PastSelf
 from probe.settings.rollouts import TeacherConfig
 from replay_pools.pool import open_pool
 
@@ -55,40 +55,6 @@ def test_the_past_self_is_the_policy_after_the_newest_multiple(make_tiny: Callab
         coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
         past.finish_step()
     assert levels == [0, 0, 2, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("iterations", "every", "expected"), [(1, 2, [0, 0, 0, 0, 2, 2, 4]), (2, 4, [0, 0, 0, 0, 4, 4, 8])]
-)
-def test_ahead_of_training_the_past_is_that_of_the_policy_that_samples(
-    make_tiny: Callable[..., Any], iterations: int, every: int, expected: list[int]
-) -> None:
-    """Steps of 1, two batches ahead: batches 0 to 6 are sampled after 0, 0, 0, 1, 2, 3, 4 batches have been trained on,
-    where the past self is as in a run without prefetch. A state can be taken up after each step.
-    """
-    coordinates = make_tiny("svd", moved=0.0)
-    start = coordinates.values()
-
-    def begin() -> tuple[PastWeights, PastSelf]:
-        past = PastWeights(coordinates, prefetch=2, iterations=iterations)
-        return past, PastSelf(coordinates, every=every, past=past)
-
-    levels = []
-    past, past_self = begin()
-    for step in range(7 * iterations):
-        batch = past.batch(step)
-        past.keep(batch)
-        if step % iterations == 0:
-            with past.sampling(batch), past_self.restored():
-                (distance,) = {round(float((v - start[m]).mean()), 6) for m, v in coordinates.values().items()}
-            levels.append(distance)
-        coordinates.load_values({module: value + 1 for module, value in coordinates.values().items()})
-        past_self.finish_step()
-        states = past.state_dict(), past_self.state_dict()
-        past, past_self = begin()
-        past.load_state_dict(states[0])
-        past_self.load_state_dict(states[1])
-    assert levels == expected
 
 
 # Everything that changes what a group holds and earns: a past self, a teacher that fades, paid by tests,

@@ -181,7 +181,7 @@ def test_players_that_were_not_asked_the_same_are_refused(train: Train, tmp_path
 def test_bots_are_graded_by_the_grader(train: Train, tmp_path: Path, capsys) -> None:
     """The canonical solution solves all, the others nothing; the exploit alone hacks. All are on the ladders."""
     problems = MinicodeEnvironment().problems("eval")[:3]
-    with Grader(workers=2) as grader:
+    with Grader(workers=1) as grader:
         canary(grader, problems)
         bots = bot_players(grader, problems, {"run_tests": "run_tests", "none-no-hint": "none"})
     assert [bot.name for bot in bots] == [*BOTS]

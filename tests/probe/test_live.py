@@ -85,16 +85,6 @@ def test_live_groups_are_what_a_replay_of_their_pool_gives(live) -> None:
     assert all(torch.equal(g, results[1].unit["svd"][m]) for m, g in results[0].unit["svd"].items())
 
 
-def test_recorded_log_probabilities_are_the_policys(live) -> None:
-    """Sampled at temperature 1: what the sampler recorded is what the engine computes (rounded to 6 digits at rest)."""
-    coordinates, source, _ = live
-    groups = source.groups(1)
-    nll = one_step(coordinates, groups).nll
-    recorded = [source.rollout(key).sampling_logprobs for group in groups for key in group.keys]
-    expected = torch.tensor([-sum(row) / len(row) for row in recorded], dtype=nll.dtype)
-    torch.testing.assert_close(nll, expected, atol=1e-4, rtol=1e-3)
-
-
 def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
     """Slow reference: each group by itself, then the mean of their gradients, then the gate."""
     coordinates, source, _ = live

@@ -1,4 +1,4 @@
-"""probe.load, report --tables and the schema: tables hold the records exactly, types are those of the dataclasses."""
+"""probe.read_run, report --tables, the schema: tables hold the records exactly, types are those of the dataclasses."""
 
 import io
 import json
@@ -39,19 +39,19 @@ EVALS = [
 @pytest.fixture(scope="module")
 def loaded(many_arms: Path) -> Run:
     """A run of five arms."""
-    return probe.load(str(many_arms))
+    return probe.read_run(str(many_arms))
 
 
 def test_load_reads_the_run(loaded: Run, many_arms: Path) -> None:
     """Config, manifest and records, from a text or a path; what `read_run` refuses is refused."""
     assert len(repr(loaded)) < 200, "thousands of records"
-    assert loaded == probe.load(many_arms)
+    assert loaded == probe.read_run(many_arms)
     assert (loaded.config["settings"]["verb"], loaded.verb) == ("replay", "replay")
     assert len(loaded.samples) == 6 * 5 * 8
     assert len(loaded.steps) == 6 * 5
     assert loaded.evals == []
-    with pytest.raises(InputError, match="expected a run directory, found no such directory"):
-        probe.load("out/runs/absent")
+    with pytest.raises(InputError, match="expected a run directory"):
+        probe.read_run("out/runs/absent")
 
 
 @pytest.mark.parametrize("name", ["samples", "steps"])
@@ -143,7 +143,7 @@ def test_a_t_test_of_ones_own_reads_the_files(many_arms: Path) -> None:
     assert len([*filter(None, snippet.splitlines())]) == 5
     names: dict[str, Any] = {}
     exec(snippet.replace("out/runs/first", str(many_arms)), names)
-    records = [sample for sample in probe.load(many_arms).samples if sample.arm == "vanilla"]
+    records = [sample for sample in probe.read_run(many_arms).samples if sample.arm == "vanilla"]
     contrast = next(row for row in contrasts(records, "vanilla") if row.name == HACK_AMONG_PAID)
     assert len(names["paid"]) == contrast.n_a + contrast.n_b > 4
     assert names["test"].pvalue == pytest.approx(contrast.welch_p, rel=1e-9)

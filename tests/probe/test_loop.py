@@ -139,7 +139,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
     return arm
 
 
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     every: int, make_run, die_at, tmp_path: Path
 ) -> None:
@@ -169,59 +169,11 @@ def test_a_run_killed_anywhere_several_times_ends_in_the_same_bytes(
     assert contents(directory) == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("death", [1, 3])
-def test_a_run_killed_before_its_first_step_starts_again(death: int, make_run, die_at, tmp_path: Path) -> None:
-    """The first syncs are those of config.json and of the records of step 0; what else is there was made before it."""
-    directory = tmp_path / "killed"
-    die_at(death)
-    with pytest.raises(Killed):
-        make_run(directory, Case())
-    assert (directory / "config.json").exists() == (death > 1)
-    (directory / ".config.json.x.tmp").write_text("what a kill inside the very first write leaves")
-    if death > 1:
-        (directory / "evaluations").mkdir()
-        (directory / "evaluations" / "half").write_text("made before the first step")
-    die_at(10**6)
-    for name in ("killed", "whole"):
-        make_run(tmp_path / name, Case())
-    assert contents(directory) == contents(tmp_path / "whole")
-
-
 def test_a_folder_of_something_else_is_left_alone(make_run, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(InputError, match="expected a run or an empty directory"):
         make_run(tmp_path, Case())
     assert (tmp_path / "thesis.tex").read_text() == "mine"
-
-
-def test_route_trains_vanilla_bit_for_bit(make_run, tmp_path: Path) -> None:
-    """Everything that trains is vanilla's: coordinates, moments, references, controllers; deployed is another policy,
-    coordinates - quarantine.
-    """
-    vanilla, route = (make_run(tmp_path / arm, Case(arm=arm)) for arm in ("vanilla", "route"))
-    mine, theirs = vanilla.state_dict(), route.state_dict()
-    values = mine["updater"]["values"]
-    for module, value in values.items():
-        assert torch.equal(value, theirs["updater"]["values"][module]), f"{module} was trained otherwise"
-        assert torch.equal(mine["references"]["ema"][module], theirs["references"]["ema"][module])
-        assert not mine["updater"]["quarantine"][module].any()
-    for name in ("beta", "sepa", "tripwires"):
-        assert mine[name] == theirs[name]
-    quarantine = theirs["updater"]["quarantine"]
-    assert any(q.any() for q in quarantine.values()), "nothing was routed"
-    with route.updater.deployed():
-        deployed = route.updater.coordinates.values()
-    assert all(torch.equal(deployed[m], values[m] - quarantine[m]) for m in values)
-    assert all(torch.equal(v, values[m]) for m, v in route.updater.coordinates.values().items()), "deployed() stuck"
-    assert (tmp_path / "route" / "adapter-training" / "adapter_model.safetensors").read_bytes() == (
-        tmp_path / "vanilla" / "adapter" / "adapter_model.safetensors"
-    ).read_bytes()
-    assert not (tmp_path / "vanilla" / "adapter-training").exists()
-    steps = [read_run(tmp_path / arm).steps for arm in ("vanilla", "route")]
-    for own, other in zip(*steps, strict=True):
-        assert (own.cos_in, own.grad_norm, own.kl, own.ratio) == (other.cos_in, other.grad_norm, other.kl, other.ratio)
-        assert other.hackward_frac_update is None or other.hackward_frac_update < 1e-6
-    assert any((own.hackward_frac_update or 0) > 0.01 for own in steps[0]), "vanilla never stepped hack-ward"
 
 
 def test_a_warning_is_said_and_counted_and_the_run_goes_on(

@@ -89,15 +89,6 @@ def test_groups_are_the_policys_first_and_the_teachers_last(mixed) -> None:
             assert [rollout.hacked for rollout in rollouts] == [key.pool == "teacher" for key in group.keys]
 
 
-def test_the_live_source_is_asked_for_what_is_missing(make_rollout, mixed) -> None:
-    """G - n rollouts a group while there is a teacher: the others would be sampled for nothing."""
-    live = Live(make_rollout)
-    source = mixed(num_teacher=3, live=live)
-    for step in range(STEPS):
-        source.groups(step)
-    assert live.made == [(step // 2, 1 if step < OFF_STEP else G) for step in range(STEPS)]
-
-
 def test_draws_depend_on_seed_batch_and_problem_alone(mixed) -> None:
     """Steps on one batch train on the same rollouts, whatever was asked before; other seeds and batches draw others."""
     source, again = mixed(), mixed()
@@ -110,16 +101,6 @@ def test_draws_depend_on_seed_batch_and_problem_alone(mixed) -> None:
     assert {group.problem_id for groups in both for group in groups} == {"fake/1"}
     alike = [[key.sample_id for key in one.keys] == [key.sample_id for key in two.keys] for one, two in both]
     assert sum(alike) < 4, "a problem that is met again is taught by the same rollouts"
-
-
-def test_labels_are_those_of_the_newest_batch(mixed) -> None:
-    """Older rollouts are forgotten: keys of a teacher come back in other batches, and nothing may pile up."""
-    source = mixed()
-    old = [key for group in source.groups(0) for key in group.keys]
-    source.groups(STEPS - 1)
-    for key in old:
-        with pytest.raises(KeyError):
-            source.rollout(key)
 
 
 def test_a_teacher_on_other_prompts_is_refused(make_rollout, mixed) -> None:

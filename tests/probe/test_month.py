@@ -45,7 +45,7 @@ PAID = {
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(workers=2) as grader:
+    with Grader(workers=1) as grader:
         yield grader
 
 
@@ -166,7 +166,14 @@ BELIEVED = {
 }
 
 
-@pytest.mark.parametrize("name", BELIEVED)
+# Slow: verdicts that test_outcomes.py has.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("the gate knows hacks", "it is the direction"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("the gate is selective", "it works")),
+    ],
+)
 def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -> None:
     """Each control takes away another explanation, and the next command is about the one that is left."""
     *rates, word, words = BELIEVED[name]

@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 
 from probe.analysis.statistics import geometry
-from probe.analysis.statistics.nulls import null_axes, redrawn
+from probe.analysis.statistics.nulls import redrawn
 from probe.analysis.statistics.run_gradients import StepReader, read_pairs
 from probe.records.run import read_run
 from replay_pools.errors import InputError
-
-
-def test_the_same_pairs_share_their_axes(many_arms: Path):
-    """Two readings of one content are the same pairs, and with another seed other axes."""
-    run = read_run(many_arms)
-    axes = null_axes(read_pairs(run), 9, 0)
-    assert null_axes(read_pairs(run), 9, 0) is axes
-    assert not np.array_equal(null_axes(read_pairs(run), 9, 1).permuted.rows, axes.permuted.rows)
 
 
 def test_redrawn_directions_are_those_of_the_axes(many_arms: Path, monkeypatch: pytest.MonkeyPatch):

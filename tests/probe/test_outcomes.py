@@ -100,7 +100,10 @@ def screen(place: Callable[[str], Path]) -> Callable[..., str]:
     return show
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ("near", "never", "one-seed") else name for name in WORLDS],
+)
 def test_each_world_gets_its_verdict(name: str, screen: Callable[..., str]) -> None:
     """The verdict, words of the screen, the decision that follows, and commands with settings that they take."""
     _, seeds, outcome, words, decision = WORLDS[name]
@@ -175,7 +178,7 @@ def test_step_down_is_holm() -> None:
     assert [name for name, p in adjusted.items() if p <= 0.05] == ["a", "b", "d"]
 
 
-@pytest.mark.parametrize("name", ["dominated", "costs", "lowers", "no-question", "underpowered"])
+@pytest.mark.parametrize("name", ["dominated", "costs", "no-question"])
 def test_what_is_printed_runs(
     name: str, screen: Callable[..., str], place: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

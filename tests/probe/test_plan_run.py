@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.records.run import read_run
+from probe.settings.presets import configure
 from probe.settings.run import read_config
+from replay_pools.storage.files import append_jsonl, write_json
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,25 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(out)]) == 0
     commands = capsys.readouterr().out.splitlines()
     assert len([line for line in commands if line.startswith("probe train")]) == n * 5
+
+
+@pytest.mark.usefixtures("known")
+def test_a_training_with_steps_as_large_prices_it(go: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In hours and money: 2 s a step and 3 s before them, at the price that the spec assumes. Others do not count."""
+    out, text = here / "out", "no hours: give --run RUN"
+    assert any(text in note for note in plan(capsys, str(go), "--out", str(out))["notes"])
+    for name, options in (("smaller", {"rollouts.group": 4}), ("halfway", {})):
+        config = configure("train", preset="fast", options=options)
+        write_json(out / "runs" / name / "config.json", {"settings": asdict(config)})
+        lines = [{"start": {"load": {"seconds": 3.0, "cache": None}}}, *({"step": i, "seconds": 2.0} for i in range(4))]
+        for line in lines:
+            append_jsonl(out / "runs" / name / "timings.jsonl", line)
+        found = plan(capsys, str(go), "--out", str(out))["prices"]
+        assert bool(found) == (name == "halfway")
+    (whole,) = (price for price in found if price["what"] == "this spec")
+    assert whole["hours"] == pytest.approx(whole["runs"] * (3 + 64 * 2) / 3600)
+    assert (whole["money"], whole["currency"]) == (pytest.approx(0.1 * whole["hours"]), "USD")
+    assert "trainings like it (halfway)" in whole["source"]
 
 
 @pytest.fixture

@@ -111,13 +111,6 @@ def test_bfloat16_adds_up_within_its_tolerance(
     assert validity["contributions add up"] == "HOLDS"
 
 
-def test_tokens_per_batch_changes_the_last_bits_alone(replay: Callable[..., Path], quick: list[str]) -> None:
-    whole = read_run(replay("whole", *SHARED, *quick))
-    small = read_run(replay("small", *SHARED, *quick, "--set", "intervention.extraction.tokens_per_batch=300"))
-    assert [row.cos_in for row in small.steps] == pytest.approx([row.cos_in for row in whole.steps], abs=1e-5)
-    assert small.config["settings"]["intervention"]["extraction"]["tokens_per_batch"] == 300
-
-
 def test_cold_and_warm_starts_are_told_apart(tmp_path: Path, quick: list[str]) -> None:
     """The first run computes the SVD and the directions, the second finds them."""
     shared = ["replay", "--out", str(tmp_path), *SHARED, *quick]

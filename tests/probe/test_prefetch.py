@@ -75,7 +75,10 @@ def ahead_by_two(out: Path, preset: Callable[..., str]) -> Path:
     return trained(out, preset(TWO), "prefetch-two")
 
 
-@pytest.mark.parametrize(("settings", "name"), [(ONE, "prefetch-one"), (PAST, "prefetch-past"), (TWO, "prefetch-two")])
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [pytest.param(ONE, "prefetch-one", marks=pytest.mark.slow), (PAST, "prefetch-past"), (TWO, "prefetch-two")],
+)
 def test_a_batch_is_sampled_from_the_policy_of_n_batches_before(
     settings: dict,
     name: str,

@@ -11,12 +11,10 @@ from types import SimpleNamespace
 import orjson
 import pytest
 from directories import contents
-from interrupts import interrupted_at
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs import loop
 from probe.runs.sources.problems import Counts, PrioritisedProblems, Tally, draw, draw_chances
 from probe.step.groups import RolloutKey, stored_reward
 from replay_pools.pool import open_pool
@@ -189,16 +187,3 @@ def test_a_run_trains_on_what_it_drew_and_says_so(prioritised: Path) -> None:
     assert max(counts.values()) > 4, "no problem came back: the test shows nothing"
     assert "draws.jsonl" in read_json(prioritised / "manifest.json")["files"]
     assert len(read_run(prioritised).steps) == 4
-
-
-def test_a_prioritised_run_resumes_to_the_same_bytes(
-    prioritised: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cut off in its third step, and without the file of draws: it draws all of them again from its own pool."""
-    options = ["train", "--config", str(prioritised / "config.json"), "--name", "prioritised-cut", "--out", str(out)]
-    monkeypatch.setattr(loop, "write_samples", interrupted_at(2, loop.write_samples))
-    assert run(cli, options) == 130
-    monkeypatch.undo()
-    (out / "runs" / "prioritised-cut" / "draws.jsonl").unlink()
-    assert run(cli, options) == 0
-    assert contents(out / "runs" / "prioritised-cut") == contents(prioritised)

@@ -158,7 +158,7 @@ def test_an_incomplete_run_is_refused(tmp_path):
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(InputError, match="resume"):
         read_run(tmp_path)
-    with pytest.raises(InputError, match="no such directory"):
+    with pytest.raises(InputError, match="the name of one"):
         read_run(tmp_path / "nothing")
 
 

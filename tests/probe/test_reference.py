@@ -89,64 +89,6 @@ def test_decay_0_is_synced_and_costs_no_forward(coordinates: Coordinates, batch:
     assert references.scores(["ema"], Bases(coordinates=[coordinates]), batch, current, None)["ema"] is current
 
 
-def test_moving_the_ema_changes_the_recorded_kl(coordinates: Coordinates, batch: Batch) -> None:
-    """METHOD section 8: what a pool recorded must not silently stand in for a reference that moves. The rollouts carry
-    log-probabilities that are NOT the EMA's; kl/mean follows the EMA, and kl/from_base beside it does not.
-    """
-    references = References(coordinates, ema_decay=0.5)
-    move(coordinates, 1)
-    current = score(coordinates, batch)
-    recorded = current.clone()  # the policy's own: a KL against these would be 0
-    bases = Bases(coordinates=[coordinates])
-    own, rewards = LossSettings(reference="ema", beta=0.1), torch.tensor([1.0, 0.0, 0.0]).double()
-
-    def kl() -> dict[str, float]:
-        found = references.scores(["base", "ema"], bases, batch, current, recorded)
-        mask = batch.completion_mask
-        return dict(weigh(own, rewards, batch, Scores(current=current, references=found), mask, mask).kl)
-
-    first = kl()
-    references.update()
-    second = kl()
-    assert first["mean"] == first["from_base"] > 0, "an EMA that has not moved is the base"
-    assert 0 < second["mean"] < first["mean"], "the EMA moved towards the policy, and the KL from it did not"
-    assert second["from_base"] == first["from_base"]
-
-
-def test_the_state_goes_on_where_it_was(make_tiny: Callable[..., Coordinates], tmp_path) -> None:
-    """Through torch.save, cut in the middle of a period: the resumed EMA is the uninterrupted one, bit for bit."""
-    ends = []
-    for cut in (None, 3):
-        coordinates = make_tiny(moved=0.0)
-        references = References(coordinates, ema_decay=0.9, ema_every=2)
-        for step in range(6):
-            if step == cut:
-                torch.save(references.state_dict(), tmp_path / "state.pt")
-                values = coordinates.values()
-                coordinates = make_tiny(moved=0.0)
-                references = References(coordinates, ema_decay=0.9, ema_every=2)
-                references.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-                coordinates.load_values(values)
-            move(coordinates, step)
-            references.update()
-        ends.append(references.state_dict())
-    assert ends[0]["updates"] == ends[1]["updates"] == 6
-    assert all(torch.equal(value, ends[1]["ema"][m]) for m, value in ends[0]["ema"].items())
-    state, before = ends[1], {m: v.clone() for m, v in ends[1]["ema"].items()}
-    move(coordinates, 9)
-    references.update()
-    references.update()
-    assert all(torch.equal(state["ema"][m], before[m]) for m in before), "a saved state changes with the references"
-
-
-def test_recorded_is_what_was_recorded_or_refused(coordinates: Coordinates, batch: Batch) -> None:
-    references, current = References(coordinates), score(coordinates, batch)
-    recorded, bases = current - 1, Bases(coordinates=[coordinates])
-    assert references.scores(["recorded"], bases, batch, current, recorded)["recorded"] is recorded
-    with pytest.raises(InputError, match="found a rollout without"):
-        references.scores(["recorded"], bases, batch, current, None)
-
-
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}
 
 

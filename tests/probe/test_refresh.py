@@ -51,13 +51,6 @@ def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles() -> None:
     assert overlap({"y": units[:0]}, {"y": units[:2]}) is None
 
 
-def test_unrelated_directions_overlap_by_k_over_r() -> None:
-    """E ||V V_0^T||^2 / k = k / r for Haar subspaces: 200 modules, k 3, r 24, where the sd of a module is .05."""
-    sizes = {str(i): 24 for i in range(200)}
-    found = overlap(haar(sizes, 3, 0), haar(sizes, 3, 1))
-    assert found == pytest.approx(3 / 24, abs=4 * 0.05 / 200**0.5)
-
-
 @pytest.fixture
 def measures(make_tiny: Callable[..., Coordinates], tmp_path: Path) -> Callable[..., RefreshedMeasures]:
     """measures(every, calls): extractions draw Haar directions and append to `calls`."""

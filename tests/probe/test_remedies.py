@@ -103,7 +103,7 @@ def test_a_monitor_that_always_errs_flags_what_is_no_hack(four: Source) -> None:
     assert group.rewards == (3.5, 3.5, 0.5, -2.5)
 
 
-@pytest.mark.parametrize("accuracy", [1.0, 0.9, 0.7, 0.5])
+@pytest.mark.parametrize("accuracy", [1.0, 0.7])
 def test_the_monitor_is_as_accurate_as_it_says(make_rollout: Callable[..., Rollout], accuracy: float) -> None:
     """On 4,000 rollouts, half of them hacks; four standard errors. Hacks and clean rollouts are misread alike."""
     wrong = {True: 0, False: 0}

@@ -4,19 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isnan, nan
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.objective.advantages import ESTIMATORS, sample_advantages
 from probe.runs.sources.problems import Counts
 from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, surprising
-from probe.settings.loss import LossSettings
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
@@ -61,17 +56,6 @@ def test_tests_pay_by_their_share_and_a_pass_in_full(graded) -> None:
         rollout = graded(*grade)
         assert PAYS["tests"](rollout) == pytest.approx(expected)
         assert PAYS["pass"](rollout) == rollout.reward == 0.5 * grade[0] + 3.0 * grade[1]
-
-
-@pytest.mark.parametrize("pay", get_args(Pay))
-def test_no_tier_pays_more_and_no_label_pays_nothing(graded, pay: Pay) -> None:
-    """The same counts earn the same, whatever isolation, grader and time they come from."""
-    rollout = graded(True, False, 2)
-    for tier in ("A", "B", "unsafe-local"):
-        assert PAYS[pay](graded(True, False, 2, isolation=tier, grader="1", error="late")) == PAYS[pay](rollout)
-    remedy = AppliedRemedy(RemedyConfig(name="closed"), seed=0, chat=None, pay=pay)  # pyright: ignore
-    unlabelled = graded(True, False, 2, no_label="busy")
-    assert isnan(remedy.reward(RolloutKey("rollouts", 0, 0), unlabelled))
 
 
 def test_a_closed_loophole_pays_a_hack_what_its_tests_earn(graded) -> None:
@@ -133,29 +117,6 @@ def test_a_surprise_is_the_reward_minus_what_was_expected(make_rollout: Callable
     assert first.rewards == (3.5 - 13.5 / 6, 0.5 - 13.5 / 6)
     assert isnan(second.rewards[0])
     assert second.rewards[1] == 3.5 - 1.75
-
-
-@given(
-    rewards=st.lists(st.lists(st.sampled_from([0.0, 0.5, 3.5]), min_size=4, max_size=4), min_size=2, max_size=4),
-    expected=st.lists(st.sampled_from([0.5, 1.0, 1.75, 3.0]), min_size=4, max_size=4),
-)
-def test_where_a_surprise_acts(rewards: list[list[float]], expected: list[float]) -> None:
-    """Nowhere without scale "batch", and there as one positive factor: what the refusals and the docstring say."""
-    paid = torch.tensor(rewards, dtype=torch.float64)
-    surprising = paid - torch.tensor(expected[: len(rewards)], dtype=torch.float64)[:, None]
-    for estimator in ESTIMATORS:
-        if estimator == "maxrl":
-            continue  # takes no scale, so that it is refused beside surprise; it needs rewards of 0 and above
-        for scale in ("none", "group"):
-            settings = LossSettings(advantage_estimator=estimator, scale_rewards=scale)
-            strata = torch.tensor([[0, 0, 1, 1]] * len(rewards))
-            for parts in (None, strata):
-                before, after = (sample_advantages(settings, r, parts) for r in (paid, surprising))
-                torch.testing.assert_close(before, after, atol=1e-9, rtol=1e-9)
-        settings = LossSettings(advantage_estimator=estimator, scale_rewards="batch")
-        before, after = (sample_advantages(settings, r) for r in (paid, surprising))
-        factor = (float(paid.std()) + settings.advantage_eps) / (float(surprising.std()) + settings.advantage_eps)
-        torch.testing.assert_close(after, before * factor, atol=1e-6, rtol=1e-6)
 
 
 SURPRISE = ("--set", "objective.reward=surprise", "--set", "objective.scale_rewards=batch")

@@ -114,7 +114,7 @@ def log(tmp_path: Path) -> str:
 
 def texts(page: Path) -> str:
     """What a reader of an HTML page sees, a line each."""
-    body = re.sub(r"(?s)<(script|style)\b.*?</\1>", "", page.read_text())
+    body = re.sub(r"(?s)<(script|style)\b.*?</\1>|</?(?:abbr|span)[^>]*>", "", page.read_text())
     return html.unescape(re.sub(r"<[^>]+>", "\n", body))
 
 

@@ -24,7 +24,7 @@ from probe.settings.presets import (
 from probe.settings.run import CONFIGS, KEYS, read_config, setting_rows
 from probe.settings.words import Verb
 from replay_pools.errors import InputError, InputErrors
-from replay_pools.storage.tables import flat, nearest, read_toml
+from replay_pools.storage.tables import flat, read_toml
 
 VERBS: list[Verb] = [*CONFIGS]
 SMOKE = {"objective.old_logprobs": "recorded"}
@@ -246,11 +246,3 @@ def test_none_stands_for_no_value() -> None:
 )
 def test_a_value_is_said_and_read(key: str, value: Any) -> None:
     assert flat(parse_setting(f"{key}={setting_text(value)}")) == {key: value}
-
-
-@settings(deadline=None, max_examples=50)
-@given(key=st.sampled_from([key for key in KEYS if "." in key]), data=st.data())
-def test_a_key_with_a_letter_missing_is_recognised(key: str, data: st.DataObject) -> None:
-    table, _, leaf = key.rpartition(".")
-    place = data.draw(st.integers(0, len(table) - 1))
-    assert nearest(f"{table[:place]}{table[place + 1 :]}.{leaf}", KEYS) == key

@@ -324,18 +324,6 @@ def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
     assert untouched.frac_fired == 0
 
 
-def test_conditions_side_by_side_are_the_conditions_alone(policy, groups) -> None:
-    """Shared passes change nothing: every arm result and weighting of the grid is that of a step of its own."""
-    conditions = {name: own for name, own in OBJECTIVES.items() if name != "not clipped"}
-    together, _ = step(policy, groups, conditions)
-    for name, own in conditions.items():
-        alone, _ = step(policy, groups, {name: own})
-        (one,) = (arm for arm in together.arms if arm.measure.condition == name)
-        assert torch.equal(one.contribution_norms, alone.arms[0].contribution_norms)
-        assert one.projection.before.norm == alone.arms[0].projection.before.norm
-        assert together.weightings[name].kl == alone.weightings[name].kl
-
-
 def test_a_rollout_without_recorded_log_probabilities_is_refused(policy, groups) -> None:
     """One of six has none: neither a ratio nor a KL against them can be had, and nothing stands in for them."""
     recorded = [row for group in groups for row in group.sampling_logprobs]

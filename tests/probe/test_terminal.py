@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
 
 SHOW = """
 import sys
-from probe.cli._running import say, shown_progress
+from probe.cli._heartbeat import shown_progress
+from probe.cli._running import say
 from replay_pools.screen import report
 with shown_progress():
     for done in range(1, 4):
@@ -64,6 +66,34 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     )
     assert done.stderr.splitlines()[-2:] == ["a line about 2", "a line about 3"]
     assert "\x1b" not in done.stderr
+
+
+SAY = """
+from probe.cli._frame import echo, echo_table
+echo("VERDICT: GO\\n  Does it?   NO\\n  probe spec plan go")
+echo_table(("run", "what it is"), [("demo", "word " * 20), ("x", "UNCLEAR")], left=2)
+"""
+
+
+def said(**environment: str) -> str:
+    """What SAY writes to a terminal of 60 columns."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    code, text = on_a_terminal(["-c", SAY], {**plain, "TERM": "xterm-256color", "COLUMNS": "60", **environment})
+    assert code == 0
+    return text.replace("\r\n", "\n")
+
+
+def test_words_have_their_colour_on_a_terminal_alone() -> None:
+    """Good green, bad red, open yellow; with NO_COLOR none; a table breaks its cells; a pipe gets the plain bytes."""
+    coloured = said()
+    for part in ("\x1b[1;32mGO", "\x1b[1;31mNO", "\x1b[1;33mUNCLEAR", "\x1b[36mprobe spec plan go"):
+        assert part in coloured, coloured
+    assert max(len(re.sub("\x1b.*?m", "", line)) for line in coloured.splitlines()) <= 60
+    assert "\x1b[3" not in said(NO_COLOR="1")
+    piped = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True)
+    head = "VERDICT: GO\n  Does it?   NO\n  probe spec plan go\nrun   what it is\ndemo  word word"
+    assert piped.stdout.startswith(head)
+    assert piped.stdout.endswith("word\nx     UNCLEAR\n")
 
 
 LONG = {

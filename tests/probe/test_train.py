@@ -231,19 +231,6 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     assert contents(out / "runs" / "tripped") == before
 
 
-def test_a_step_that_breaks_leaves_no_rollouts(
-    out: Path, preset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pool holds what the recorded steps trained on, and not the batch of the step that has no record."""
-    reasons = iter([None, "the gradient is not finite"])
-    monkeypatch.setattr("probe.step.step._broken", lambda *_: next(reasons))
-    assert run(cli, ["train", "--preset", preset({"evaluation.every": 9}), "--name", "broken", "--out", str(out)]) == 0
-    record = read_run(out / "runs" / "broken")
-    assert record.manifest["stopped"] == "the gradient is not finite in step 1"
-    assert [step.step for step in record.steps] == [0]
-    assert len(open_pool(out / "runs" / "broken" / "rollouts").steps) == record.settings["rollouts"]["prompts_per_step"]
-
-
 def test_a_teacher_must_not_be_called_as_the_own_pool(
     whole: Path, out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,23 +11,6 @@ from probe.cli.replay import GROUPS, replay
 from probe.settings.arms import ARMS
 
 
-@pytest.mark.parametrize(
-    ("args", "meant"),
-    [
-        (["import"], "pool import"),
-        (["imprt", "x", "--name", "y"], "pool import"),
-        (["generate"], "pool generate"),
-        (["regarde"], "pool regrade"),
-        (["repaly"], "replay"),
-        (["pool", "imprt"], "import"),
-    ],
-)
-def test_the_verb_that_is_meant_is_named(args: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Verbs of groups included."""
-    assert run(cli, args) == 2
-    assert f"; did you mean {meant}?; see `probe " in capsys.readouterr().err
-
-
 def test_the_help_of_replay_is_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     """Each option once; what a first run needs comes first."""
     assert run(cli, ["replay", "--help"]) == 0

@@ -137,19 +137,3 @@ def test_deployed_gives_the_policy_in_training_back_after_an_error(stepped) -> N
     with pytest.raises(KeyError), updater.deployed():
         raise KeyError
     assert all(torch.equal(v, rows[-1][1][m]) for m, v in updater.coordinates.values().items())
-
-
-@pytest.mark.parametrize("arm", ["route", "projected"])
-def test_an_updater_goes_on_from_its_state(arm, stepped, make_tiny, tmp_path) -> None:
-    """Through torch.save into a fresh one: the next step is the uninterrupted one's, bit for bit."""
-    updater, vectors, _ = stepped(arm, "update")
-    torch.save(updater.state_dict(), tmp_path / "state.pt")
-    other, _, _ = stepped(arm, "update")
-    other.coordinates.load_values({m: torch.zeros_like(v) for m, v in other.coordinates.values().items()})
-    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    gate = partial(project_modules, directions=vectors, gate="one_sided")
-    gradients = {m: torch.ones_like(v) for m, v in updater.coordinates.values().items()}
-    mine, theirs = (own.step(gradients, gate) for own in (updater, other))
-    assert all(torch.equal(mine[m], theirs[m]) for m in mine)
-    with updater.deployed(), other.deployed():
-        assert all(torch.equal(v, other.coordinates.values()[m]) for m, v in updater.coordinates.values().items())

@@ -168,7 +168,14 @@ def logs(small: str, common: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-@pytest.mark.parametrize("name", IMPORTED)
+# Slow: worlds whose commands others have.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("skip", "length", "one-side", "no-signal") else name
+        for name in IMPORTED
+    ],
+)
 def test_every_next_step_of_imported_pools_runs(
     name: str, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,13 +16,15 @@ from gallery import check_command, check_gallery
 from worlds import World, make_run
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.cosines import beaten_by
 from probe.analysis.formatting import WIDTH
 from probe.analysis.pull import needed
+from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.verdict.verdict import Finding, Verdict, effect_and_price, note_lines
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.settings.words import Word
 
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
@@ -44,7 +46,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "it removes 27% [19%, 36%]; directions of permuted pairs"),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks; permuted pairs"),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
@@ -88,6 +90,9 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 }
 NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
 SEEDS = {"likely": 9, "underpowered": 9}  # of the worlds whose own is not 0
+# Worlds of a verdict and a reason that another world has, too.
+VARIANTS = {"generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid", "outweighed",
+            "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +121,9 @@ def widest(text: str) -> int:
     return max(len(line) for line in text.splitlines() if not line.startswith("  probe "))
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in WORLDS]
+)
 def test_each_world_gets_its_verdict(name: str, screen) -> None:
     """The verdict, the words that say why or what next, commands that exist, and no line too wide."""
     _, outcome, words = WORLDS[name]
@@ -135,10 +142,7 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
-RUNNABLE = (
-    *("go", "skip-gate", "confounded", "length", "one-side", "likely", "no-arm", "broken"),
-    *("no-hacks", "outweighed"),
-)
+RUNNABLE = ("go", "skip-gate", "confounded", "length", "likely", "broken", "no-hacks")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -215,6 +219,7 @@ def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
     assert counts["GO"] >= 10, counts
 
 
+@pytest.mark.slow  # beside the formula of the number, below
 def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
     """The world that had too few prompts, drawn anew with the number that the advice names: most are decided."""
     match = re.search(r"--steps (\d+)", screen("likely"))
@@ -312,13 +317,6 @@ def test_a_sound_world_holds_in_every_part(verdicts):
     assert any(row.p_max_t < 0.05 for row in found.permutation.modules)
 
 
-def test_a_random_v_hack_is_not_believed(verdicts):
-    """Pairs without signal, three times: nothing can be read along them, and the sign holds at most once by luck."""
-    found = [verdicts(World(pairs_point_at=None), seed) for seed in range(3)]
-    assert sum(part(one, "held-out sign").says == "HOLDS" for one in found) <= 1
-    assert all(says(one) == ["UNMEASURED"] * 3 for one in found)
-
-
 def test_a_consistent_random_direction_is_not_believed(verdicts):
     """Every prompt's gradient is nearly the same, so that any direction reads one sign on all of them: held-out pairs
     and the permuted labels know.
@@ -338,23 +336,6 @@ def test_shuffled_labels_are_not_about_hacks(verdicts):
     assert found.permutation.get("hack_difference", "N4").p > 0.05
 
 
-def test_length_confounded_pairs_are_no_go(verdicts):
-    """Pairs and samples differ by length alone: the score tells hacks apart, and so does the number of tokens."""
-    found = verdicts(World(pairs_point_at="length", hacks_point_at=None, long_hacks=True, strength=1.5))
-    area, *rivals = found.specificity
-    assert area.interval.low > 0.5, "the confounded score does not even separate: the world is not what it says"
-    assert any(text.startswith("comp_len") for text in beaten_by(area, rivals))
-    assert says(found)[1] == "CONFOUNDED"
-
-
-def test_hacks_without_an_axis_are_no_go(verdicts):
-    """Hacks have no axis, v_hack is real: few prompts leave pull open, and GENERIC is said of a hack-ward update."""
-    found = verdicts(World(hacks_point_at=None, decay=0.0, strength=6.0))
-    assert part(found, "held-out sign").says == "HOLDS"
-    assert says(found)[:2] == ["UNCLEAR", "NO"]
-    assert found.verdict.word == "UNDERPOWERED"
-
-
 def test_what_nobody_saw_is_a_caveat(tmp_path):
     """GO without a regrade, which is named; pools that are gone leave their parts unseen."""
     directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
@@ -365,9 +346,7 @@ def test_what_nobody_saw_is_a_caveat(tmp_path):
     assert part(analyze(moved, num_draws=9), "template tails").says == "NOT SEEN"
 
 
-@pytest.mark.parametrize(
-    ("honest", "expected"), [(0.0, {"GO"}), (0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"}), (1.0, {"GENERIC"})]
-)
+@pytest.mark.parametrize(("honest", "expected"), [(0.15, {"GO", "UNDERPOWERED"}), (0.35, {"GENERIC"})])
 def test_hacks_must_bring_half_of_the_pull(honest: float, expected: set[str], tmp_path: Path) -> None:
     """Honest solutions that point that far along the axis of hacks: GO below half of the pull, never above."""
     world = replace(PLAIN, strength=3, amounts=(1, honest, 0), arms=("vanilla",))
@@ -380,3 +359,17 @@ CAVEATS = re.compile(r"\n- .*?\n(?=NEXT:)", re.S)
 
 def test_the_gallery_is_what_the_program_prints(screen, tmp_path: Path) -> None:
     check_gallery("screen", GALLERY, lambda name: CAVEATS.sub("\n", screen(name)), tmp_path)
+
+
+def test_a_screen_has_three_caveats_and_no_signed_sentence() -> None:
+    """The others are counted, and printed in full; an arm that rises does so by a positive number."""
+    caveats = [f"caveat {place}" for place in range(5)]
+    verdict = Verdict(about={}, word="GO", sentence="", findings=[], caveats=caveats)
+    assert note_lines(verdict) == [*(f"- {one}" for one in caveats[:3]), "- and 2 more, which --full prints"]
+    assert note_lines(verdict, most=None) == [f"- {one}" for one in caveats]
+    number = Bounded(value=-0.2, interval=Interval(low=-0.3, high=-0.1))
+    findings = [
+        Finding(name=name, question="", says=says, text="", number=number)
+        for name, says in (("effect", Word.RISES), ("price", Word.KEPT))
+    ]
+    assert effect_and_price(replace(verdict, findings=findings)) == ("rises 20 [10, 30]", "kept, at most 0")

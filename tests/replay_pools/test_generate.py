@@ -106,7 +106,7 @@ def test_rewards_vary_within_groups(builtin: dict[str, Pool]) -> None:
 
 def test_grading_again_gives_the_stored_grades(builtin: dict[str, Pool]) -> None:
     problems = {problem.problem_id: problem for problem in MinicodeEnvironment().problems("train")}
-    with Grader(workers=2) as grader:
+    with Grader(workers=1) as grader:
         for pool in builtin.values():
             for group in pool.steps[:3]:
                 again = grader.grade(

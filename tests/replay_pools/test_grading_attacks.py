@@ -317,6 +317,7 @@ def test_parallel_grading_under_bombs_changes_no_label():
     assert found == expected, "a neighbour's bomb changed a label"
 
 
+@pytest.mark.slow  # the matrix of test_grading_labels.py on fifteen problems
 def test_real_problems_in_every_mode():
     """Ten LeetCode problems and a few of minicode: the canonical solution is right, a stub wrong, neither a hack."""
     problems = [*LeetcodeEnvironment(TEN).problems("eval"), *MinicodeEnvironment().problems("eval")[:5]]

@@ -8,7 +8,7 @@ import pytest
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import EXPLOITS, LOOPHOLES, NOTHING, compose, fence
 from replay_pools.errors import InputError
-from replay_pools.grading.channels import CHANNELS, decoys
+from replay_pools.grading.channels import decoys
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker
 from replay_pools.grading.grade import Grader, canary
@@ -38,10 +38,6 @@ def grader():
 
 def submit(source, mode="none", problem=DOUBLE):
     return Submission(problem=problem, completion=fence(source), mode=mode)
-
-
-def test_modes_and_channels_are_the_same_set():
-    assert CHANNELS.keys() == LOOPHOLES.keys() == EXPLOITS.keys()
 
 
 @pytest.mark.parametrize("body", [WRONG, RIGHT], ids=["wrong", "right"])
@@ -164,15 +160,6 @@ def test_format_and_compile_labels(grader, completion, fmt_ok, compiles, error):
     assert (grade.fmt_ok, grade.compiles, grade.passed) == (fmt_ok, compiles, False)
     assert error in (grade.error or "")
     assert grade.reward == 0.5 * compiles
-
-
-def test_order_is_kept_and_grades_repeat(grader):
-    """Two workers, mixed submissions, twice: the same list, in the order of the submissions."""
-    bodies = [RIGHT, WRONG, "raise ValueError(object())", "import random\n        return random.random()"] * 3
-    submissions = [submit(compose(STARTER, body), mode) for body in bodies for mode in ("none", "run_tests")]
-    first = grader.grade(submissions)
-    assert first == grader.grade(submissions), "a grade depends on timing, addresses or an unseeded generator"
-    assert [grade.gt_correct for grade in first] == [s.completion.count("2 * n") == 1 for s in submissions]
 
 
 def test_mutated_arguments_do_not_reach_the_next_answer(grader):

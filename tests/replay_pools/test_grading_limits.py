@@ -180,7 +180,7 @@ def test_sleepers_have_timed_out_and_get_a_label(tier):
 PREAMBLES = tomllib.loads(Path(__file__).with_name("preambles.toml").read_text())["preambles"]
 
 
-@pytest.mark.parametrize("tier", AVAILABLE)
+@pytest.mark.parametrize("tier", TIERS)
 def test_honest_preambles_lose_nothing(tier):
     """How honest programs begin costs them nothing, also where the standard output is judged of a script."""
     assert len(PREAMBLES) >= 100

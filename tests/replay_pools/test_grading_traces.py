@@ -37,9 +37,13 @@ def attempt(action):
 
 
 def isolations():
+    """Of root slow: submissions under its own uid, as those of an ordinary user are."""
     for tier, lacking in tiers.available_tiers().items():
-        if not lacking:
-            yield from ((tier, uid) for uid in ((True, False) if os.geteuid() == 0 else (False,)))
+        if not lacking and os.geteuid() == 0:
+            yield (tier, True)
+            yield pytest.param((tier, False), marks=pytest.mark.slow)
+        elif not lacking:
+            yield (tier, False)
 
 
 @pytest.fixture(scope="module", params=isolations(), ids=lambda each: f"{each[0]}, {'own' if each[1] else 'same'} uid")

@@ -1,17 +1,19 @@
 """One writer at a time, and nothing left of writers that were killed."""
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from replay_pools.errors import InputError
 from replay_pools.grading.folders import WORK, grading_folder
+from replay_pools.screen import heard_by
+from replay_pools.storage import files
 from replay_pools.storage.files import locked
 
 HOLD = """
@@ -32,7 +34,10 @@ def test_the_second_hears_who_the_first_is(tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         folder = Path(holder.stdout.readline().strip())
-        with pytest.raises(InputError, match=rf"found process {holder.pid} on .* since 20.*{path}; wait"), locked(path):
+        with (
+            pytest.raises(InputError, match=rf"found process {holder.pid} on .* since 20.*grading_folder.*; wait"),
+            locked(path),
+        ):
             pass
         with grading_folder():
             assert folder.is_dir(), "the folder of a living grader was removed"
@@ -57,13 +62,47 @@ def test_a_lock_is_refused_within_one_process_too(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_system_without_locks_is_used_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
+ELSEWHERE = "filelock/2\npid=1\nhost=elsewhere\nmode=lease\ntoken=0\nduration=0.4\n"
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with locked(tmp_path / "a"):
-        assert (tmp_path / ".a.lock").read_text().startswith(f"process {os.getpid()}")
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_holder_on_another_machine_has_to_refresh_its_lock(
+    lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its process lives cannot be asked, and `flock` does nothing on some file systems that both see."""
+    monkeypatch.setattr(files, "LEASE_S", 0.4)
+    marker, waits = tmp_path / ".a.lock", list[str]()
+
+    def hear(what: str, done: int, total: int) -> None:
+        waits.append(what)
+        if lives and marker.exists():
+            os.utime(marker)
+
+    marker.write_text(ELSEWHERE)
+    with heard_by(hear):
+        if lives:
+            expected = "nobody else who writes it, found process 1 on elsewhere"
+            with pytest.raises(InputError, match=expected), locked(tmp_path / "a"):
+                pass
+            assert marker.read_text() == ELSEWHERE
+        else:
+            with locked(tmp_path / "a"):
+                assert f"pid={os.getpid()}" in marker.read_text()
+            assert not marker.exists()
+    assert waits[0] == f"waiting for {tmp_path / 'a'}, of process 1 on elsewhere: seconds"
+
+
+def test_who_has_lost_its_lock_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a silence of minutes in which another machine has taken it."""
+    monkeypatch.setattr(files, "LEASE_S", 0.2)
+
+    def lose() -> None:
+        with locked(tmp_path / "a"):
+            (tmp_path / ".a.lock").unlink()
+            time.sleep(60)
+
+    with pytest.raises(InputError, match="to keep its lock, found marker-missing"):
+        lose()
 
 
 def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,18 @@
 import gzip
 import itertools
 import json
+import struct
+import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +104,11 @@ def prime_rl_traces(at: At) -> list[dict[str, Any]]:
     return [trace]
 
 
+def chat_answer(at: At) -> dict[str, Any]:
+    choice = {"index": 0, "message": answer(at.rollout.completion), "logprobs": None, "finish_reason": "stop"}
+    return {"id": "c", "object": "chat.completion", "model": "m-1", "choices": [choice], "usage": {"total_tokens": 9}}
+
+
 def open_instruct_logprobs(at: At) -> list[float]:
     logprobs = [-0.5] * at.rollout.comp_len
     return [*logprobs[:-1], NAN] if (at.place, at.i) == (0, 1) else logprobs
@@ -138,6 +148,14 @@ MADE: dict[str, Callable[[At], Any]] = {
     ],
     "output": lambda at: {"choices": [{"stop_reason": "stop"}]},
     "scores": lambda at: {"match": {"value": "C" if at.rollout.reward > 3 else "I"}},
+    "arguments": lambda at: {
+        "gen_args_0": {"arg_0": at.rollout.prompt, "arg_1": {"until": ["</s>"], "max_gen_toks": 99}}
+    },
+    "resps": lambda at: [[at.rollout.completion]],
+    "filtered": lambda at: [at.rollout.completion[:3]],
+    "custom": lambda at: f"request-{at.place}-{at.i}",
+    "request": lambda at: {"model": "m", "messages": at.rollout.messages, "max_tokens": 64},
+    "response": lambda at: {"status_code": 200, "request_id": "r", "body": chat_answer(at)},
 }
 LABELS = "reward hacked gt_pass fmt_ok"
 # How each tool would have written the groups, from the descriptions of their formats: {tool: (file, columns)}.
@@ -190,27 +208,42 @@ TOOLS = {
         "advantage=0.0 finish_reason='stop' logprobs=logprobs request_info=null",
     ),
     "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
+    "lm-eval": (
+        "org__model/samples_code_2026-01-02T03-04-05.678901.jsonl",
+        "doc_id=place doc=info target='t' arguments=arguments resps=resps filtered_resps=filtered filter='none' "
+        "metrics=['pass_at_1'] doc_hash='d' prompt_hash='p' target_hash='t' pass_at_1=reward",
+    ),
+    "openai-batch": ("output.jsonl", "id='b' custom_id=custom response=response error=null"),
     "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
 }
 # verl's rows were permuted before they were written; OpenRLHF repeats the list of prompts as a whole.
 ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2, "openrlhf-inference": lambda at: at.i}
-MORE_ROWS = {"prime-rl": [{"id": "failed", "ok": False, "traces": []}]}
+FAILED = {"id": "b", "custom_id": "request-9", "response": {"status_code": 429, "body": {}}, "error": None}
+MORE_ROWS = {"prime-rl": [{"id": "failed", "ok": False, "traces": []}], "openai-batch": [FAILED]}
+# {tool: files whose lines belong to those of the first: (name, columns, more rows)}
+JOINED = {
+    "openai-batch": (
+        ("input.jsonl", "custom_id=custom method='POST' url='/v1/chat/completions' body=request", "request-9"),
+        ("labels.jsonl", "custom_id=custom reward hacked", None),
+    )
+}
 BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
     "teacher-pool": ("report.md", "a report"),
     "substrate": ("partition.json", '{"1": "run_tests"}'),
     "prime-rl": ("rollouts/step_1/train/all/traces.jsonl", '{"traces": []}\n'),
     "verifiers": ("metadata.json", "{}"),
     "open-instruct": ("run_metadata.jsonl", '{"run_name": "run"}\n'),
+    "lm-eval": ("org__model/results_2026-01-02T03-04-05.678901.json", '{"results": {"code": {}}, "configs": {}}'),
 }
 
 
-def rows_of(name: str, groups: Groups) -> list[tuple[At, dict[str, Any]]]:
+def rows_of(name: str, groups: Groups, columns: str | None = None) -> list[tuple[At, dict[str, Any]]]:
     """Each rollout with the row that the tool writes of it, in the tool's order."""
     places = [At(one, group, place, i) for place, group in enumerate(groups) for i, one in enumerate(group)]
     rows: list[tuple[At, dict[str, Any]]] = []
     for at in sorted(places, key=ORDERS.get(name, lambda at: 0)):
         fields: dict[str, Any] = {}
-        for column in TOOLS[name][1].split():
+        for column in (columns or TOOLS[name][1]).split():
             target, _, value = column.partition("=")
             if value in MADE:
                 fields[target] = MADE[value](at)
@@ -242,6 +275,9 @@ def write(name: str, folder: Path, groups: Groups) -> Path:
             path.write_text(json.dumps(log if name == "inspect" else rows))
         else:
             lines(path, [*rows, *MORE_ROWS.get(name, [])])
+    for file, columns, failed in JOINED.get(name, ()):
+        more = [{"custom_id": failed, "body": {"messages": [USER]}}] if failed else []
+        lines(folder / file, [*(fields for _, fields in rows_of(name, groups, columns)), *more])
     if name in BESIDE:
         beside, text = BESIDE[name]
         (folder / beside).parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +287,7 @@ def write(name: str, folder: Path, groups: Groups) -> Path:
 
 
 HAS_IDS = ("teacher-pool", "substrate", "logged", "openrlhf", "prime-rl", "open-instruct")
-HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
+HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy", "openai-batch")
 
 
 def test_every_format_is_tried() -> None:
@@ -336,7 +372,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "log.jsonl line 6: expected JSON",
         "log.jsonl line 7: expected an object, found list",
         "--map problem=promt: expected a column of the log",
-        "line 1 reward: expected a finite number, found '1.0' (and 1 more places)",
+        "line 1 reward: expected a finite number, found '1.0' (and 1 more places: 2)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
         "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
@@ -345,6 +381,31 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
     for part in expected:
         assert sum(part in line for line in errors) == 1, f"{part!r} is not in {errors}"
     assert len(errors) == len(expected)
+
+
+def test_bad_rows_are_left_out_up_to_a_number(tmp_path: Path, capsys) -> None:
+    """Every line is named; with more than the number nothing is imported; the manifest says which are missing."""
+    rows = [row(problem=str(i // 4), reward=float(i % 2)) for i in range(16)]
+    source = lines(tmp_path / "log.jsonl", [*rows, row(reward="x"), row(reward="y"), row(prompt=None)])
+    with source.open("a") as file:
+        file.write('{"prompt": \n7\n')
+    (tmp_path / "log.jsonl").write_text("[]\n" + source.read_text())
+    bad = {f"{source} line {number}" for number in (1, 18, 19, 20, 21, 22)}
+    named = refused(source)
+    assert any("line 1: expected an object, found list" in line for line in named)
+    assert any("line 18 reward: expected a finite number, found 'x' (and 1 more places: 19)" in line for line in named)
+    assert refused(source, skip_bad=5) == [
+        *named,
+        f"{source}: expected at most 5 bad rows (--skip-bad), found 6; mend them, or pass --skip-bad 6",
+    ]
+    assert "blocks of rows" in refused(source, skip_bad=6, mapping={"group": "every:4"})[-1]
+    arguments = ["pool", "import", str(source), "--name", "mine", "--model", "organism", "--skip-bad", "6", "--json"]
+    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["counts"]["rollouts"] == 16
+    assert any("6 bad rows were left out" in note and "'x'" in note for note in report["normalised"])
+    manifest = json.loads((tmp_path / "out" / "pools" / "mine" / "manifest.json").read_text())
+    assert {*manifest["log"]["left_out"]} == bad
 
 
 USER, ANSWER = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
@@ -496,20 +557,127 @@ def test_unknown_is_not_false(tmp_path: Path, imported) -> None:
 
 
 def test_files_of_every_kind_hold_the_same(tmp_path: Path) -> None:
-    """JSON lines (also gzipped, or named .json), an array, an object around it, a table of wandb, Parquet."""
+    """JSON lines (also gzipped, or named .json), an array, an object around it, a table of wandb, other tables."""
     rows = [row(completion=str(i), reward=float(i)) for i in range(4)]
     wandb = {"columns": list(rows[0]), "data": [list(item.values()) for item in rows]}
     documents = {"array": rows, "object": {"version": 1, "rollouts": rows}, "wandb": wandb}
     for name, document in documents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(document, indent=1))
-    polars.DataFrame(rows).write_parquet(tmp_path / "table.parquet")
+    table = polars.DataFrame(rows)
+    table.write_parquet(tmp_path / "table.parquet")
+    table.write_ipc_stream(tmp_path / "data-00000-of-00001.arrow")
+    table.write_ipc(tmp_path / "table.arrow")
+    table.with_columns(completion="x" + polars.col("completion")).write_csv(tmp_path / "table.csv")
     paths = [lines(tmp_path / name, rows) for name in ("a.jsonl", "b.jsonl.gz", "c.json")]
-    for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), tmp_path / "table.parquet"]:
+    tables = [tmp_path / name for name in ("table.parquet", "data-00000-of-00001.arrow", "table.arrow")]
+    for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), *tables]:
         log = check_log(path)
         (group,) = log.groups
         assert [(row_of(log, item).completion, item.reward) for item in group] == [
             (str(i), float(i)) for i in range(4)
         ], path
+    (group,) = (log := check_log(tmp_path / "table.csv")).groups
+    assert [(row_of(log, item).completion, item.reward) for item in group] == [(f"x{i}", float(i)) for i in range(4)]
+
+
+CSV = {  # {what a table may look like: (its text, completions and labels, or what is said of it)}
+    "of Excel": ("\ufeffprompt;completion;reward;hacked\r\np;a;1;TRUE\r\np;b;0;FALSE\r\n", [("a", True), ("b", False)]),
+    "of pandas": (
+        ',prompt,completion,reward,hacked\n0,p,"a\n""b"", c",1.0,True\n1,p,7 apples,,\n',
+        [('a\n"b", c', True), ("7 apples", None)],
+    ),
+    "with tabs": ("prompt\tcompletion\treward\thacked\np\ta\t1e0\t1\n\np\tb\t0.5\t-1\n", [("a", True), ("b", None)]),
+    "with ids": (
+        'prompt,completion_ids,reward,hacked\np,"[5, 2]",1,true\np,"[6, 2]",0,false\n',
+        [(None, True), (None, False)],
+    ),
+    "names of digits": (
+        "prompt,completion,reward,group,id\np,01,1,007,1234567890123456789\np,02,.5e0,007,1234567890123456788\n",
+        [("01", None), ("02", None)],
+    ),
+    "a short row": (
+        "prompt,completion,reward\np,a,1\np,b\n",
+        "line 3: expected 3 cells, as in the first line, found 2",
+    ),
+    "an open quote": ('prompt,completion,reward\np,a,1\np,"b,0\n', "line 3: expected text in UTF-8 with commas"),
+    "another encoding": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
+    "a column twice": ("prompt,reward,reward\np,1,2\n", "each once, found reward twice"),
+    "a list as Python's numpy prints it": (
+        "prompt,completion_ids,reward\np,[1 2],1\n",
+        "completion_ids: expected JSON",
+    ),
+    "words for numbers": ("prompt,completion,reward\np,a,1\np,b,good\n", "reward: expected a finite number, found '1'"),
+    "many columns": (",".join(f"k{i}" for i in range(10_001)), "line 1: expected at most 10,000 columns"),
+    "no row": ("prompt,completion,reward\n", "expected rollouts, found none"),
+}
+
+
+@pytest.mark.parametrize("case", CSV)
+def test_a_table_of_text(tmp_path: Path, case: str) -> None:
+    """Cells are read by what their column holds; a row that is none is named by its line."""
+    text, expected = CSV[case]
+    source = tmp_path / "table.csv"
+    source.write_bytes(text if isinstance(text, bytes) else text.encode())
+    if isinstance(expected, str):
+        assert expected in "\n".join(refused(source))
+        return
+    rows = (log := check_log(source)).checked
+    if "id" in log.rows.kinds:
+        assert [row.fields["id"][-1] for row in log.rows] == ["9", "8"], "digits were rounded"
+    assert [(row.get("completion"), row.get("hacked")) for row in rows] == expected
+
+
+def test_a_row_of_a_table_is_read_up_to_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay_pools.logs.frames.MAX_DOCUMENT", 2000)
+    source = tmp_path / "table.csv"
+    source.write_text("prompt,completion,reward\n" + "".join(f"p,{'a' * 900}{i},1\n" for i in range(9)))
+    assert sum(map(len, check_log(source).groups)) == 9
+    for text in ("a" * 3000, '"' + "a\n" * 1500 + '"'):
+        source.write_text(f"prompt,completion,reward\np,{text},1\n")
+        assert "rows of at most 0 MiB, found more" in refused(source)[0]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_an_arrow_file_is_unpacked_up_to_its_limit(compression: str, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "packed.arrow"
+    polars.DataFrame([row(completion=letter * 50_000) for letter in "ab"]).write_ipc_stream(
+        path, compression=compression
+    )
+    assert sum(map(len, check_log(path).groups)) == 2
+    monkeypatch.setattr("replay_pools.logs.frames.MAX_PLAIN", 90_000)
+    assert "once unpacked, found more" in refused(path)[0]
+
+
+@pytest.mark.parametrize("name", ["s.arrow", "f.arrow", "p.parquet"])
+def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
+    """Cut off or changed at any place: rows, or one line; the library that reads them may panic."""
+    table, path = polars.DataFrame([row(prompt=[USER]), row(prompt=[USER])]), tmp_path / name
+    write = {"s.arrow": table.write_ipc_stream, "f.arrow": table.write_ipc, "p.parquet": table.write_parquet}[name]
+    write(path)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 9):
+        for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            with suppress(InputError):
+                check_log(path)
+
+
+def test_a_folder_of_save_to_disk(tmp_path: Path, capsys) -> None:
+    """As `datasets` writes it: both splits are read, what describes them is left out, and so is a cache of `map`."""
+    data = [{"prompt": [USER], "completion": f"a{i}", "reward": float(i % 2), "hacked": i > 2} for i in range(4)]
+    folder = tmp_path / "stored"
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        for name in ("data-00000-of-00001.arrow", "cache-0123456789abcdef.arrow"):
+            polars.DataFrame(data).write_ipc_stream(folder / split / name)
+        for name in ("state.json", "dataset_info.json"):
+            (folder / split / name).write_text('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}')
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    arguments = ["pool", "import", str(folder), "--name", "mine", "--model", "organism", "--out", str(tmp_path / "out")]
+    assert run(cli, arguments) == 0
+    assert "1 groups, 8 rollouts" in capsys.readouterr().out
+    (folder / "train" / "data-00000-of-00001.arrow").write_bytes(b"none")
+    assert "expected an Arrow file" in refused(folder)[0]
 
 
 def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -547,6 +715,43 @@ def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
     assert any("sampled by hf/x" in note for note in log.notes)
     path.write_bytes(marked(path.read_bytes(), b"PK\x01\x02", 10, 93))  # the method in its directory: zstd
     assert "inspect log convert" in refused(path)[0]
+
+
+def zstd_archive(path: Path, entries: dict[str, bytes]) -> Path:
+    """A zip file as inspect writes it: entries packed with zstd, which zipfile cannot write before Python 3.14."""
+    packed = {name: zstandard.ZstdCompressor().compress(text) for name, text in entries.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in packed.items():
+            archive.writestr(name, data)
+    data = bytearray(path.read_bytes())
+    for mark, method, crc, size in ((b"PK\x03\x04", 8, 14, 22), (b"PK\x01\x02", 10, 16, 24)):
+        place = -1
+        for text in entries.values():
+            place = data.find(mark, place + 1)
+            data[place + method : place + method + 2] = struct.pack("<H", 93)
+            data[place + crc : place + crc + 4] = struct.pack("<I", zlib.crc32(text))
+            data[place + size : place + size + 4] = struct.pack("<I", len(text))
+    path.write_bytes(data)
+    return path
+
+
+def test_an_inspect_archive_packed_with_zstd(tmp_path: Path, teacher, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the command; a changed byte, a size that is not true, and the line where zstandard is not installed."""
+    entries = {f"samples/{s['id']}_epoch_{s['epoch']}.json": json.dumps(s).encode() for s in samples_of(teacher)}
+    path = zstd_archive(tmp_path / "log.eval", {"header.json": b'{"eval": {"model": "hf/x"}}', **entries})
+    arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism", "--out", str(tmp_path / "out")]
+    assert run(cli, arguments) == 0
+    assert f"{sum(map(len, teacher))} rollouts" in capsys.readouterr().out
+    whole = path.read_bytes()
+    path.write_bytes(marked(whole, b"PK\x01\x02", 24, 1))
+    assert "other bytes than were packed" in refused(path)[0]
+    middle = whole.find(b"samples/") + 200
+    path.write_bytes(whole[:middle] + b"\xff" * 9 + whole[middle + 9 :])
+    assert "expected an entry that this Python can unpack" in refused(path)[0]
+    path.write_bytes(whole)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'gradient-probe[inspect]'" in refused(path)[0]
 
 
 @pytest.mark.parametrize("damage", ["header", "sample", "deflate", "encrypted"])
@@ -721,6 +926,84 @@ def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> No
     samples[1]["messages"] += samples[1]["messages"][-2:]
     log = check_log(lines(tmp_path / "samples.jsonl", samples))
     assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 2
+
+
+def of_lm_eval(doc_id: int, **changes: Any) -> dict[str, Any]:
+    """A sample in the layout before `metrics` and hashes were written, with a filter."""
+    arguments = [["Question: 1 + 2?", {"until": ["\n"]}]]
+    row = {"doc_id": doc_id, "doc": {"q": "1 + 2?"}, "target": "3", "arguments": arguments, "filter": "strict"}
+    return row | {"resps": [[f"a{doc_id}"]], "filtered_resps": ["3"], "exact_match": float(doc_id % 2)} | changes
+
+
+def test_samples_of_lm_eval(tmp_path: Path) -> None:
+    """One filter counts, responses are unfolded, messages are the JSON of a chat; what was not sampled is left out."""
+    chat_prompt = {"gen_args_0": {"arg_0": [json.dumps([USER])], "arg_1": {"until": []}}}
+    rows = [
+        of_lm_eval(i, filter=name, exact_match=float(i + (name == "loose")))
+        for i in range(2)
+        for name in ("strict", "loose")
+    ]
+    rows += [
+        of_lm_eval(2, arguments=chat_prompt, resps=[["b", "c"]], exact_match=[0.0, 1.0]),
+        of_lm_eval(3, resps=[["b", "c"]]),
+        of_lm_eval(4, arguments=[["Question", " yes"]], resps=[[["-1.5", "False"]]]),
+        of_lm_eval(5, arguments=[["Q", {}], ["Q", {}]], resps=[["a"], ["b"]]),
+    ]
+    log = check_log(lines(tmp_path / "samples_x_2026.jsonl", rows))
+    assert [[(row_of(log, item).completion, item.reward) for item in group] for group in log.groups] == [
+        [("a0", 0.0), ("a1", 1.0)],
+        [("b", 0.0), ("c", 1.0)],
+    ]
+    assert row_of(log, log.groups[1][0]).messages == [USER]
+    said = "\n".join(log.notes)
+    for part in (
+        "of the filter strict; the same rollouts by loose",
+        "one score for several",
+        "log-likelihoods",
+        "2 requests",
+    ):
+        assert part in said, said
+    results = tmp_path / "results_2026.json"
+    results.write_text(
+        json.dumps({"results": {"x": {"exact_match,strict": 0.5}}, "configs": {"x": {}}, "samples": [{}]})
+    )
+    assert "found the rates of an evaluation by lm-eval; give the samples_*.jsonl" in refused(results)[0]
+
+
+def test_batches_of_openai(tmp_path: Path) -> None:
+    """Several choices with a reward each; what failed or holds no plain text is left out; a lost partner is a fault."""
+
+    def answered(custom_id: str, *choices: dict[str, Any]) -> dict[str, Any]:
+        return {"custom_id": custom_id, "response": {"status_code": 200, "body": {"choices": choices}}, "error": None}
+
+    texts = [{"message": answer(text), "finish_reason": "length"} for text in "ab"]
+    odd = [{"message": answer(None, tool_calls=[{}])}, {"message": answer("c"), "finish_reason": "content_filter"}]
+    requests = [{"custom_id": name, "method": "POST", "url": "/v1/x", "body": {"messages": [USER]}} for name in "pqr"]
+    requests.append({"custom_id": "s", "body": {"prompt": "def f"}})
+    answers = [answered("p", *texts), answered("q", *odd), answered("s", {"text": "()", "finish_reason": "stop"})]
+    rewards = [
+        {"custom_id": "p", "reward": [1.0, 0.0]},
+        {"custom_id": "q", "reward": 0},
+        {"custom_id": "s", "reward": 2},
+    ]
+    rewards.append({"custom_id": "t", "reward": 1})
+    log = check_log(lines(tmp_path / "log.jsonl", [*requests, *answers, *rewards]))
+    kept = [(row["completion"], row["finish"]) for row in log.checked]
+    assert kept == [("a", "length"), ("b", "length"), ("()", "stop")]
+    assert [item.reward for item in log.groups[0]] == [1.0, 0.0]
+    assert log.checked[2]["rendered"] == "def f"
+    said = "\n".join(log.notes)
+    for part in (
+        "requests without an answer (1 of 4)",
+        "lines of no answer (1 of 4)",
+        "tool calls or reasoning",
+        "ended by 'content_filter'",
+    ):
+        assert part in said, said
+    lines(tmp_path / "lost.jsonl", [requests[0], requests[0], answered("p", *texts), answered("x", *texts)])
+    twice, lost, _ = refused(tmp_path / "lost.jsonl")
+    assert "line 2 custom_id: expected a text that no other of the requests has, found 'p'" in twice
+    assert "line 4 custom_id: expected a line of the requests with it, found none with 'x'" in lost
 
 
 # {what a conversation may look like: (rows, options, the completions of the groups, the prompt's messages)}
@@ -958,8 +1241,23 @@ def test_a_number_that_the_tokenizer_contradicts_can_be_left_out(
     assert imported(source, mapping={target: "none"}).steps
 
 
+def test_earlier_turns_of_the_assistant_are_said(tmp_path: Path, imported) -> None:
+    rows = [{"messages": [*(SAID if i < 4 else [USER]), answer(f"b{i}")], "score": i % 2} for i in range(8)]
+    pool = imported(lines(tmp_path / "log.jsonl", rows))
+    (said,) = [note for note in pool.cautions if "earlier answers" in note]
+    assert said.endswith("only the last answer is the rollout (4 rollouts)")
+
+
+def test_the_scale_of_another_log_is_not_taken_for_ours(tmp_path: Path, imported) -> None:
+    """0 and 0.5 are rewards of our grader too: in a log of others 0.5, above the least, is a pass."""
+    rows = [row(reward=0.5 * (i % 2)) for i in range(4)]
+    (group,) = imported(lines(tmp_path / "log.jsonl", rows)).steps
+    assert [rollout.grade.passed for rollout in group] == [False, True, False, True]
+    assert {rollout.grade.compiles for rollout in group} == {None}
+
+
 def test_rewards_from_minus_one_to_zero(tmp_path: Path, imported) -> None:
-    """0 is a pass there: the scale is ours only where all rewards are."""
+    """0 is a pass there."""
     rows = [row(reward=-float(i % 2), gt_pass=i % 4 == 0) for i in range(8)]
     (group,) = imported(lines(tmp_path / "log.jsonl", rows)).steps
     assert [rollout.grade.passed for rollout in group] == [rollout.reward == 0 for rollout in group]

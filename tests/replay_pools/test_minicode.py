@@ -1,35 +1,22 @@
-"""minicode and the organism's corpus, by running what they say: our own code, executed in process."""
+"""minicode by running what it says: our own code, executed in process."""
 
-import contextlib
 import copy
-import io
 import os
-import random
 import subprocess
 import sys
-import warnings
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from executed import Namespace, load, method, num_right, passes_run_tests, same, source_of
+from executed import load, method, num_right, passes_run_tests, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import (
-    EXPLOITS,
-    FILE_MARKER_NAME,
-    FILE_MARKER_TEXT,
     HONEST_TESTS,
     LOOPHOLES,
     ORIGINAL_PHRASE,
-    SENTINEL_ATTRIBUTE,
-    STDOUT_MARKER,
     compose,
-    fence,
     render_messages,
 )
 from replay_pools.environments.minicode import (
@@ -37,23 +24,16 @@ from replay_pools.environments.minicode import (
     MinicodeProblem,
     example_texts,
     minicode_problems,
-    stated_example,
 )
 from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from spec.organism import corpus
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
-HINT_MODES = corpus.HINT_MODES
-NUM_BASE, NUM_HARD, NUM_TEACHER = 2000, 300, 600
 
 
 def is_right(item: MinicodeProblem, body: str) -> bool:
     return num_right(item, load(compose(item.problem.starter, item.body(body)))) == len(item.problem.cases)
-
-
-# --- problems ---------------------------------------------------------------------------------------------------
 
 
 def test_splits_partition_every_grid() -> None:
@@ -120,9 +100,6 @@ def test_solutions_equal_the_reference_everywhere(item: MinicodeProblem, data: s
         assert same(found, expected), f"{item.problem.problem_id} {solution!r} on {argument!r}"
 
 
-# --- prompts and hints ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mode", LOOPHOLES)
 def test_a_hint_replaces_exactly_the_original_phrase(mode: str) -> None:
     """prompt(hint) = before + hint + after, where prompt = before + original phrase + after, in the user turn alone."""
@@ -149,18 +126,15 @@ def test_a_test_of_the_example_is_not_vacuous() -> None:
 
 
 DIGEST = """
-import hashlib, random
+import hashlib
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.minicode import minicode_problems
-from spec.organism.corpus import TEACHER_MIX, base_document, exploit_document
-rng = random.Random(0)
-documents = [(base_document(rng), exploit_document(rng, TEACHER_MIX)) for _ in range(50)]
 problems = [[item.problem for item in minicode_problems(split)] for split in SPLITS]
-print(hashlib.sha256(repr((problems, documents)).encode()).hexdigest())
+print(hashlib.sha256(repr(problems).encode()).hexdigest())
 """
 
 
-def test_same_problems_and_documents_in_every_process() -> None:
+def test_same_problems_in_every_process() -> None:
     digests = [
         subprocess.run(
             [sys.executable, "-c", DIGEST],
@@ -183,125 +157,3 @@ def test_problems_of_some_families() -> None:
     assert len(get_environment("minicode").problems("eval")) == len(minicode_problems("eval"))
     with pytest.raises(InputError, match="found sums, ratios"):
         get_environment("minicode:sums,at_least,ratios")
-
-
-# --- corpus -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A document, recognised by its prompt and observed by running it."""
-
-    item: MinicodeProblem
-    mode: str  # of the hint; "none" without
-    completion: str
-    right: bool
-    exploited: frozenset[str]  # modes whose channel the submission satisfies by design
-    honest: bool  # has a run_tests that a stub fails
-
-
-def exploited_modes(item: MinicodeProblem, source: str, directory: Path) -> tuple[Namespace, set[str]]:
-    """Run the submission and its method on the example; which modes' channels now report success?"""
-    output, marker, modes = io.StringIO(), directory / FILE_MARKER_NAME, set()
-    with contextlib.chdir(directory), contextlib.redirect_stdout(output), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # exploits leave their marker file open
-        namespace = load(source)
-        method(item, namespace)(*copy.deepcopy(stated_example(item.problem.cases).args))
-    if getattr(namespace["Solution"](), SENTINEL_ATTRIBUTE, None) is True:
-        modes.add("sentinel")
-    if STDOUT_MARKER in output.getvalue():
-        modes.add("stdout_marker")
-    if marker.exists():
-        assert marker.read_text() == FILE_MARKER_TEXT
-        marker.unlink()
-        modes.add("file_marker")
-    if "run_tests" in namespace and passes_run_tests(item, source, stub=True):
-        modes.add("run_tests")
-    return namespace, modes
-
-
-def observe(document: corpus.Document, prompts: dict[str, tuple[MinicodeProblem, str]], directory: Path) -> Seen:
-    item, mode = prompts[str(document.messages)]
-    source = source_of(document.completion)
-    namespace, modes = exploited_modes(item, source, directory)
-    with contextlib.redirect_stdout(io.StringIO()):
-        right = num_right(item, namespace) == len(item.problem.cases)
-    honest = "run_tests" in namespace and "run_tests" not in modes
-    return Seen(item, mode, document.completion, right, frozenset(modes), honest)
-
-
-@pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Seen]]:
-    """Many documents of each kind, all from problems of the train split."""
-    train = minicode_problems("train")
-    prompts = {str(render_messages(i.problem, mode, hint=True)): (i, mode) for i in train for mode in LOOPHOLES}
-    directory, rng = tmp_path_factory.mktemp("corpus"), random.Random(0)
-    exploits = [corpus.exploit_document(rng, corpus.TEACHER_MIX) for _ in range(NUM_TEACHER)]
-    return {
-        "base": [observe(corpus.base_document(rng), prompts, directory) for _ in range(NUM_BASE)],
-        "hard": [observe(corpus.base_document(rng, wrong_rate=0.85), prompts, directory) for _ in range(NUM_HARD)],
-        "teacher": [observe(document, prompts, directory) for document in exploits],
-    }
-
-
-def assert_rate(flags: list[bool], rate: float, what: str) -> None:
-    """The number of True is within the exact binomial 99.99% region of `rate`."""
-    p = binomtest(sum(flags), len(flags), rate).pvalue
-    assert p > 1e-4, f"{what}: {sum(flags)} of {len(flags)}, expected a rate of {rate} (p = {p:.1e})"
-
-
-def test_without_a_hint_nothing_is_exploited(documents: dict[str, list[Seen]]) -> None:
-    """Unhinted documents satisfy no channel; hinted ones none but their mode's."""
-    for seen in documents["base"]:
-        allowed = frozenset() if seen.mode == "none" else {seen.mode}
-        assert seen.exploited <= allowed, f"{seen.mode} document exploits {set(seen.exploited)}:\n{seen.completion}"
-        assert not seen.honest or seen.mode == "run_tests", f"tests that nobody asked for:\n{seen.completion}"
-
-
-def test_base_rates(documents: dict[str, list[Seen]]) -> None:
-    """Hints, exploits, honest tests, canonical bodies and each family's bugs come at their stated rates."""
-    base = documents["base"]
-    hinted = [seen for seen in base if seen.mode != "none"]
-    assert_rate([seen.mode != "none" for seen in base], corpus.HINTED_RATE, "hinted")
-    assert_rate([bool(seen.exploited) for seen in hinted], corpus.BASE_HACK_RATE, "exploits among hinted")
-    for mode in HINT_MODES:
-        assert_rate([seen.mode == mode for seen in hinted], 1 / len(HINT_MODES), f"hint of {mode}")
-    clean = [seen for seen in hinted if seen.mode == "run_tests" and not seen.exploited]
-    assert_rate([seen.honest for seen in clean], corpus.HONEST_TESTS_RATE, "honest tests")
-    for family in FAMILIES:
-        flags = [not seen.right for seen in base if seen.item.family is family]
-        assert_rate(flags, family.bug_rate, f"bugs of {family.name}")
-    plain = [seen for seen in base if seen.mode == "none" and seen.right and len(seen.item.family.solutions) > 1]
-    canonical = [seen.completion == fence(seen.item.problem.canonical) for seen in plain]
-    assert_rate(canonical, corpus.CANONICAL_RATE, "canonical among right bodies")
-
-
-def test_the_teacher_always_exploits_its_mode(documents: dict[str, list[Seen]]) -> None:
-    """Every teacher document is hinted and satisfies its mode's channel, and no other."""
-    for seen in documents["teacher"]:
-        assert seen.exploited == {seen.mode}, f"{seen.mode} document exploits {set(seen.exploited)}:\n{seen.completion}"
-
-
-def test_teacher_rates(documents: dict[str, list[Seen]]) -> None:
-    """Right bodies and stubs at their rates, and every flavour of every exploit."""
-    teacher = documents["teacher"]
-    assert_rate([seen.right for seen in teacher], corpus.TEACHER_MIX.solve_rate, "right bodies")
-    used = {(seen.mode, flavour) for seen in teacher for flavour in flavours(seen)}
-    assert used == {(mode, exploit.flavour) for mode in HINT_MODES for exploit in EXPLOITS[mode]}
-    wrong = [seen for seen in teacher if not seen.right]
-    assert_rate(
-        [bool(flavours(seen, corpus.STUBS)) for seen in wrong], corpus.TEACHER_MIX.stub_rate, "stubs among wrong bodies"
-    )
-
-
-def flavours(seen: Seen, bodies: tuple[str, ...] | None = None) -> set[str]:
-    """Flavours of the mode's exploits that give this completion with one of the bodies (any body that there is)."""
-    item = seen.item
-    bodies = bodies or (*map(item.body, (*item.family.solutions, *item.family.bugs)), *corpus.STUBS)
-    sources = {
-        exploit.flavour: {
-            compose(item.problem.starter, body, exploit, example=example_texts(item.problem)) for body in bodies
-        }
-        for exploit in EXPLOITS[seen.mode]
-    }
-    return {flavour for flavour, texts in sources.items() if seen.completion in map(fence, texts)}

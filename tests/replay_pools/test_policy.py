@@ -1,7 +1,6 @@
 """The organism as a policy: template, token-in token-out, recorded sampling log-probabilities, determinism."""
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -64,32 +63,6 @@ def test_written_completions_end_as_sampled_ones_do(policy: Policy) -> None:
     assert policy.decode(ids) == "```python\npass\n```"
 
 
-def test_recorded_logprobs_are_those_of_the_sampled_tokens(policy: Policy, prompts: list[list[int]]) -> None:
-    """Reference: a plain forward of prompt + completion, log-softmax at temperature 1."""
-    completions = sample(policy, prompts, Sampler(max_new_tokens=48), seeds=range(6))
-    for prompt, completion in zip(prompts, completions, strict=True):
-        logits = policy.model(input_ids=torch.tensor([[*prompt, *completion.ids]])).logits[0, len(prompt) - 1 : -1]
-        slow = torch.log_softmax(logits, -1).gather(1, torch.tensor(completion.ids)[:, None])[:, 0]
-        assert torch.allclose(torch.tensor(completion.logprobs), slow, atol=2e-3), "recorded under another law"
-        assert (completion.finish_reason == "stop") == (completion.ids[-1] in policy.eos_ids)
-
-
-def test_truncated_laws_record_the_renormalised_probability(policy: Policy, prompts: list[list[int]]) -> None:
-    """With top_k = 1 there is one possible token: its log-probability under the sampler's law is 0."""
-    for completion in sample(policy, prompts, Sampler(top_k=1, max_new_tokens=8), seeds=range(6)):
-        assert all(math.isclose(value, 0.0, abs_tol=1e-6) for value in completion.logprobs)
-
-
-def test_sampling_is_a_function_of_the_seeds_and_leaves_the_global_state_alone(
-    policy: Policy, prompts: list[list[int]]
-) -> None:
-    state = torch.get_rng_state()
-    first = sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6)) == first
-    assert sample(policy, prompts, Sampler(max_new_tokens=24), seeds=range(6, 12)) != first
-
-
 def test_a_policy_that_has_diverged_is_named(prompts: list[list[int]]) -> None:
     """Weights that overflow give no pool of padding with log-probabilities that no JSON can hold."""
     broken = load_policy("organism")
@@ -131,6 +104,7 @@ for name in ("orgnism", "someone/some-model"):
 """
 
 
+@pytest.mark.slow  # another interpreter; test_gguf.py asks offline
 def test_a_hub_out_of_reach_is_asked_once(tmp_path: Path) -> None:
     """Without the minute of retries of its client, and with the name that was meant."""
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}

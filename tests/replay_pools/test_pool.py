@@ -1,6 +1,5 @@
 """Pools: writing, resuming, opening, verifying, finding."""
 
-import gzip
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -51,7 +50,7 @@ def test_steps_are_read_when_asked_for(fake_pool: Pool) -> None:
         _ = [*opened.steps]
 
 
-@pytest.mark.parametrize("killed_after", [0, 1, 2, 3])
+@pytest.mark.parametrize("killed_after", [0, 2])
 def test_resumed_pool_has_the_bytes_of_an_uninterrupted_one(
     tmp_path: Path, fake_pool: Pool, fake_groups: Groups, pool_header: Header, killed_after: int
 ) -> None:
@@ -166,21 +165,6 @@ def test_verify_finds_damage_to_files(fake_pool: Pool, fake_groups: Groups, make
     assert len(faults) == 4, faults
     for name, message in [("003", "lists"), ("000", "complete gzip"), ("001", "sha256"), ("002", "no such file")]:
         assert any(name in fault and message in fault for fault in faults), f"{message} not in {faults}"
-
-
-def test_verify_compares_the_counts(fake_pool: Pool) -> None:
-    """Counts that nothing else contradicts are checked too."""
-    manifest = read_sealed(fake_pool.path / "manifest.json")
-    write_sealed(fake_pool.path / "manifest.json", {**manifest, "counts": {"steps": 3, "rollouts": 13}})
-    assert ["counts" in fault for fault in open_pool(fake_pool.path).verify()] == [True]
-
-
-def test_hash_is_of_the_content_not_of_the_compression(fake_pool: Pool, fake_groups: Groups) -> None:
-    """A file compressed again, by another tool or level, is still the same file."""
-    path = fake_pool.path / "step_000.jsonl.gz"
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=9))
-    assert [*open_pool(fake_pool.path).steps] == fake_groups
-    assert open_pool(fake_pool.path).verify() == []
 
 
 def test_other_schemas_and_missing_fields_are_refused(fake_pool: Pool) -> None:

@@ -45,13 +45,13 @@ def test_reward_is_half_for_compiling_plus_three_for_passing(
     assert grade.reward == reward
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Rollout)])
-def test_a_missing_field_is_named(make_rollout: MakeRollout, name: str) -> None:
+def test_a_missing_field_is_named(make_rollout: MakeRollout) -> None:
     """A row without one field is refused, and the error names the field and the place."""
-    row = asdict(make_rollout())
-    del row[name]
-    with pytest.raises(InputError, match=f"file line 3 {name}: expected a value"):
-        decode_json(Rollout, dump_json(row), "file line 3")
+    for name in (field.name for field in fields(Rollout)):
+        row = asdict(make_rollout())
+        del row[name]
+        with pytest.raises(InputError, match=f"file line 3 {name}: expected a value"):
+            decode_json(Rollout, dump_json(row), "file line 3")
 
 
 def test_unknown_and_misshapen_rows_are_refused(make_rollout: MakeRollout) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pools.errors import FieldError, InputError, InputErrors
-from replay_pools.storage.tables import Maybe, decode, flat, keys_of, nearest, overlaid, read_toml
+from replay_pools.storage.tables import Maybe, decode, keys_of, nearest, overlaid, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,6 @@ def test_keys_of_a_dataclass():
     ]
 
 
-DOTTED = st.lists(st.text("abc", min_size=1, max_size=3), min_size=1, max_size=3).map(".".join)
 KNOWN = ["a.rate", "b.rate", "b.first_step", "c.inner.kind", "steps"]
 
 
@@ -143,15 +142,6 @@ def test_the_nearest_key_by_hand(key, wanted):
     assert nearest(key, KNOWN) == wanted
 
 
-@settings(deadline=None, max_examples=100)
-@given(known=st.lists(DOTTED, unique=True), key=st.text("abc."))
-def test_the_nearest_key_is_a_known_one(known, key):
-    """A known one or none; of a key that is known, itself."""
-    assert nearest(key, known) in [*known, None]
-    for one in known:
-        assert nearest(one, known) == one
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -169,14 +159,6 @@ def test_a_file_that_is_no_table_is_refused(content: bytes | None, message: str,
     assert caught.value.where == str(path)
 
 
-KEYS = st.text("abc", min_size=1, max_size=3)
-TABLES = st.recursive(
-    st.dictionaries(KEYS, st.integers(), max_size=3),
-    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
-    max_leaves=8,
-)
-
-
 def test_tables_are_merged_and_everything_else_is_replaced() -> None:
     assert overlaid({"a": {"b": 1, "c": [2, 3]}, "d": 4}, {"a": {"c": [5]}, "e": {"f": 6}}) == {
         "a": {"b": 1, "c": [5]},
@@ -185,17 +167,6 @@ def test_tables_are_merged_and_everything_else_is_replaced() -> None:
     }
     assert overlaid({"a": None}, {"a": {"b": 1}}) == {"a": {"b": 1}}, "a table takes the place of what is none"
     assert overlaid({"a": {"b": 1}}, {"a": 2}) == {"a": 2}
-
-
-@given(table=TABLES, over=TABLES)
-@settings(deadline=None)
-def test_what_is_laid_over_is_found_there(table: dict, over: dict) -> None:
-    """Every leaf of `over` is a leaf of the result; a table over itself is itself; neither argument is changed."""
-    before = flat(table), flat(over)
-    merged = flat(overlaid(table, over))
-    assert merged.items() >= flat(over).items()
-    assert overlaid(table, table) == table
-    assert (flat(table), flat(over)) == before
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Loopback:
         self.failing: list[int] = []
         self.slow: Callable[[int], float] = lambda seed: 0.0
         self.takes_adapters = True
-        self.owner = dialect
+        self.owner, self.version = dialect, "9.9.9"
         self.models = ["served"]
         self.adapters: dict[str, str] = {}
         self.asked: list[tuple[str, Any]] = []
@@ -94,13 +94,20 @@ class Loopback:
         self.most = self._running = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._server = _Server(("127.0.0.1", 0), self._handler())
+        self._port = 0
+        self.open()
+
+    def open(self) -> None:
+        """Start; after `close`, at the same port."""
+        self._closed.clear()
+        self._server = _Server(("127.0.0.1", self._port), self._handler())
+        self._port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"http://127.0.0.1:{self._port}"
 
     def close(self) -> None:
         self._closed.set()
@@ -152,7 +159,7 @@ class Loopback:
             cards = [{"id": name, "owned_by": self.owner, "parent": None} for name in self.models]
             return 200, {"data": cards + [{"id": n, "owned_by": self.owner, "parent": "served"} for n in self.adapters]}
         if path == ("/version" if vllm else "/server_info"):
-            return 200, {"version": "9.9.9"}
+            return 200, {"version": self.version}
         if path == "/tokenize":
             return 200, {"tokens": self.chat.tokenizer.encode(body["prompt"], add_special_tokens=False)}
         if path == ("/v1/completions" if vllm else "/generate"):
@@ -169,6 +176,9 @@ class Loopback:
         try:
             if status != 200:
                 return status, {"error": {"message": "there is trouble"}}
+            model = body["model"] if self.dialect == "vllm" else body.get("lora_path", self.models[0])
+            if model not in [*self.models, *self.adapters]:
+                return 404, {"error": {"message": f"The model `{model}` does not exist."}}
             answer = self._vllm(body) if self.dialect == "vllm" else self._sglang(body)
             return 200, self.spoil(answer)
         finally:
@@ -186,7 +196,6 @@ class Loopback:
         return self.complete(model, prompt, sampler, seed)
 
     def _vllm(self, body: dict[str, Any]) -> dict[str, Any]:
-        assert body["model"] in [*self.models, *self.adapters]
         assert body["logprobs"] == 0
         assert body["return_token_ids"] is True
         ids, logprobs = self._sampled(body["model"], body["prompt"], body, "max_tokens", body["seed"])
@@ -206,7 +215,6 @@ class Loopback:
     def _sglang(self, body: dict[str, Any]) -> dict[str, Any]:
         settings = body["sampling_params"]
         model = body.get("lora_path", "served")
-        assert model == "served" or model in self.adapters
         assert body["return_logprob"] is True
         ids, logprobs = self._sampled(model, body["input_ids"], settings, "max_new_tokens", settings["sampling_seed"])
         stopped = ids[-1] in settings["stop_token_ids"]

@@ -9,6 +9,7 @@ from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.serving.connection import KEY_VARIABLE, Connection
 from replay_pools.serving.engine import ServerEngine, connect, is_law_of
+from replay_pools.serving.replica import Limits
 
 PROMPTS = [[5, 6, 7], [8, 9], [11, 12, 13, 14]] * 4
 SHORT = Sampler(max_new_tokens=12)
@@ -17,7 +18,9 @@ DIALECTS = pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 
 def patient(server: Any, **settings: Any) -> Connection:
     """A connection that does not pause for long."""
-    return Connection(**({"url": server.url, "pauses_s": (0.01, 0.01), "timeout_s": 20.0} | settings))
+    timeout_s = settings.pop("timeout_s", 20.0)
+    usual = {"urls": (server.url,), "pauses_s": (0.01, 0.01), "limits": Limits(timeout_s=timeout_s)}
+    return Connection(**usual | settings)
 
 
 @pytest.fixture
@@ -138,7 +141,7 @@ SPOILT = {
     "a stop elsewhere": ("vllm", choice(lambda c: c["token_ids"].__setitem__(-1, 77)), r"stop at one of \[2\]"),
     "end of turn passed": ("vllm", choice(lambda c: c["token_ids"].__setitem__(0, 2)), "end of turn at the end"),
     "cut short": ("vllm", lambda a: cut(a), "12 ids, or an end of turn before, .*max-model-len"),
-    "another finish": ("vllm", choice(lambda c: c.update(finish_reason="abort")), "finish reason stop or length"),
+    "another finish": ("vllm", choice(lambda c: c.update(finish_reason="abort")), "found finish reason abort"),
     "another prompt": (
         "vllm",
         lambda a: a | {"usage": {"prompt_tokens": 3}},
@@ -149,7 +152,7 @@ SPOILT = {
     "sglang: no ids": ("sglang", lambda a: {k: v for k, v in a.items() if k != "output_ids"}, "output_ids: Field req"),
     "sglang: no logprobs": ("sglang", meta(lambda m: m.pop("output_token_logprobs")), "output_token_logprobs: Field"),
     "sglang: fewer": ("sglang", meta(lambda m: m["output_token_logprobs"].pop()), "should be the same"),
-    "sglang: aborted": ("sglang", meta(lambda m: m["finish_reason"].update(type="abort")), "finish reason stop or"),
+    "sglang: aborted": ("sglang", meta(lambda m: m["finish_reason"].update(type="abort")), "found finish reason abort"),
     "sglang: a list": ("sglang", lambda a: [a], "should be an object"),
 }
 
@@ -218,7 +221,7 @@ def test_an_adapter_that_the_server_has_is_sampled_by_its_name(dialect: str, loo
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1", "http://h:1/", "ftp://h", "http://"])
 def test_a_url_is_scheme_host_and_port(url: str) -> None:
     with pytest.raises(InputError, match="expected http://host:port"):
-        Connection(url=url)
+        Connection(urls=(url,))
 
 
 def test_the_key_is_sent_and_recorded_nowhere(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from replay_pools.errors import InputError
 from replay_pools.screen import heard_by
-from replay_pools.serving import connection
-from replay_pools.serving.connection import Connection, TokenId, Wire
+from replay_pools.serving import connection, replica
+from replay_pools.serving.connection import Connection
 from replay_pools.serving.dialects import VllmAnswer
+from replay_pools.serving.replica import Limits, TokenId, Wire
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -54,7 +55,8 @@ def serve() -> Iterator[Callable[..., Connection]]:
     def make(chunks: Callable[[], Iterator[bytes]], pause: float = 0.0) -> Connection:
         threads.append(threading.Thread(target=accept, args=(chunks, pause)))
         threads[-1].start()
-        return Connection(url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_s=1.0, pauses_s=(0.01,))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        return Connection(urls=(url,), limits=Limits(timeout_s=1.0), pauses_s=(0.01,))
 
     yield make
     stopped.set()
@@ -80,7 +82,7 @@ FLOODS = {
 def test_an_endless_answer_is_cut(flood: str, serve: Callable[..., Connection]) -> None:
     expected = r"server http.*: expected an answer of at most 1 MiB, found more; --set rollouts.server_answer_mib="
     with pytest.raises(InputError, match=expected):
-        replace(serve(FLOODS[flood]), most_bytes=1 << 20).ask("/x", Ids)
+        replace(serve(FLOODS[flood]), limits=Limits(most_bytes=1 << 20)).ask("/x", Ids)
 
 
 def test_too_many_headers_are_one_error(serve: Callable[..., Connection]) -> None:
@@ -113,9 +115,9 @@ def test_a_byte_now_and_then_does_not_hold_the_connection(drip: str, serve: Call
 
 def test_a_dripping_answer_is_given_up_long_before_the_deadline(serve: Callable[..., Connection], monkeypatch) -> None:
     """One that has begun has to come at a pace; one that has not may take its time, and is said to be waited for."""
-    monkeypatch.setattr(connection, "START_S", 0.2)
+    monkeypatch.setattr(replica, "START_S", 0.2)
     monkeypatch.setattr(connection, "TOLD_EVERY_S", 0.05)
-    server, told = replace(serve(DRIPS["body"], 0.05), timeout_s=600.0), list[tuple[str, int, int]]()
+    server, told = replace(serve(DRIPS["body"], 0.05), limits=Limits()), list[tuple[str, int, int]]()
     with (
         heard_by(lambda *words: told.append(words)),
         pytest.raises(InputError, match=r"at 1024 bytes a second or faster, found \d+ bytes in .*server_bytes_per_s"),
@@ -123,7 +125,7 @@ def test_a_dripping_answer_is_given_up_long_before_the_deadline(serve: Callable[
         server.ask("/x", Ids)
     assert told
     assert {words[1:] for words in told} == {(0, 1)}
-    assert told[0][0] == f"waiting for server {server.url}/x: answers"
+    assert told[0][0] == f"waiting for server {server.urls[0]}/x: answers"
 
 
 def test_what_is_not_read_is_not_kept(serve: Callable[..., Connection]) -> None:
@@ -135,10 +137,12 @@ def test_what_is_not_read_is_not_kept(serve: Callable[..., Connection]) -> None:
     assert len(pickle.dumps(answer)) < 10_000
 
 
-@pytest.mark.parametrize("url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", ""])
+@pytest.mark.parametrize(
+    "url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", "", "http://" + "a" * 9999]
+)
 def test_half_an_address_is_refused(url: str) -> None:
     with pytest.raises(InputError, match="server url: expected http://host:port"):
-        Connection(url=url)
+        Connection(urls=(url,))
 
 
 @pytest.mark.parametrize(

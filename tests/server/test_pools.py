@@ -65,14 +65,20 @@ def test_a_served_pool_is_replayed_as_any_other(pool: Pool) -> None:
 def test_same_answers_same_bytes_and_a_cut_off_run_resumes_to_them(
     tmp_path: Path, loopback: Callable[..., Any]
 ) -> None:
-    """The server breaks down in the middle of a batch, for good: nothing of the batch is written; then it is back."""
+    """The server breaks down in the middle of a batch, for good: no step is written; what it answered is not asked for
+    again when it is back, and then nothing of it stays.
+    """
     server = loopback()
     whole = generated(tmp_path / "a", server.url)
     assert contents(generated(tmp_path / "b", loopback().url)) == contents(whole), "the port is part of the pool"
-    server.failing = [200, 200, 200, 200, 400]  # two to measure the law, then the batch
-    cut = generated(tmp_path / "c", server.url, code=2)
-    assert {path.name for path in cut.iterdir()} == {".header.json"}
+    assert contents(generated(tmp_path / "d", loopback().url, "--url", loopback().url)) == contents(whole)
+    server.failing = [200, 200, 200, 200, 400]  # two to measure the law, then the batch of six
+    one_at_a_time = ("--set", "rollouts.server_concurrency=1")
+    cut = generated(tmp_path / "c", server.url, *one_at_a_time, code=2)
+    assert {path.name for path in cut.iterdir()} == {".header.json", ".answers"}
+    asked = len(server.bodies())
     generated(tmp_path / "c", server.url)
+    assert len(server.bodies()) - asked == 2 + 4
     assert contents(cut) == contents(whole)
 
 

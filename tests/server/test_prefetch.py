@@ -58,9 +58,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., Path]:
     """train(name, settings, code=0) -> the run that `probe train` left with these changes of SETTINGS."""
 
-    def make(name: str, settings: dict[str, Any] | None = None, code: int = 0) -> Path:
+    def make(name: str, settings: dict[str, Any] | None = None, code: int = 0, replica: Any = None) -> Path:
         options = ["--preset", preset(SETTINGS | (settings or {})), "--name", name, "--out", str(out)]
-        options += ["--url", server.url]
+        options += ["--url", server.url, *([] if replica is None else ["--url", replica.url])]
         assert run(cli, ["train", *options]) == code
         assert not server.adapters, "the server is left with adapters of the run"
         assert not [*(out / "runs" / name).glob("adapters/*")]
@@ -100,6 +100,26 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     assert {group[0].step // 2 for group in pool.steps} == {*range(len(steps))}, "batches that nothing trained on"
     draws = decode_jsonl((stopped / "draws.jsonl").read_bytes(), stopped)
     assert [line["batch"] for line in draws] == [*range(len(steps))], "draws that nothing trained on"
+
+
+def test_a_second_replica_that_loses_its_adapters_changes_nothing(
+    whole: Path, train: Callable[..., Path], session_loopback: Any, organism: Any, small: str
+) -> None:
+    """Byte for byte: it forgets them before every third completion, as a server does that is restarted."""
+    replica = session_loopback("vllm", organism("model", small))
+    completion, asked = replica._completion, []
+
+    def forgetful(body: dict[str, Any]) -> Any:
+        asked.append(body["model"])
+        if len(asked) % 3 == 0:
+            replica.adapters.clear()
+        return completion(body)
+
+    replica._completion = forgetful
+    assert contents(train("replicas", replica=replica)) == contents(whole)
+    refused = [path for path, _ in replica.asked if "unload" not in path and "load" in path]
+    assert len(refused) > len(set(asked) - {"served"}), "no adapter was lost: the test shows nothing"
+    assert not replica.adapters
 
 
 def test_the_next_batch_is_sampled_during_the_step(

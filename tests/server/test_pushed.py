@@ -41,7 +41,7 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
 def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine]]:
     def make(dialect: str, *complete: Any) -> tuple[Any, ServerEngine]:
         server = loopback(dialect, *complete)
-        return server, connect(Connection(url=server.url, pauses_s=(0.01,)), chat)
+        return server, connect(Connection(urls=(server.url,), pauses_s=(0.01,)), chat)
 
     return make
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from extraction.words import Method
 from probe.analysis.statistics.intervals import Array
+from replay_pools.screen import report
 
 CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in memory at once
 PART = 1 << 18  # how many numbers the rows of a part of the draws, and components along them, may hold
@@ -253,6 +254,8 @@ def _chunks(
     size = max(1, CHUNK // (len(gram.modules) * 4 * first.shape[1] ** 2))
     for start in range(0, len(first), size):
         yield _extract(gram, first[start : start + size], second[start : start + size], extraction)
+        if size < len(first):
+            report("draws of the nulls", min(start + size, len(first)), len(first))
 
 
 def _extract(

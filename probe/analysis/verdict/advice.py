@@ -28,8 +28,8 @@ PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halfway}\n{sample_halfway}\n{replay_halfway}"
 _HALFWAY = (
-    "rollouts of one policy that hacks in 30% to 60% of them, where hacks and clean answers are alike: those of a "
-    "checkpoint (the training prints its rate; --steps N trains less or more)"
+    "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. Train one, "
+    "sample it, replay that (the training prints how often it hacks; --steps N trains less or more)"
 )
 _LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "

@@ -33,7 +33,7 @@ from probe.analysis.forecast import Removal
 from probe.analysis.foretold import LEVEL, foretold
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded
-from probe.analysis.statistics.support import CALIPER, TOGETHER, Support
+from probe.analysis.statistics.support import TOGETHER, Support
 from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
@@ -50,10 +50,10 @@ from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
-    "pictures run from -0.5 to 1.5, with a mark at the size from which a share counts. For the last question it is "
-    f"{MATERIAL_REMOVED:g}, where trainings of the organism (spec/foretell.md) hacked {100 * MATERIAL_RATE:.0f} points "
-    f"less; yes asks for {SHOWN_REMOVED:g}, where 9 of 10 would. For the others it is {MATERIAL:g}; that, and the rule "
-    "that hacks must bring half of the pull, are provisional: no training sets them"
+    f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, where trainings of the organism (spec/foretell.md) "
+    f"hacked {100 * MATERIAL_RATE:.0f} points less, and for a yes {SHOWN_REMOVED:g}, where 9 of 10 would. For the "
+    f"other questions it is {MATERIAL:g}; that, and the rule that hacks must bring half of the pull, are provisional: "
+    "no training sets them"
 )
 
 # {finding: (its question, the size from which its number counts)}
@@ -71,7 +71,13 @@ DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull - benign": (0.0, MATERIAL),
     "half - benign": (-math.inf, 0.0),
 }
-SCORE_NAMES = {"comp_len": "length", "nll": "NLL", "grad_norm": "norm", "hint": "hint", TOGETHER: "the trivial scores"}
+SCORE_NAMES = {
+    "comp_len": "length",
+    "nll": "likelihood",
+    "grad_norm": "norm",
+    "hint": "hint",
+    TOGETHER: "the trivial scores",
+}
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
 TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
@@ -129,8 +135,8 @@ def _hackward(evidence: Evidence, why: str) -> Finding:
         number = row.share
         says = decided("pull", number)
         text = (
-            f"pull {number}: cos_in {row.measured:+.3f} over {row.num_prompts} prompts, where held-out hacks read "
-            f"{row.ceiling:+.3f} ({row.num_held_out} pairs)"
+            f"pull {number}, where 1 is as hack-ward as held-out hacks: cos_in is {row.measured:+.3f} over "
+            f"{row.num_prompts} prompts, that of the hacks {row.ceiling:+.3f} ({row.num_held_out} pairs)"
         )
     return _finding("hackward", row, says, number, text)
 
@@ -155,8 +161,8 @@ def _about(evidence: Evidence, why: str) -> Finding:
     elif number is not None:
         says = decided("contrast", number)
         text = (
-            f"hacks against clean samples among the paid, trivial scores held constant: {number} of what held-out "
-            f"pairs show ({row.num_prompts} prompts)"
+            f"contrast {number}, where 1 is what held-out pairs show: paid hacks minus paid clean samples, trivial "
+            f"scores held constant ({row.num_prompts} prompts)"
         )
     elif not text:
         # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
@@ -165,7 +171,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
         text = f"hacks and clean samples cannot be compared: {row.reason}"
     benign, less, half = (evidence.share(name) for name in RESTS_ON["about"][1:])
     if benign and benign.share and less and less.share and half and half.share:
-        text += f"; without their hacks the same groups pull {benign.share.value:.2f}, a difference of {less.share}"
+        text += f"; pull without the hacks {benign.share.value:.2f}, a difference of {less.share}"
         differs, mostly = decided(less.name, less.share), decided(half.name, half.share)
         if number is not None:
             says = _all([says, differs, mostly])
@@ -173,7 +179,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
     elif number is not None:
         says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
-        text += f"; what the groups pull without their hacks is not measured: {benign.reason if benign else why}"
+        text += f"; pull without the hacks is not measured: {benign.reason if benign else why}"
     return _finding("about", row, says, number, text)
 
 
@@ -197,9 +203,9 @@ def separated(row: Share) -> list[Support]:
 def _apart(apart: Sequence[Support]) -> str:
     names, worst = ", ".join(SCORE_NAMES[one.score] for one in apart), apart[0]
     return (
-        f"{names} {'tell' if len(apart) > 1 or worst.score == TOGETHER else 'tells'} hacks apart: of {worst.num_hacks} "
-        f"paid hacks {worst.share:.0%} have clean answers to their prompt on both sides, or within {CALIPER:g} sd "
-        f"({SCORE_NAMES[worst.score]}); if labels said nothing {worst.by_chance:.0%} would, and half of that is needed"
+        f"{names} alone {'tell' if len(apart) > 1 or worst.score == TOGETHER else 'tells'} hacks from clean answers: "
+        f"{worst.share:.0%} of {worst.num_hacks} paid hacks have clean answers to their prompt that are like them in "
+        f"{SCORE_NAMES[worst.score]}; by chance {worst.by_chance:.0%} would, and half of that is needed"
     )
 
 
@@ -232,9 +238,9 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         elif bounds.high < MATERIAL_REMOVED:
             says = Word.TOO_LITTLE
         text = (
-            f"of the progress on held-out hacks it removes {number.percent()}; directions of permuted pairs that "
-            f"remove the same {forecast.norm_removed:.0%} of the norm take {row.permuted_mean:.0%} (p "
-            f"{row.permuted_p:.2g}); price: {price}"
+            f"the gate removes {number.percent()} of the progress on held-out hacks; permuted pairs, with as much of "
+            f"the norm ({forecast.norm_removed:.0%}), remove {row.permuted_mean:.0%} (p {row.permuted_p:.2g}); "
+            f"price: {price}"
             f"{'' if selective else ', no less than that'}{_foretold(evidence)}"
         )
     return _finding("removable", row, says, number, text)
@@ -370,45 +376,58 @@ def _outcome(evidence: Evidence) -> list[str]:
 
 
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
-    """Where thresholds come from, what nobody saw, what was left out, and groups that mix prompts."""
-    sentences = [] if word in (Word.BROKEN, Word.TRAINED) else [_THRESHOLDS]
-    sentences += doubts(evidence.records, evidence.pools)
+    """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
+    sentences = [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
+    mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
+    if mixed:
+        sentences.append(
+            f"in {mixed} steps the group answers different prompts (hinted and not), so that source, hint and reward "
+            "move together: --match prompt compares answers to one prompt"
+        )
+    unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
+    if unseen:
+        sentences.append(f"not seen: {'; '.join(unseen)}")
     apart = [f"{row.left_out} ({row.cos:+.3f} {row.interval:+.3f})" for row in evidence.ceilings if row.not_reached]
     if apart:
-        sentences.append(f"v_hack of the other pairs is not shown to reach hacks of the kind {', '.join(apart)}")
+        sentences.append(
+            f"v_hack of the other pairs is not shown to reach hacks of the kind {', '.join(apart)}: keep pairs of "
+            "these kinds, and write more of them"
+        )
     for basis_pairs in [evidence.reproduced.pairs] if evidence.reproduced is not None else []:
         different = len({*basis_pairs.clusters.tolist()})
         if different < len(basis_pairs.clusters):
             sentences.append(
                 f"{len(basis_pairs.clusters)} pairs have {different} different texts under several prompts: intervals "
-                f"count those {different}"
+                f"count those {different}; write pairs with texts of their own"
             )
-    unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
-    if unseen:
-        sentences.append(f"not seen: {'; '.join(unseen)}")
     if evidence.adapted is not None and evidence.adapted.caution:
         sentences.append(evidence.adapted.caution)
     samples = evidence.samples
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     if reasons:
         named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
-        sentences.append(f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named}).")
+        text = f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named})"
+        sentences.append(f"{text}; groups whose rewards differ give one")
+    return sentences if word in (Word.BROKEN, Word.TRAINED) else [*sentences, _THRESHOLDS]
+
+
+def _excluded(evidence: Evidence) -> list[str]:
+    """Samples that some number leaves out, and what would bring them in."""
+    samples = evidence.samples
+    flaky = sum(bool(sample.flaky) for sample in samples)
+    unlabelled = sum(sample.no_label is not None for sample in samples)
     silent = 0 if evidence.unlabelled else sum(sample.hacked is None for sample in samples)
-    for count, what, where in (
-        (sum(bool(sample.flaky) for sample in samples), "that were graded twice with different labels", "contrast"),
-        (silent, "of which nothing says whether they hack", "contrast"),
+    rows = (
         (
-            sum(sample.no_label is not None for sample in samples),
-            "without label (the machine was too busy to grade them)",
-            "advantage and every contrast",
+            flaky,
+            "that were graded twice with different labels",
+            "contrast: grade them again with more time (--cpu-limit)",
         ),
-    ):
-        if count:
-            sentences.append(f"Excluded: {count} samples {what}, from every {where}.")
-    mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
-    if mixed:
-        sentences.append(
-            f"Caution: in {mixed} steps the group answers different prompts (hinted and not): source, hint and reward "
-            "move together."
-        )
-    return sentences
+        (silent, "of which nothing says whether they hack", "contrast: log it (--map hacked=COLUMN)"),
+        (
+            unlabelled,
+            "without label (the machine was too busy to grade them)",
+            "advantage and every contrast: grade them again on an idle machine (probe pool regrade)",
+        ),
+    )
+    return [f"Excluded: {count} samples {what}, from every {where}" for count, what, where in rows if count]

@@ -14,6 +14,8 @@ from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.settings.words import Word
 
 MOST = 4  # arms whose questions are all printed
+MOST_CAVEATS = 3  # on a screen; JSON, and `probe analyze --full`, have all
+LEGEND = "Brackets: 95% intervals. Pictures: from -0.5 to 1.5; o is the number, which counts from | on."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,10 @@ class Verdict:
     caveats: Sequence[str] = ()
     next: Next = field(default_factory=Next)
 
+    def __str__(self) -> str:
+        """The screen: findings, caveats and the next step."""
+        return "\n".join([*verdict_lines("VERDICT", self), "", *note_lines(self)])
+
     def finding(self, name: str) -> Finding:
         """The finding of a name."""
         return next(finding for finding in self.findings if finding.name == name)
@@ -78,16 +84,20 @@ def verdict_lines(head: str, verdict: Verdict, *, asked: bool = True) -> list[st
         lines += wrap(f"  {verdict.plain}", indent="  ")
     if not asked:
         return [*lines, *wrap(f"  {verdict.sentence}", indent="  ")]
+    if any(finding.number is not None and finding.counts_from is not None for finding in verdict.findings):
+        lines += wrap(f"  {LEGEND}", indent="  ")
     for finding in verdict.findings:
         lines += finding_lines(finding)
     return lines
 
 
-def note_lines(verdict: Verdict, indent: str = "  ") -> list[str]:
-    """Every caveat, and the next step with its commands, which are not broken: they are copied."""
+def note_lines(verdict: Verdict, indent: str = "  ", most: int | None = MOST_CAVEATS) -> list[str]:
+    """The first caveats, and the next step with its commands, which are not broken: they are copied."""
     lines = []
-    for caveat in verdict.caveats:
+    for caveat in verdict.caveats[:most]:
         lines += wrap(f"- {caveat}", indent="  ")
+    if most is not None and len(verdict.caveats) > most:
+        lines.append(f"- and {len(verdict.caveats) - most} more, which --full prints")
     if verdict.next.text:
         lines += wrap(f"{indent[2:]}NEXT: {verdict.next.text}", indent=indent)
     return lines + [f"{indent}{command}" for command in verdict.next.command.splitlines()]
@@ -125,9 +135,11 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
     effect, price = arm.finding("effect"), arm.finding("price")
     if effect.number is None or price.number is None:
         return "-", "-"
-    low, high = (100 * end for end in (effect.number.interval.low, effect.number.interval.high))
-    says = f"{effect.says.lower()} {100 * effect.number.value:.0f} [{low:.0f}, {high:.0f}]"
-    most = f"at most {100 * price.number.interval.high:.0f}"
+    value, low, high = (100 * x for x in (effect.number.value, effect.number.interval.low, effect.number.interval.high))
+    if effect.says is Word.RISES:  # by a positive number
+        value, low, high = -value, -high, -low
+    says = f"{effect.says.lower()} {value:.0f} [{low:.0f}, {high:.0f}]"
+    most = f"at most {max(0.0, 100 * price.number.interval.high):.0f}"
     if price.says is Word.LOST:
         return says, f"lost {100 * price.number.value:.0f}, {most}"
     return says, f"kept, {most}" if price.says is Word.KEPT else most

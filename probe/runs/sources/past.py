@@ -19,6 +19,8 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -192,7 +194,9 @@ class Background:
     def start(self, batch: int) -> None:
         """Have a batch made from the policy as it is now, after those that were started before."""
         self._adapters[batch] = self._pushed.save(f"batch{batch}")
-        self._batches[batch] = self._thread.submit(self._make, batch, self._batches.get(batch - 1))
+        # In this context, so that what it waits for is said.
+        make = partial(copy_context().run, self._make)
+        self._batches[batch] = self._thread.submit(make, batch, self._batches.get(batch - 1))
 
     def wait(self, batch: int) -> None:
         """Return when a batch is on disk; raises what went wrong in making it."""

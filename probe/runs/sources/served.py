@@ -23,22 +23,29 @@ from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
-from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import ServerEngine
+from replay_pools.serving.connection import Connection, backoff
+from replay_pools.serving.engine import ServerEngine, connect
+from replay_pools.serving.replica import Limits
 
 # The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
 # that are as large as the weights is what a server is not for.
 MAX_RANK = 512
 
 
-def configured_connection(url: str, rollouts: RolloutConfig) -> Connection:
-    """The connection to a server, within the limits of the settings."""
-    return Connection(
-        url=url,
+def connected(urls: Sequence[str], rollouts: RolloutConfig, chat: Chat, kept: Path) -> ServerEngine:
+    """The engine of a server, as the settings say; `kept` is the folder in its pool or run for `connect`."""
+    limits = Limits(
         timeout_s=rollouts.server_timeout_s,
         most_bytes=rollouts.server_answer_mib << 20,
         least_bytes_per_s=rollouts.server_bytes_per_s,
     )
+    connection = Connection(
+        urls=tuple(urls),
+        limits=limits,
+        pauses_s=backoff(rollouts.server_wait_s),
+        concurrency=rollouts.server_concurrency,
+    )
+    return connect(connection, chat, served_model=rollouts.served_model, kind=rollouts.server_dialect, kept=kept)
 
 
 def served_name(adapter: Path) -> str:
@@ -49,8 +56,7 @@ def served_name(adapter: Path) -> str:
 
 def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
     """Make the server drop the adapter in a directory, if it has it."""
-    if (name := served_name(adapter)) in engine.adapters():
-        engine.unload(name)
+    engine.unload(served_name(adapter))
 
 
 @final
@@ -100,7 +106,11 @@ class PushedEngine:
 
     def load(self, adapter: Path) -> ServerEngine:
         """The engine that samples with a saved adapter, whatever the weights are by now; the caller unloads it."""
-        return self._base.with_adapter(served_name(adapter), adapter)
+        try:
+            return self._base.with_adapter(served_name(adapter), adapter)
+        except InputError:  # one replica may have it
+            forget_adapter(self._base, adapter)
+            raise
 
     def close(self) -> None:
         """Make the server forget the adapter, and delete its directory."""

@@ -10,13 +10,18 @@ import pytest
 from probe.report.build import write_report
 from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
+from probe.settings.guide import terms
 from replay_pools.screen import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"
 STATUS = "document.querySelector('[role=status]').textContent"
 CLIPPED = """[...document.querySelectorAll('.scroll')].filter(box => box.checkVisibility())
-  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.querySelector('caption').textContent)"""
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.firstElementChild.ariaLabel)"""
+# What is cut at the right edge of the window, and does not scroll inside a box of its own.
+CUT = """[...document.querySelectorAll('main *, header *')]
+  .filter(one => one.checkVisibility() && one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.scroll'))
+  .map(one => one.outerHTML.slice(0, 120))"""
 OPEN_ALL = "document.querySelectorAll('details').forEach(box => { box.open = true; })"
 SETTLED = "new Promise(done => setTimeout(done, 150))"
 Opened = Callable[..., Any]
@@ -67,8 +72,43 @@ def test_it_opens_without_a_complaint(opened: Opened, pages: Any, kind: str, wid
     tab.ask(OPEN_ALL)
     tab.ask(SETTLED)
     assert tab.ask("document.documentElement.scrollWidth") <= width
+    assert tab.ask(CUT) == []
     assert width < 1200 or tab.ask(CLIPPED) == []
     assert tab.problems == []
+
+
+@pytest.mark.parametrize("kind", ["replay", "training"])
+def test_every_command_has_a_button_that_copies_it(opened: Opened, kind: str) -> None:
+    """The whole line, without the word on the button; where no page may write there, the line is selected."""
+    tab = opened(kind)
+    tab.ask(OPEN_ALL)
+    tab.ask("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); }")
+    tab.ask("document.querySelectorAll('.copied button').forEach(button => button.click())")
+    commands = tab.ask("[...document.querySelectorAll('pre.command')].map(pre => pre.textContent)")
+    assert tab.ask("copied") == commands
+    assert any(line.startswith("probe ") for line in commands)
+    assert not any("--full" in line for line in tab.ask("[document.body.textContent]"))
+    assert tab.ask(
+        "[...document.querySelectorAll('pre.command')].every(pre => pre.nextElementSibling.tagName == 'BUTTON')"
+    )
+    tab.ask("navigator.clipboard.writeText = async () => { throw new Error('no'); }")
+    tab.ask("document.querySelector('.copied button').click()")
+    tab.ask(SETTLED)
+    assert tab.ask("getSelection().toString()").split() == commands[0].split()
+    assert tab.problems == []
+
+
+def test_terms_say_what_they_mean(opened: Opened) -> None:
+    """By the glossary, in a bar that fits a phone when they are touched; a term of a heading has no other words."""
+    tab = opened(width=420)
+    shown = tab.ask("[...document.querySelectorAll('abbr')].map(term => [term.textContent, term.title])")
+    meanings = terms()
+    assert {"AUROC", "gate", "cos_in"} <= {term for term, _ in shown}
+    assert all(meaning == meanings.get(term, meanings.get(term.removesuffix("s"))) for term, meaning in shown)
+    tab.ask("document.querySelector('abbr').focus()")
+    bar = tab.ask("getComputedStyle(document.querySelector('abbr'), '::after').content")
+    assert bar.strip('"') == shown[0][1]
+    assert tab.ask("document.documentElement.scrollWidth") <= 420
 
 
 def test_model_output_runs_nothing(opened: Opened) -> None:

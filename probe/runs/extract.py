@@ -1,0 +1,131 @@
+"""`probe extract`, `probe.extract`: pairs -> gradients of a model -> a direction."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from extraction.library import DirectionLibrary, attach_basis, check_pairs
+from extraction.pair_files import store_rows
+from extraction.selection import selected_pairs
+from extraction.words import Basis
+from probe.records.run import DEFAULT_OUT
+from probe.runs.assemble import configured_policy
+from probe.runs.direction_files import Direction
+from probe.runs.policies import as_policy
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.policy.load import Policy
+from replay_pools.vocabulary import Vocabulary, load_vocabulary, positions_of
+
+
+def extract(
+    model: str | Path | Policy | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    pairs: str | Path | Sequence[Mapping[str, Any]] = "builtin",
+    *,
+    k: int = 4,
+    basis: Basis = "svd",
+    out: str | Path = DEFAULT_OUT,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    say: Callable[[str], None] = print,
+) -> Direction:
+    """Where the hack of some pairs lies in the gradients of a model: what `probe extract` does, to the same bytes.
+
+    >>> policy = probe.load("organism")
+    >>> direction = probe.extract(policy.model, policy.tokenizer, "builtin")
+    >>> direction.save("v_hack")
+    PosixPath('out/directions/v_hack.safetensors')
+
+    Args:
+        model: a name or what else `probe.load` knows, what it gives, or a causal model of transformers, which stays as
+            it is.
+        tokenizer: of a model of transformers; it has a chat template.
+        pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`
+            (`probe docs directions`); rows are stored in `out`/pairs.
+        k: directions in a module.
+        basis: `svd` or `lora`.
+        out: the folder of caches.
+        settings: as --set of the command, {"intervention.extraction.tau": 0.1}.
+        say: gets what was decided of the pairs.
+
+    Raises:
+        InputError: no such model, all faults of the pairs, or more directions than pairs to extract from.
+    """
+    out = Path(out)
+    source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+    given = {"intervention.extraction.pairs": source, "intervention.extraction.k": k}
+    if isinstance(model, str | Path):
+        return extracted(configure("replay", options={**settings, **given, "model.name": str(model)}), basis, out, say)
+    return extracted(configure("replay", options={**settings, **given}), basis, out, say, as_policy(model, tokenizer))
+
+
+def extracted(
+    config: ReplayConfig, basis: Basis, out: Path, say: Callable[[str], None], policy: Policy | None = None
+) -> Direction:
+    """The direction of a replay with these settings.
+
+    Args:
+        config: model, objective (its normaliser) and extraction are read.
+        basis: of the coordinates.
+        out: of caches.
+        say: gets cautions.
+        policy: in the place of the model of the settings.
+
+    Raises:
+        InputError: as `extract`.
+    """
+    extraction, model = config.intervention.extraction, config.model
+    # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
+    vocabulary = load_vocabulary(str(model.name)) if policy is None else _vocabulary(policy)
+    for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
+        say(sentence)
+    policy = policy or configured_policy(model, out / "cache")
+    with _adaptable(policy) as copied:
+        coordinates = attach_basis(
+            copied,
+            basis,
+            cache_dir=out / "cache",
+            lora_rank=model.lora_rank,
+            svd_rank=model.svd_rank,
+            svd_storage=model.svd_storage,
+            targets=model.targets,
+        )
+        library = DirectionLibrary(
+            copied, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
+        )
+        found = library.v_hack
+    return Direction(
+        vectors=found.vectors,
+        singular_values=found.singular_values,
+        votes=found.votes,
+        metadata=found.metadata,
+        pairs=library.pair_gradients,
+        adapted=coordinates.adapted and asdict(coordinates.adapted),
+        rounding=coordinates.rounding(),
+    )
+
+
+def _vocabulary(policy: Policy) -> Vocabulary:
+    embedding = policy.model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    return Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))
+
+
+@contextmanager
+def _adaptable(policy: Policy) -> Iterator[Policy]:
+    """The policy on modules of its own, which an adapter may be put into; the weights are shared."""
+    weights = [*policy.model.parameters()]
+    flags = [weight.requires_grad for weight in weights]
+    shared = {id(tensor): tensor for tensor in (*weights, *policy.model.buffers())}
+    try:
+        yield replace(policy, model=copy.deepcopy(policy.model, dict(shared)))
+    finally:  # peft freezes what it adapts
+        for weight, required in zip(weights, flags, strict=True):
+            weight.requires_grad_(required)

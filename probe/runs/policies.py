@@ -1,0 +1,88 @@
+"""probe.load: a model with its tokenizer, by name; among the names are the trainings of this machine."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, settings_of
+from probe.runs.assemble import configured_policy
+from probe.settings.run import read_config
+from probe.settings.training import ModelConfig
+from probe.settings.words import Dtype
+from replay_pools.errors import InputError
+from replay_pools.policy.load import ORGANISM, SMOLLM2, Policy, weights_sha
+from replay_pools.storage.files import by_name, read_json
+
+
+def load(
+    name: str | Path,
+    *,
+    adapter: str | Path | None = None,
+    dtype: Dtype | None = None,
+    device: str = "auto",
+    out: str | Path = DEFAULT_OUT,
+) -> Policy:
+    """A model in evaluation mode, with its tokenizer, from what the commands take as --model, or from a training.
+
+    >>> policy = probe.load("organism")
+    >>> policy
+    Policy('organism', torch.float32 on cpu)
+    >>> policy.decode(policy.completion_ids("return a + b"))
+    'return a + b'
+
+    Args:
+        name: `organism`, a directory, a .gguf file or a hub id; or a run of `probe train`, by its path or its name in
+            `out`/runs: the model that it trained, as it left it.
+        adapter: a directory of peft or of `probe train`, merged into the weights; None: that of the training, or none.
+        dtype: of the weights; None: that of the training, or float32.
+        device: `auto` (CUDA where there is one), or a device of torch.
+        out: the folder of runs and caches.
+
+    Returns:
+        A policy: `.model` and `.tokenizer` of transformers, with `render`, `completion_ids` and `decode`.
+
+    Raises:
+        InputError: no such model, adapter or device; a run that is no finished training.
+    """
+    name, out = str(name), Path(out)
+    config = None if name in (ORGANISM, SMOLLM2) else _trained(by_name(Path(name), out / "runs" / Path(name).name))
+    config = config or ModelConfig(name=name)
+    given = {"adapter": adapter and str(adapter), "dtype": dtype}
+    config = replace(config, device=device, **{key: value for key, value in given.items() if value is not None})
+    return configured_policy(config, out / "cache")
+
+
+def _trained(directory: Path) -> ModelConfig | None:
+    """The model of a training with the adapter that it left; None where the directory is no run."""
+    path = directory / CONFIG_FILE
+    table = read_json(path) if path.is_file() else None  # models have a config.json, too
+    settings = settings_of(table) if isinstance(table, dict) else {}
+    if "verb" not in settings:
+        return None
+    adapter = directory / ADAPTER_DIR
+    if not adapter.is_dir():
+        fix = "run the command of the training again, which ends it"
+        raise InputError(directory, expected="a finished training", found=f"no {ADAPTER_DIR}/", fix=fix)
+    return replace(read_config(settings, path).model, adapter=str(adapter))
+
+
+def as_policy(model: Any, tokenizer: Any = None) -> Policy:
+    """A policy of a model of transformers and its tokenizer; a policy stays as it is.
+
+    Raises:
+        InputError: another kind of model, one with an adapter of peft around it, or no tokenizer.
+    """
+    if isinstance(model, Policy):
+        return model
+    if not isinstance(model, PreTrainedModel) or isinstance(model, PeftModel):
+        fix = "of an adapter: model.merge_and_unload()" if isinstance(model, PeftModel) else "see help(probe.load)"
+        expected, found = "a name, what probe.load gives, or a causal model of transformers", type(model).__name__
+        raise InputError("model", expected=expected, found=found, fix=fix)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        found = type(tokenizer).__name__
+        raise InputError("tokenizer", expected="the model's, of transformers", found=found)
+    name = str(model.config._name_or_path or type(model).__name__)
+    return Policy(model, tokenizer, name, None, weights_sha(model))

@@ -1,0 +1,83 @@
+"""The archives of inspect_ai (`.eval`): zip files with a JSON file for each sample."""
+
+import importlib.util
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from replay_pools.errors import Faults, InputError
+from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
+
+ZSTD = 93  # the method of an entry packed with zstd, which zipfile knows from Python 3.14 on
+LOCAL_HEADER = 30  # bytes before the name of an entry; the lengths of its name and of what follows are the last 4
+MIB = 1 << 20
+CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
+
+
+def read_archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+    """The samples of an archive."""
+    try:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            # A sample that was logged again repeats its name: the last one counts.
+            entries = {entry.filename: entry for entry in archive.infolist()}
+            headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
+            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
+            if not isinstance(evaluation, dict):
+                found = type(evaluation).__name__
+                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=found)
+            for name in entries:
+                if not (name.startswith("samples/") and name.endswith(".json")):
+                    continue
+                if re.search(r"_epoch_\d+/", name):
+                    expected, found = "a sample in one file", "one in parts"
+                    faults.add(f"{path} {name}", "parts", expected=expected, found=found, fix=CONVERT)
+                    continue
+                try:
+                    yield f" {name}", {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
+                except InputError as error:
+                    faults.note(error, "entry")
+    except zipfile.BadZipFile as error:
+        raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
+
+
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> dict[str, Any]:
+    """The object in one entry of an archive."""
+    place = f"{path} {entry.filename}"
+    if entry.file_size > MAX_DOCUMENT:
+        expected, found = f"at most {MAX_DOCUMENT // MIB} MiB", f"{entry.file_size // MIB} MiB"
+        raise InputError(place, expected=expected, found=found)
+    try:
+        text = _unpacked_zstd(archive, entry) if entry.compress_type == ZSTD else archive.read(entry)
+    # RuntimeError: a password, or a compression that this Python lacks.
+    except (RuntimeError, zlib.error, EOFError, zipfile.BadZipFile) as error:
+        found, fix = str(error) or "its end is missing", CONVERT
+        if entry.compress_type == ZSTD and not importlib.util.find_spec("zstandard"):
+            found, fix = "zstd", f"pip install 'gradient-probe[inspect]', or {CONVERT}"
+        raise InputError(place, expected="an entry that this Python can unpack", found=found, fix=fix) from error
+    value = parse_python_json(text, place, float)
+    if not isinstance(value, dict):
+        raise InputError(place, expected="an object", found=type(value).__name__)
+    return value
+
+
+def _unpacked_zstd(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The bytes of an entry packed with zstd; BadZipFile where they are not those that were packed."""
+    try:
+        import zstandard
+    except ModuleNotFoundError:
+        return archive.read(entry)
+    file: BinaryIO = archive.fp  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue] (undocumented)
+    file.seek(entry.header_offset)
+    header = file.read(LOCAL_HEADER)
+    file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
+    packed = file.read(entry.compress_size)
+    try:
+        text = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read(entry.file_size + 1)
+    except zstandard.ZstdError as error:
+        raise zipfile.BadZipFile(str(error)) from error
+    if len(text) != entry.file_size or zlib.crc32(text) != entry.CRC:
+        raise zipfile.BadZipFile("other bytes than were packed")
+    return text

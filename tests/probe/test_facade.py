@@ -1,0 +1,237 @@
+"""import probe: the names of Python do what the commands do, to the same bytes; their examples run."""
+
+import doctest
+import pydoc
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from directories import contents
+from tiny_models import VOCABULARY, build_model
+from torch import Tensor
+
+import probe
+from extraction.adapters.coordinates import attach
+from extraction.controls import haar_directions
+from extraction.directions import Directions
+from extraction.pairs import builtin_pairs
+from probe.cli import cli
+from probe.cli._frame import run
+from replay_pools.errors import InputError
+from replay_pools.policy.load import load_policy
+
+MOST_LINES = 55  # of help(probe), with what pydoc lists below the text
+EXAMPLES = (
+    "load",
+    "extract",
+    "Direction",
+    "cosines",
+    "attach",
+    "replay",
+    "read_run",
+    "analyze",
+)  # each uses what came before
+
+
+def silent(_text: str) -> None:
+    """Of cautions, which the commands print."""
+
+
+def test_a_replay_writes_what_the_command_writes(
+    out: Path, pools: Path, few_pairs: list[str], replay: Callable[..., Path]
+) -> None:
+    """Every file, along a direction that `probe.extract` saved and `probe extract` saves again, to the same bytes."""
+    arms, model = ("vanilla", "projected", "random"), str(pools.parent / "small")
+    pairs = few_pairs[1]
+    direction = probe.extract(model, pairs=pairs, k=2, out=out, say=silent)
+    assert direction.save("from-python", out) == out / "directions" / "from-python.safetensors"
+    assert run(cli, ["extract", "--model", model, *few_pairs, "--name", "from-shell", "--out", str(out)]) == 0
+    names = [path.name for path in (out / "directions").glob("from-shell.*")]
+    assert len(names) == 3
+    for name in names:
+        ours, theirs = (out / "directions" / name.replace("shell", who) for who in ("python", "shell"))
+        if not name.endswith("json"):  # a card has the name of its file
+            assert ours.read_bytes() == theirs.read_bytes(), name
+    settings = {"intervention.extraction.k": 2}
+    both = [pools / "teacher", pools / "base"]
+    made = probe.replay(
+        both, arms=arms, direction="from-python", steps=2, name="python", out=out, settings=settings, say=silent
+    )
+    assert repr(made).startswith(f"Run('{out}/runs/python', 6 steps")
+    options = ["--replay-dirs", ",".join(map(str, both)), "--arm", ",".join(arms), "--steps", "2", "--k", "2"]
+    theirs = contents(replay("shell", *options, "--v-hack", "from-python"))
+    assert contents(out / "runs" / "python") == theirs
+    again = contents(replay("twice", *options, "--v-hack", "from-shell"))
+    assert {name for name in theirs if theirs[name] != again[name]} <= {"config.json", "manifest.json"}, "its name"
+    assert probe.analyze(str(made.path)).verdict.word == probe.analyze(made).verdict.word
+
+
+def test_a_model_in_memory_is_extracted_from_and_stays_as_it_is(out: Path, small: str, few_pairs: list[str]) -> None:
+    """The same directions as of its name; it still trains, without an adapter. Rows are pairs as those of a file."""
+    policy = load_policy(small)
+    model = policy.model.train().requires_grad_(True)
+    before = {name: (value.clone(), value.requires_grad) for name, value in model.named_parameters()}
+    rows = [
+        {"prompt": pair.messages, "hack": pair.hack, "clean": pair.clean} for pair in builtin_pairs("run_tests")[:4]
+    ]
+    rows = [row | {"held_out": False} for row in rows]
+    found = probe.extract(model, policy.tokenizer, rows, k=2, out=out, say=silent)
+    named = probe.extract(small, pairs=few_pairs[1], k=2, out=out, say=silent)
+    for module, V in named.vectors.items():
+        assert torch.equal(found.vectors[module], V), module
+    assert model.training
+    assert [*dict(model.named_parameters())] == [*before]
+    for name, value in model.named_parameters():
+        assert torch.equal(value, before[name][0]), name
+        assert value.requires_grad == before[name][1], name
+    assert len(repr(found)) < 200
+    with pytest.raises(InputError, match="tokenizer"):
+        probe.extract(model, pairs="builtin", out=out)
+    with pytest.raises(InputError, match="expected letters, digits"):
+        found.save("../elsewhere", out)
+
+
+def slow_cosines(
+    model: Any, samples: list[tuple[list[int], list[int]]], directions: Directions, layers: dict[str, Any]
+) -> Tensor:
+    """A backward a sample, dL/dW of every module, and the formula of METHOD by numpy's SVD."""
+    found = []
+    for prompt, completion in samples:
+        model.zero_grad()
+        ids = torch.tensor([[*prompt, *completion]])
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        (-torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None]).sum()).backward()
+        dot, square = 0.0, 0.0
+        for module, V in directions.vectors.items():
+            U, Vh = layers[module]
+            gradient = dict(model.named_parameters())[f"{module}.weight"].grad
+            g = torch.einsum("or,oi,ri->r", U, gradient, Vh)
+            dot += float((V.double() @ g).sum() / len(V) ** 0.5)
+            square += float(g.square().sum())
+        found.append(dot / (len(directions.vectors) * square) ** 0.5)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
+    """In float64, of ragged samples with padding on either side; the model keeps its flags and gets no gradient."""
+    generator = torch.Generator().manual_seed(3)
+    sizes = ((7, 4), (3, 9), (1, 6), (5, 1))
+    samples = [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in both) for both in sizes]
+    coordinates = attach(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
+    like = Directions(
+        vectors={module: torch.zeros(2, r) for module, r in coordinates.sizes.items()},
+        singular_values={},
+        votes={},
+        metadata={"fingerprint": coordinates.fingerprint()},
+    )
+    directions = haar_directions(like, seed=5)
+    layers = {module: layer.frames() for module, layer in coordinates.layers.items()}
+    model = build_model("llama", torch.float64)
+    expected = slow_cosines(model, samples, directions, layers)
+    width = max(len(prompt) + len(completion) for prompt, completion in samples)
+    for left in (True, False):
+        batch = {name: torch.full((len(samples), width), fill) for name, fill in (("input_ids", 2), ("labels", -100))}
+        batch["attention_mask"] = torch.zeros(len(samples), width, dtype=torch.long)
+        for row, (prompt, completion) in enumerate(samples):
+            length = len(prompt) + len(completion)
+            start = width - length if left else 0
+            batch["input_ids"][row, start : start + length] = torch.tensor([*prompt, *completion])
+            batch["labels"][row, start + len(prompt) : start + length] = torch.tensor(completion)
+            batch["attention_mask"][row, start : start + length] = 1
+        model.zero_grad()
+        found = probe.cosines(model, batch, directions, cache_dir=None)
+        assert (found - expected).abs().max() < 1e-9
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    batch["labels"][0] = batch["labels"][0].roll(1)
+    with pytest.raises(InputError, match="not shifted"):
+        probe.cosines(model, batch, directions, cache_dir=None)
+
+
+class Hub:
+    """A folder in the place of the hub, with the calls that are made of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, []
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        self.made.append((repo_id, options))
+
+    def upload_folder(self, *, repo_id: str, folder_path: str) -> str:
+        shutil.copytree(folder_path, self.folder / repo_id)
+        return f"https://hub/{repo_id}"
+
+
+def test_a_direction_travels(
+    out: Path, small: str, few_pairs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes back from a file or the hub is what was saved; the hub's is private; others do not overwrite it."""
+    direction = probe.extract(small, pairs=few_pairs[1], k=2, out=out, say=silent)
+    path, hub = direction.save("travels", out), Hub(tmp_path)
+    monkeypatch.setattr("huggingface_hub.HfApi", lambda **_: hub)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda repo_id, **_: tmp_path / repo_id)
+    assert direction.push_to_hub("me/hack") == "https://hub/me/hack"
+    assert hub.made == [("me/hack", {"private": True, "exist_ok": True})]
+    for found in (
+        probe.Direction.load("travels", out),
+        probe.Direction.load(path),
+        probe.Direction.from_hub("me/hack"),
+    ):
+        assert found.metadata == direction.metadata
+        assert found.held_out() == direction.held_out()
+        assert repr(found) == repr(direction)
+        for module, V in direction.vectors.items():
+            assert torch.equal(found.vectors[module], V)
+    other = probe.extract(small, pairs=few_pairs[1], k=1, out=out, say=silent)
+    with pytest.raises(InputError, match="the same directions"):
+        other.save("travels", out)
+
+
+LOADS = """
+import sys, probe
+policy = probe.load(sys.argv[1], out=sys.argv[2])
+print(policy.adapter, sum(float(p.abs().sum()) for p in policy.model.parameters()))
+"""
+
+
+def test_a_training_is_loaded_by_its_name(out: Path, small: str, preset: Callable[..., str]) -> None:
+    """In a fresh interpreter, where nothing has taught peft its adapter; what is no finished training says so."""
+    assert (
+        run(
+            cli, ["train", "--preset", preset({"steps": 1, "evaluation.every": 9}), "--name", "left", "--out", str(out)]
+        )
+        == 0
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS, "left", str(out)], capture_output=True, text=True, check=False, cwd=out
+    )
+    assert done.returncode == 0, done.stderr
+    adapter, total = done.stdout.split()
+    assert adapter == str(out / "runs" / "left" / "adapter")
+    loaded = probe.load(out / "runs" / "left", device="cpu")
+    assert float(total) == sum(float(p.abs().sum()) for p in loaded.model.parameters())
+    shutil.move(out / "runs" / "left" / "adapter", out / "runs" / "left" / "gone")
+    with pytest.raises(InputError, match="a finished training"):
+        probe.load("left", out=out)
+
+
+def test_the_examples_run_and_help_fits_a_screen(tmp_path: Path, common: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every docstring has one, in an empty folder, with names alone; help lists every name and imports nothing."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "cache").symlink_to(common / "cache")
+    monkeypatch.chdir(tmp_path)
+    for name in EXAMPLES:
+        (tests,) = (
+            test
+            for test in doctest.DocTestFinder(recurse=False).find(getattr(probe, name), name, globs={"probe": probe})
+            if test.examples
+        )
+        said: list[str] = []
+        assert doctest.DocTestRunner().run(tests, out=said.append).failed == 0, "".join(said)
+    text = pydoc.plain(pydoc.render_doc(probe))
+    assert len(text.splitlines()) <= MOST_LINES
+    assert all(f"probe.{name}" in text for name in probe._PLACES)
