@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Self
 
 from replay_pools.errors import InputError
-from replay_pools.storage.tables import decode
+from replay_pools.storage.files import dump_json
+from replay_pools.storage.tables import decode_json
 
 RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
@@ -79,7 +80,7 @@ class Record:
     @classmethod
     def from_json(cls, row: Any, where: object) -> Self:
         """The record of one line of JSON; InputError names `where` and the missing, unknown or mistyped fields."""
-        return decode(cls, row, where)
+        return decode_json(cls, dump_json(row), where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class StepRecord(Record):
         """As of any record."""
         if isinstance(row, dict):
             row = _nested_groups(row, where)
-        return decode(cls, row, where)
+        return decode_json(cls, dump_json(row), where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -131,7 +131,7 @@ def test_bad_sample_lines_name_line_and_field(tmp_path, change, message):
     with pytest.raises(InputError) as error:
         SampleRecord.from_json(row, "f line 1")
     assert message in str(error.value)
-    with pytest.raises(InputError, match="expected a table"):
+    with pytest.raises(InputError, match="expected an object"):
         SampleRecord.from_json([], "f line 1")
 
 
