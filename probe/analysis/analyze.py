@@ -161,8 +161,8 @@ def analyze(
 ) -> Analysis:
     """Judge one run under one condition: what `probe analyze` prints.
 
-    >>> probe.analyze("demo").verdict.word
-    'UNDERPOWERED'
+    >>> print(probe.analyze("demo").verdict.word)
+    UNDERPOWERED
 
     Args:
         run: as `probe.replay` and `probe.read_run` give it; or its path, or its name in out/runs.

@@ -56,6 +56,7 @@ def docs(page: str | None, as_json: bool) -> None:
             echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
             echo(f"\nin {folder}; one of them: probe docs PAGE")
         return
+    page = next((name for name in pages if name.lower() == page.lower()), page)
     if page not in pages:
         raise unknown_name(f"page {page}", page, [*pages], expected="a page of the manual", fix="probe docs lists all")
     text = pages[page].read_text(encoding="utf-8")

@@ -287,7 +287,7 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     """Read a complete run, given by its path or its name in `out`/runs; every file is checked against the manifest.
 
     >>> run = probe.read_run("demo")
-    >>> run.to_polars("steps").group_by("arm").mean().sort("arm")["arm"].to_list()
+    >>> run.to_polars("steps")["arm"].unique().sort().to_list()
     ['projected', 'vanilla']
 
     Raises:

@@ -1,5 +1,6 @@
 """import probe: the names of Python do what the commands do, to the same bytes; their examples run."""
 
+import copy
 import doctest
 import pydoc
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from directories import contents
+from peft import LoraConfig, get_peft_model
 from tiny_models import VOCABULARY, build_model
 from torch import Tensor
 
@@ -23,6 +25,7 @@ from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.errors import InputError
+from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 
 MOST_LINES = 55  # of help(probe), with what pydoc lists below the text
@@ -118,7 +121,10 @@ def slow_cosines(
 
 
 def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
-    """In float64, of ragged samples with padding on either side; the model keeps its flags and gets no gradient."""
+    """In float64, of ragged samples with padding on either side, and with a LoRA around the weights of the directions.
+
+    The model keeps its flags and gets no gradient.
+    """
     generator = torch.Generator().manual_seed(3)
     sizes = ((7, 4), (3, 9), (1, 6), (5, 1))
     samples = [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in both) for both in sizes]
@@ -147,9 +153,15 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
         found = probe.cosines(model, batch, directions, cache_dir=None)
         assert (found - expected).abs().max() < 1e-9
         assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+    with quiet_peft():
+        adapted = get_peft_model(model, LoraConfig(target_modules="all-linear", r=2, init_lora_weights=False)).double()
+        moved = copy.deepcopy(adapted).merge_and_unload().requires_grad_(True)
+    found = probe.cosines(adapted, batch, directions, cache_dir=None)
+    assert (found - slow_cosines(moved, samples, directions, layers)).abs().max() < 1e-9
+    assert (found - expected).abs().max() > 1e-3, "the adapter changes nothing"
     batch["labels"][0] = batch["labels"][0].roll(1)
     with pytest.raises(InputError, match="not shifted"):
-        probe.cosines(model, batch, directions, cache_dir=None)
+        probe.cosines(adapted, batch, directions, cache_dir=None)
 
 
 class Hub:
