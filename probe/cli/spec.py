@@ -142,6 +142,13 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
 @click.option("--print-jobs", is_flag=True, help="Print a shell command for each job that is not done; run nothing.")
 @click.option("--jobs", "num_jobs", default=1, show_default=True, type=click.IntRange(1), help="Run so many at a time.")
 @click.option(
+    "--launch",
+    default="{command}",
+    show_default=True,
+    metavar="TEMPLATE",
+    help="Start a run by this: 'torchrun --standalone --nproc-per-node 4 --no-python {command}'.",
+)
+@click.option(
     "--cluster", type=click.Choice(["local", "slurm"]), default="local", show_default=True, help="Run the jobs here."
 )
 @click.option(
@@ -155,6 +162,7 @@ def sweep(
     spec_file: Path,
     print_jobs: bool,
     num_jobs: int,
+    launch: str,
     cluster: str,
     options: tuple[str, ...],
     out: Path,
@@ -162,12 +170,12 @@ def sweep(
 ) -> None:
     """Run conditions x arms x seeds of SPEC (spec/NAME.toml), what its ceiling allows, through submitit.
 
-    A sweep that was killed continues. A run that failed is reported with its log, and the others go on; exit code 1
-    says so. Example:
+    Jobs of this machine share out its GPUs. A sweep that was killed continues. A run that failed is reported with its
+    log, and the others go on; exit code 1 says so. Example:
 
       probe spec sweep spec/phase2.toml --jobs 2
     """
-    from probe.experiments.jobs import input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
+    from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
     from probe.experiments.load import load_spec
     from probe.experiments.verdict import verdict_of
 
@@ -176,10 +184,10 @@ def sweep(
         jobs = [job for job in (*pool_jobs(spec, out), *run_jobs(spec, out)) if not job.complete]
         write_settings(jobs)
         for job in jobs:
-            echo(f"probe {shlex.join(job.args)}")
+            echo(shlex.join(command_of(job, launch, ("probe",))))
         return
     refuse(input_faults(spec, out))
-    from probe.experiments.sweep import executor
+    from probe.experiments.sweep import executor, visible_gpus
     from probe.experiments.sweep import sweep as run_sweep
 
     settings: dict[str, str | int] = {}
@@ -203,6 +211,8 @@ def sweep(
         out,
         engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),  # type: ignore[arg-type]
         num_jobs=num_jobs,
+        launch=launch,
+        gpus=visible_gpus() if cluster == "local" else None,
         verdict_of=lambda criterion: verdict_of(criterion, spec, out),
         show=show,
     )

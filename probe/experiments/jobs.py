@@ -7,6 +7,7 @@ and one run serves all arms. Training: every arm is a run. Every job is an ordin
 settings from a file (`--config`), can be repeated by hand, and resumes by itself.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from replay_pools.storage.tables import flat, overlaid
 VERBS: tuple[Verb, ...] = ("replay", "train")
 # Keys that the sweep sets itself, from `arms`, `seeds` and `conditions` of the spec.
 RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
+COMMAND = "{command}"  # in the command line that starts a run
 STATE_FILE = "state.json"  # of a sweep, in its folder
 
 
@@ -59,6 +61,25 @@ class Job:
     def complete(self) -> bool:
         """Whether there is nothing left to do."""
         return (self.directory / MANIFEST_FILE).is_file()
+
+
+def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
+    """The command line of a job: that of `program`, and for a run what stands around {command} in `launch`.
+
+    Raises:
+        InputError: `launch` does not have {command} once, as a word.
+    """
+    try:
+        words = shlex.split(launch)
+    except ValueError:  # a quote without its other one
+        words = []
+    if words.count(COMMAND) != 1:
+        fix = "as 'torchrun --standalone --nproc-per-node 2 --no-python {command}'"
+        raise InputError("--launch", expected=f"a command line with the word {COMMAND}", found=repr(launch), fix=fix)
+    # A pool is sampled by one process.
+    place = words.index(COMMAND) if job.seed is not None else None
+    before, after = ([], []) if place is None else (words[:place], words[place + 1 :])
+    return [*before, *program, *job.args, *after]
 
 
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:

@@ -7,7 +7,8 @@ Which jobs are done is read from the disk. `out/sweeps/NAME/` holds `state.json`
 """
 
 import os
-import runpy
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +22,10 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import Checkpointable
 
 from probe.experiments.jobs import (
+    COMMAND,
     STATE_FILE,
     Job,
+    command_of,
     is_about,
     pool_jobs,
     read_state,
@@ -37,7 +40,10 @@ from replay_pools.errors import InputError
 from replay_pools.storage.files import locked, write_json
 
 POLL_S = 0.5  # seconds between two looks at the jobs
+AN_HOUR = 3600  # seconds; clusters give less between a warning and the end
 STDERR = 2  # its descriptor
+SAID = "probe: error: "
+NO_COMMAND = 127  # a shell's exit code
 A_MONTH = 30 * 24 * 60  # minutes; submitit's local executor ends jobs after two minutes unless told
 Cluster = Literal["local", "slurm"]
 Status = Literal["waiting", "running", "done", "failed", "skipped"]
@@ -76,23 +82,34 @@ class Executor(Protocol):
 
 
 class Command(Checkpointable):
-    """`probe ARGS` in the process of a job; a job that the cluster preempts is submitted again, and resumes."""
+    """The command of a run, in a process of its own; a job that is preempted is submitted again, and resumes."""
 
-    def __call__(self, args: Sequence[str], visible_gpus: str | None) -> int:
+    def __call__(self, command: Sequence[str], gpus: str | None) -> int:
         """Returns the exit code.
 
         Args:
-            visible_gpus: CUDA_VISIBLE_DEVICES of the sweep, which submitit's local executor empties; None: not set.
+            gpus: CUDA_VISIBLE_DEVICES of the command; None: as the cluster sets it.
         """
-        if os.environ.get("SUBMITIT_EXECUTOR") == "local" and not os.environ.get("CUDA_VISIBLE_DEVICES"):
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-            os.environ |= {} if visible_gpus is None else {"CUDA_VISIBLE_DEVICES": visible_gpus}
-        sys.argv = ["probe", *args]
+        environment = dict(os.environ) | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+        # What stands beside this Python comes first, as its torchrun.
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+        warned: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: warned.append(number))
         try:
-            runpy.run_module("probe", run_name="__main__")
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else 1
-        return 0
+            process = subprocess.Popen(command, env=environment)
+        except OSError as error:
+            print(f"{SAID}--launch: {error}", file=sys.stderr)
+            return NO_COMMAND
+        with process:
+            try:
+                code = process.wait()
+                if gpus is None and (warned or code == -signal.SIGUSR2):
+                    # The cluster is ending the job: how its command took that is no result. What follows is SIGUSR2,
+                    # at which submitit has it submitted again, or the end.
+                    time.sleep(AN_HOUR)
+                return code
+            finally:
+                process.terminate()
 
 
 def executor(cluster: Cluster, folder: Path, options: Mapping[str, Any], num_jobs: int) -> AutoExecutor:
@@ -121,6 +138,8 @@ def sweep(
     *,
     engine: Executor,
     num_jobs: int = 1,
+    launch: str = COMMAND,
+    gpus: Sequence[str] | None = None,
     verdict_of: Callable[[Criterion], Word] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
@@ -131,6 +150,8 @@ def sweep(
         out_dir: root of everything that is written.
         engine: of submitit.
         num_jobs: at a time.
+        launch: the command line that starts a run, with the word {command} in it.
+        gpus: of this machine, shared out among the jobs at a time; None: the cluster gives each its own.
         verdict_of: that of a criterion on the runs that are there, for a spec with a ceiling.
         show: called with the table whenever something may have changed.
 
@@ -155,7 +176,9 @@ def sweep(
         def run_all(jobs: Sequence[Job]) -> None:
             names = {job.name for job in jobs}
             waiting = [row for row in rows if row.job.name in names and row.status == "waiting"]
-            _run(waiting, engine, num_jobs, lambda: _save(table, spec, out_dir, show))
+            commands = {row.job.name: command_of(row.job, launch, (sys.executable, "-m", "probe")) for row in waiting}
+            shares = [None if gpus is None else share_of(gpus, worker, num_jobs) for worker in range(num_jobs)]
+            _run(waiting, engine, commands, shares, lambda: _save(table, spec, out_dir, show))
 
         run_all(pools)
         if table.failed:
@@ -173,27 +196,63 @@ def sweep(
     return table
 
 
-def _run(rows: Sequence[JobState], engine: Executor, num_jobs: int, save: Callable[[], None]) -> None:
-    """Run jobs, `num_jobs` at a time, and wait for all of them; an interrupt ends those that run."""
-    waiting, running = list(rows), {}
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine that the sweep may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    import torch  # seconds, for sweeps on this machine alone
+
+    return [*map(str, range(torch.cuda.device_count()))]
+
+
+def share_of(gpus: Sequence[str], worker: int, num_jobs: int) -> str:
+    """The GPUs of one of `num_jobs` jobs at a time: equally many each; one, with others, where there are fewer.
+
+    >>> [share_of(["0", "1", "2", "3"], worker, 2) for worker in range(2)]
+    ['0,1', '2,3']
+    """
+    size = max(1, len(gpus) // num_jobs)
+    return ",".join(gpus[(worker * size + i) % len(gpus)] for i in range(size)) if gpus else ""
+
+
+def _run(
+    rows: Sequence[JobState],
+    engine: Executor,
+    commands: Mapping[str, Sequence[str]],
+    shares: Sequence[str | None],
+    save: Callable[[], None],
+) -> None:
+    """Run jobs, one a share of the GPUs at a time, and wait for all of them; an interrupt ends those that run."""
+    waiting, running = list(rows), dict[int, tuple[JobState, Any]]()
     try:
         while waiting or running:
-            while waiting and len(running) < num_jobs:
-                row = waiting.pop(0)
-                with _silent():
-                    running[row.job.name] = row, engine.submit(Command(), row.job.args, gpus)
-                row.status = "running"
-            for name, (row, submitted) in list(running.items()):
+            for worker in {*range(len(shares))} - {*running}:
+                if waiting:
+                    row = waiting.pop(0)
+                    with _silent():
+                        running[worker] = row, engine.submit(Command(), commands[row.job.name], shares[worker])
+                    row.status = "running"
+            for worker, (row, submitted) in list(running.items()):
                 if submitted.done():
                     _end(row, submitted)
-                    del running[name]
+                    del running[worker]
+                elif _is_preempted(submitted):
+                    # Nor may the cluster start it again beside the next one.
+                    submitted.cancel(check=False)
+                    waiting.insert(0, row)
+                    del running[worker]
             save()
             if running:
                 time.sleep(POLL_S)
     finally:
         for _, submitted in running.values():
             submitted.cancel()
+
+
+def _is_preempted(submitted: Any) -> bool:
+    """Whether a cluster has ended a job for another one and does not start it again, for which submitit would wait."""
+    return submitted.state == "PREEMPTED" and submitted.get_info(mode="force").get("State") == "PREEMPTED"
 
 
 @contextmanager
@@ -223,7 +282,9 @@ def _end(row: JobState, submitted: Any) -> None:
         if code != 0:
             # What submitit says of itself stands around the command's own words.
             lines = [line for line in (submitted.stdout() or "").splitlines() if not line.startswith("submitit ")]
-            row.error = lines[-1].removeprefix("probe: error: ") if lines else f"exit code {code}"
+            # A launcher has words of its own after those of the command.
+            errors = [line.partition(SAID)[2] for line in lines if SAID in line]
+            row.error = [f"exit code {code}", *lines[-1:], *errors][-1]
     row.status = "done" if row.job.complete and not row.error else "failed"
 
 

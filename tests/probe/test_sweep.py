@@ -5,6 +5,8 @@ import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -24,7 +26,7 @@ from probe.cli.replay import replay
 from probe.experiments.jobs import input_faults, run_jobs, runs_of, spec_status
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import Command, JobState, SweepState, _end, executor, sweep
+from probe.experiments.sweep import Command, JobState, SweepState, _end, executor, sweep, visible_gpus
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import read_config
@@ -63,10 +65,12 @@ class Scripted:
         self.spec, self.out, self.codes = spec, out, {name.replace("_", "-"): code for name, code in codes.items()}
         self.launched: list[str] = []
         self.jobs: list[Ended] = []
+        self.gpus: list[str | None] = []
 
-    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
-        name = args[args.index("--name") + 1]
+    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
+        name = command[command.index("--name") + 1]
         self.launched.append(name)
+        self.gpus.append(gpus)
         code = self.codes.get(name, 0)
         if code == 0:
             directory = self.out / "runs" / name
@@ -176,7 +180,7 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     """One is refused its input, one is killed: both failed, with a reason and a log."""
     (job, *_) = run_jobs(tiny(), tmp_path)
     engine = executor("local", tmp_path / "logs", {}, 2)
-    refused = engine.submit(Command(), ["replay", "--nonsense"], None)
+    refused = engine.submit(Command(), [sys.executable, "-m", "probe", "replay", "--nonsense"], None)
     killed = engine.submit(_die)
     rows = [JobState(job=job), JobState(job=job)]
     for row, submitted in zip(rows, (refused, killed), strict=True):
@@ -186,6 +190,120 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     assert "--nonsense" in rows[0].error
     assert rows[1].error
     assert "--nonsense" in Path(rows[0].log).read_text()
+
+
+def test_a_preempted_job_is_not_failed(tiny: Callable[..., Spec], tmp_path: Path) -> None:
+    """One that the cluster does not start again, for which submitit waits for ever, is submitted again."""
+    spec = tiny(0)
+    engine = Scripted(spec, tmp_path)
+    succeed, submitted = engine.submit, list[Ended]()
+
+    class Preempted(Ended):
+        state = "PREEMPTED"
+
+        def done(self) -> bool:
+            return False
+
+        def get_info(self, mode: str) -> dict[str, str]:
+            return {"State": self.state}
+
+    def submit(*arguments: Any) -> Ended:
+        submitted.append(succeed(*arguments) if submitted else Preempted(0))
+        return submitted[-1]
+
+    engine.submit = submit
+    table = sweep(spec, tmp_path, engine=engine)
+    assert [(row.status, row.error) for row in table.rows] == [("done", "")] * 2
+    assert (len(submitted), submitted[0].cancelled) == (3, True)
+
+
+PREEMPTIBLE = """
+import signal, sys
+from probe.experiments.sweep import Command
+def requeue(number, frame):
+    print("submitted again", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, lambda number, frame: None)
+signal.signal(signal.SIGUSR2, requeue)
+code = Command()([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"], None)
+print("ended with", code)
+"""
+
+
+@pytest.mark.parametrize("warning", [signal.SIGTERM, None])
+def test_a_preempted_job_is_submitted_again_however_its_command_ends(warning: signal.Signals | None) -> None:
+    """Slurm signals every process of a job: SIGTERM as a warning, submitit's SIGUSR2."""
+    job = subprocess.Popen(
+        [sys.executable, "-c", PREEMPTIBLE], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "begun\n"
+    if warning is not None:
+        os.killpg(job.pid, warning)
+        time.sleep(0.2)
+    os.killpg(job.pid, signal.SIGUSR2)
+    said, _ = job.communicate(timeout=60)
+    assert (said, job.returncode) == ("submitted again\n", 3)
+    assert not _group_runs(job.pid)
+
+
+def test_jobs_of_this_machine_share_out_its_gpus(
+    tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each its own, as many as there are for it; more jobs than GPUs share them; a cluster's job has those it gets."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
+    spec, gpus = tiny(), visible_gpus()
+    for number, (num_jobs, given, expected) in enumerate(
+        [(2, gpus, {"4,GPU-5", "6,7"}), (3, gpus[:1], {"4"}), (2, [], {""}), (2, None, {None})]
+    ):
+        engine = Scripted(spec, tmp_path / str(number))
+        sweep(spec, tmp_path / str(number), engine=engine, num_jobs=num_jobs, gpus=given)
+        assert set(engine.gpus) == expected
+    engine = executor("local", tmp_path / "logs", {}, 1)
+    job = engine.submit(Command(), ["printenv", "CUDA_VISIBLE_DEVICES"], "6,7")
+    assert job.result() == 0
+    assert "6,7" in job.stdout().splitlines()
+    job = engine.submit(Command(), ["no-such-launcher"], "")
+    assert job.result() == 127
+    assert "probe: error: --launch: [Errno 2]" in job.stdout()
+
+
+def test_runs_are_started_by_a_template(
+    tiny: Callable[..., Spec], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What stands around {command} goes to runs; a pool is sampled by one process. --print-jobs shows it."""
+    spec = tiny(6)
+    spec.path.write_text(
+        spec.path.read_text().replace("[settings]", '[[pools]]\nname = "made"\nsettings.steps = 1\n[settings]', 1)
+    )
+    template = "env 'A=1 2' torchrun --no-python {command} --url http://h:1"
+    arguments = ["spec", "sweep", str(spec.path), "--print-jobs", "--out", str(tmp_path / "out"), "--launch"]
+    assert run(cli, [*arguments, template]) == 0
+    pool, first, *_ = capsys.readouterr().out.splitlines()
+    assert pool.startswith("probe pool generate --config ")
+    assert first.startswith("env 'A=1 2' torchrun --no-python probe replay --config ")
+    assert first.endswith(" --url http://h:1")
+    for wrong in ("torchrun", "torchrun {command} {command}", "'{command}", "x{command}"):
+        assert run(cli, [*arguments, wrong]) == 2
+        assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_under_torchrun_is_that_of_one_process(tiny: Callable[..., Spec], out: Path, tmp_path: Path) -> None:
+    """Byte for byte."""
+    (tmp_path / "cache").symlink_to(out / "cache")
+    path = tiny(4).path
+    path.write_text(path.read_text().replace("steps = 1\n", "steps = 2\n"))  # one a rank
+    spec = load_spec(path)
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
+    launch = f"env OMP_NUM_THREADS=1 {torchrun} {{command}}"
+    engine = executor("local", tmp_path / "logs", {}, 1)
+    table = sweep(spec, tmp_path, engine=engine, launch=launch, gpus=[])
+    assert [(row.status, row.error) for row in table.rows] == [("done", "")] * 2
+    sweep(spec, out, engine=InProcess())
+    for wide, alone in zip(runs_of(spec, tmp_path), runs_of(spec, out), strict=True):
+        ranks = {one: read_json(one.directory / "config.json").get("ranks") for one in (wide, alone)}
+        assert contents(wide.directory) == contents(alone.directory), ranks
 
 
 def _die() -> None:

@@ -77,7 +77,8 @@ class KillsOnce:
     def __init__(self, out: Path) -> None:
         self._steps = out / "runs" / VICTIM / "steps.jsonl"
 
-    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
+    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
+        args = command[3:]
         if VICTIM not in args or self._steps.exists():
             return Ended(run(cli, list(args)))
         child = processes.start(processes.command(*args))

@@ -24,13 +24,17 @@ class Ended:
     def done(self) -> bool:
         return True
 
+    @property
+    def state(self) -> str:
+        return "FINISHED"
+
     def result(self) -> int:
         return self.code
 
     def stdout(self) -> str:
         return self.text
 
-    def cancel(self) -> None:
+    def cancel(self, *, check: bool = True) -> None:
         self.cancelled = True
 
 
@@ -40,6 +44,7 @@ class InProcess:
     def __init__(self) -> None:
         self.launched: list[Sequence[str]] = []
 
-    def submit(self, command: object, args: Sequence[str], visible_gpus: str | None) -> Ended:
-        self.launched.append(args)
-        return Ended(run(cli, list(args)))
+    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
+        self.launched.append(command)
+        assert command[1:3] == ["-m", "probe"]
+        return Ended(run(cli, [*command[3:]]))

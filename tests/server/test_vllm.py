@@ -1,0 +1,207 @@
+"""A real vLLM (make test-server): two replicas of the organism, sampled, trained on, killed and started again.
+
+Reference for what is sampled: a forward pass of the same weights here, whose log-probabilities the server's are.
+"""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from extraction.library import attach_basis
+from probe.cli import cli
+from probe.cli._frame import run
+from probe.records.run import read_run
+from probe.runs.sources.served import PushedEngine
+from replay_pools.engines import Sampler
+from replay_pools.policy.load import ORGANISM_WEIGHTS, Policy, load_policy
+from replay_pools.pool import open_pool
+from replay_pools.serving.connection import Connection
+from replay_pools.serving.engine import connect
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / os.environ.get("SERVER_VENV", ".venv-server") / "bin" / "python"
+STARTING_S = 240
+RANK = 64
+SAME = 2e-3  # nats: two kernels in float32; another weight moves a log-probability by more than 100 times that
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(not PYTHON.is_file(), reason=f"no {PYTHON}: make test-server makes it"),
+]
+
+
+class Vllm:
+    """A vLLM that serves the organism at a port of its own, until it is killed."""
+
+    def __init__(self, port: int, log: Path) -> None:
+        self.url, self._port, self._log = f"http://127.0.0.1:{port}", port, log
+        self.start()
+
+    def start(self) -> None:
+        settings = ["--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "16"]
+        settings += ["--distributed-executor-backend", "uni"]  # a process less
+        settings += ["--enable-lora", "--max-lora-rank", str(RANK), "--max-loras", "2", "--max-cpu-loras", "4"]
+        command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(ORGANISM_WEIGHTS)]
+        environment = {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(self._port), *settings],
+                env=os.environ | environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its engine is a process of its own, which is killed with it
+            )
+
+    def wait(self) -> None:
+        """Return when it answers."""
+        deadline = time.monotonic() + STARTING_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, f"vLLM ended:\n{self._log.read_text()[-3000:]}"
+            try:
+                if httpx.get(f"{self.url}/health", timeout=5).is_success:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        raise AssertionError(f"vLLM does not answer:\n{self._log.read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def adapters(self) -> set[str]:
+        cards = httpx.get(f"{self.url}/v1/models", timeout=60).json()["data"]
+        return {card["id"] for card in cards if card["parent"] is not None}
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Vllm, Vllm]]:
+    folder = tmp_path_factory.mktemp("vllm")
+    first, second = (Vllm(port, folder / f"{port}.log") for port in (8931, 8932))
+    try:
+        first.wait()
+        second.wait()
+        yield first, second
+    finally:
+        first.kill()
+        second.kill()
+
+
+@torch.no_grad()
+def off(policy: Policy, prompt: list[int], completion: list[int], logprobs: list[float] | None) -> float:
+    """The largest difference between recorded log-probabilities and the policy's here, in nats."""
+    assert logprobs is not None
+    logits = policy.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
+    here = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(completion)[:, None])[:, 0]
+    return float((here - torch.tensor(logprobs)).abs().max())
+
+
+def test_a_pool_of_two_replicas(servers: tuple[Vllm, Vllm], tmp_path: Path) -> None:
+    """Whole, with the policy's log-probabilities; the same seeds give the same completions."""
+    urls = [word for server in servers for word in ("--url", server.url)]
+    options = ["--engine", "server", "--hint", "--steps", "3", "--group", "4", "--max-new-tokens", "48", "--seed", "5"]
+    for name in ("a", "b"):
+        assert run(cli, ["pool", "generate", *options, *urls, "--name", name, "--out", str(tmp_path)]) == 0
+    first, second = (open_pool(tmp_path / "pools" / name) for name in ("a", "b"))
+    assert first.verify() == []
+    assert first.manifest["engine"]["server"] == "vllm"
+    policy = load_policy("organism", dtype="float32")
+    rollouts = [rollout for group in first.steps for rollout in group]
+    assert len(rollouts) == 12
+    again = [rollout.completion_ids for group in second.steps for rollout in group]
+    assert [rollout.completion_ids for rollout in rollouts] == again
+    for rollout in rollouts:
+        assert off(policy, rollout.prompt_ids, rollout.completion_ids, rollout.sampling_logprobs) < SAME
+
+
+@pytest.mark.parametrize("basis", ["svd", "lora"])
+def test_new_weights_change_what_is_sampled(basis: str, servers: tuple[Vllm, Vllm], tmp_path: Path) -> None:
+    """By the same seeds; each time with the log-probabilities of the weights that were pushed, on both replicas."""
+    policy = load_policy("organism", dtype="float32")
+    coordinates = attach_basis(policy, basis, lora_rank=8, svd_rank=RANK, cache_dir=tmp_path / "cache")
+    base = connect(Connection(urls=tuple(server.url for server in servers)), policy)
+    engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    prompt = policy.render([{"role": "user", "content": "Write f"}])[1]
+    sampled = []
+    for step in range(3):
+        completions = engine.sample([prompt] * 4, Sampler(max_new_tokens=24), seeds=range(4))
+        sampled.append([completion.ids for completion in completions])
+        for completion in completions:
+            assert off(policy, prompt, completion.ids, completion.logprobs) < SAME, "of other weights than those here"
+        size = {"svd": 0.3, "lora": 0.1}[basis]
+        generator = torch.Generator().manual_seed(step)
+        coordinates.load_values(
+            {m: v + size * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
+        )
+    assert sampled[0] != sampled[1] != sampled[2]
+    engine.close()
+    assert not any(server.adapters() for server in servers)
+
+
+@pytest.mark.parametrize("arm", ["projected", "projected-lora"])
+def test_an_arm_is_trained_while_a_replica_is_killed_and_comes_back(
+    arm: str, servers: tuple[Vllm, Vllm], tmp_path: Path, preset: Callable[..., str]
+) -> None:
+    """Sampling ahead, an adapter pushed for every batch; after the restart the replica is given those it has lost."""
+    settings = {
+        "model.name": "organism",
+        "model.dtype": "float32",
+        "model.svd_rank": RANK,
+        "model.lora_rank": 8,
+        "rollouts.engine": "server",
+        "rollouts.prompts_per_step": 2,
+        "rollouts.group": 4,
+        "rollouts.prefetch": 1,
+        "rollouts.sampler.max_new_tokens": 48,
+        "objective.old_logprobs": "recorded",
+        "objective.entropy_coef": 0.1,  # moves the policy where no reward does
+        "steps": 4,
+        "optimizer.lr": 0.03,
+        "optimizer.warmup_steps": 0,
+        "evaluation.every": 4,
+        "evaluation.num_problems": 1,
+    }
+    directory, killed = tmp_path / "runs" / arm, list[float]()
+
+    def restart() -> None:
+        while not (directory / "steps.jsonl").is_file() or not (directory / "steps.jsonl").read_bytes():
+            time.sleep(0.05)
+        servers[1].kill()
+        killed.append(time.monotonic())
+        servers[1].start()
+
+    thread = threading.Thread(target=restart, daemon=True)
+    thread.start()
+    urls = [word for server in servers for word in ("--url", server.url)]
+    options = ["--preset", preset(settings), "--arm", arm, "--name", arm, "--out", str(tmp_path)]
+    assert run(cli, ["train", *options, *urls]) == 0
+    thread.join(60)
+    assert killed, "the run ended before the replica was killed"
+    steps = read_run(directory).steps
+    assert len(steps) == 4
+    assert max(abs(step.ratio["mean"] - 1) for step in steps[:1]) < SAME, "the first batch is of other weights"
+    pool = open_pool(directory / "rollouts")
+    assert pool.verify() == []
+    start = load_policy("organism", dtype="float32")
+    differences = [
+        max(off(start, rollout.prompt_ids, rollout.completion_ids, rollout.sampling_logprobs) for rollout in group)
+        for group in pool.steps
+    ]
+    assert max(differences[:4]) < SAME, "the first two batches are not sampled from the start"
+    assert min(differences[4:]) > SAME, "the later ones are"
+    servers[1].wait()
+    assert not any(server.adapters() for server in servers), "adapters stay behind"
