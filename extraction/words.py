@@ -21,7 +21,6 @@ Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
-STORAGES: tuple[Storage, ...] = get_args(Storage)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file
 
 

@@ -12,6 +12,7 @@ The ceiling is a direction's in the span of the pairs, since of other gradients 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -49,21 +50,20 @@ def transfer(linked: Linked, pools: Sequence[str]) -> Transfer:
     ]
     hacked = np.array([bool(linked.samples[i].hacked) for i in rows])
     prompts = [linked.samples[i].problem_id for i in rows]
-    counts = {"num_hacks": int(hacked.sum()), "num_honest": int((~hacked).sum()) if rows else 0}
+    num_hacks, num_honest = int(hacked.sum()), int((~hacked).sum()) if rows else 0
+    made = partial(Transfer, num_hacks=num_hacks, num_honest=num_honest, num_prompts=len({*prompts}))
     reason = None
     if not pools:
         reason = "no rollouts of the policy itself"
-    elif min(counts.values()) < LEAST:
-        reason = (
-            f"the policy's own rollouts have {counts['num_hacks']} hacks and {counts['num_honest']} honest solutions"
-        )
+    elif min(num_hacks, num_honest) < LEAST:
+        reason = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
     if reason is not None:
-        return Transfer(**counts, num_prompts=len({*prompts}), reason=reason)
+        return made(reason=reason)
     found = [
         _area(scores, hacked, prompts) for scores in (linked.cosines[rows], _fitted(linked, rows, hacked, prompts))
     ]
     none = "its hacks or its honest solutions are in one prompt alone" if None in found else None
-    return Transfer(auroc=found[0], ceiling=found[1], **counts, num_prompts=len({*prompts}), reason=none)
+    return made(auroc=found[0], ceiling=found[1], reason=none)
 
 
 def _area(scores: Array, hacked: Array, prompts: Sequence[str]) -> Bounded | None:
