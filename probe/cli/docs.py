@@ -1,15 +1,13 @@
 """probe settings, probe docs: every setting of a run; the pages of the guide."""
 
-from importlib.metadata import distribution
 from pathlib import Path
 
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option
+from probe.settings.guide import manual
 from probe.settings.run import setting_rows
-from replay_pools.errors import InputError, unknown_name
-
-SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package
+from replay_pools.errors import unknown_name
 
 
 @click.command()
@@ -64,25 +62,6 @@ def docs(page: str | None, as_json: bool) -> None:
         echo_json({"page": page, "path": str(pages[page]), "text": text})
     else:
         echo(text.rstrip())
-
-
-def manual() -> Path:
-    """The folder spec/ of a checkout, or what the installed package has of it.
-
-    Raises:
-        InputError: neither is there.
-    """
-    folders = [Path(__file__).parents[2] / "spec"]
-    for file in distribution("gradient-probe").files or ():
-        if file.match(f"{SHIPPED}/guide/*.md"):
-            folders.append(Path(str(file.locate())).resolve().parents[1])
-            break
-    for folder in folders:
-        if (folder / "guide").is_dir():
-            return folder
-    raise InputError(
-        "probe docs", expected=f"the manual in {folders[-1]}", found="none", fix="install gradient-probe again"
-    )
 
 
 def _title(path: Path) -> str:
