@@ -143,7 +143,7 @@ def test_json_that_means_two_things(copied: Path, refused: Callable[..., str]) -
     refused(["replay", "--name", "x", "--config", str(files / "x.json")], expected, copied)
     refused(
         ["extract", "--name", "x", "--pairs", str(files / "x.jsonl")],
-        f"x.jsonl line 1: expected {expected}",
+        f"x.jsonl line 1: expected JSON, found {expected}",
         copied,
     )
     refused(["pool", "generate", "--env", f"leetcode:{files / 'x.jsonl'}", "--name", "x", *SAMPLE], expected, copied)
