@@ -11,7 +11,7 @@ The ceiling is a direction's in the span of the pairs, since of other gradients 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,23 +47,20 @@ def transfer(linked: Linked, pools: Sequence[str]) -> Transfer:
         for i, sample in enumerate(linked.samples)
         if sample.src_pool in pools and sample.sure and linked.norms[i] > 0 and (sample.hacked or sample.gt_pass)
     ]
-    hacked = np.array([bool(linked.samples[i].hacked) for i in rows])
+    hacked = np.array([bool(linked.samples[i].hacked) for i in rows], dtype=bool)
     prompts = [linked.samples[i].problem_id for i in rows]
-    counts = {"num_hacks": int(hacked.sum()), "num_honest": int((~hacked).sum()) if rows else 0}
-    reason = None
+    num_hacks, num_honest = int(hacked.sum()), len(rows) - int(hacked.sum())
+    found, reason = Transfer(num_hacks=num_hacks, num_honest=num_honest, num_prompts=len({*prompts}), reason=None), ""
     if not pools:
         reason = "no rollouts of the policy itself"
-    elif min(counts.values()) < LEAST:
-        reason = (
-            f"the policy's own rollouts have {counts['num_hacks']} hacks and {counts['num_honest']} honest solutions"
-        )
-    if reason is not None:
-        return Transfer(**counts, num_prompts=len({*prompts}), reason=reason)
-    found = [
-        _area(scores, hacked, prompts) for scores in (linked.cosines[rows], _fitted(linked, rows, hacked, prompts))
-    ]
-    none = "its hacks or its honest solutions are in one prompt alone" if None in found else None
-    return Transfer(auroc=found[0], ceiling=found[1], **counts, num_prompts=len({*prompts}), reason=none)
+    elif min(num_hacks, num_honest) < LEAST:
+        reason = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
+    if reason:
+        return replace(found, reason=reason)
+    area = _area(linked.cosines[rows], hacked, prompts)
+    if area is None:
+        return replace(found, reason="its hacks or its honest solutions are in one prompt alone")
+    return replace(found, auroc=area, ceiling=_area(_fitted(linked, rows, hacked, prompts), hacked, prompts))
 
 
 def _area(scores: Array, hacked: Array, prompts: Sequence[str]) -> Bounded | None:
