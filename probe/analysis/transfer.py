@@ -11,8 +11,7 @@ The ceiling is a direction's in the span of the pairs, since of other gradients 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,22 +47,20 @@ def transfer(linked: Linked, pools: Sequence[str]) -> Transfer:
         for i, sample in enumerate(linked.samples)
         if sample.src_pool in pools and sample.sure and linked.norms[i] > 0 and (sample.hacked or sample.gt_pass)
     ]
-    hacked = np.array([bool(linked.samples[i].hacked) for i in rows])
+    hacked = np.array([bool(linked.samples[i].hacked) for i in rows], dtype=bool)
     prompts = [linked.samples[i].problem_id for i in rows]
-    num_hacks, num_honest = int(hacked.sum()), int((~hacked).sum()) if rows else 0
-    made = partial(Transfer, num_hacks=num_hacks, num_honest=num_honest, num_prompts=len({*prompts}))
-    reason = None
+    num_hacks, num_honest = int(hacked.sum()), len(rows) - int(hacked.sum())
+    found, reason = Transfer(num_hacks=num_hacks, num_honest=num_honest, num_prompts=len({*prompts}), reason=None), ""
     if not pools:
         reason = "no rollouts of the policy itself"
     elif min(num_hacks, num_honest) < LEAST:
         reason = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
-    if reason is not None:
-        return made(reason=reason)
-    found = [
-        _area(scores, hacked, prompts) for scores in (linked.cosines[rows], _fitted(linked, rows, hacked, prompts))
-    ]
-    none = "its hacks or its honest solutions are in one prompt alone" if None in found else None
-    return made(auroc=found[0], ceiling=found[1], reason=none)
+    if reason:
+        return replace(found, reason=reason)
+    area = _area(linked.cosines[rows], hacked, prompts)
+    if area is None:
+        return replace(found, reason="its hacks or its honest solutions are in one prompt alone")
+    return replace(found, auroc=area, ceiling=_area(_fitted(linked, rows, hacked, prompts), hacked, prompts))
 
 
 def _area(scores: Array, hacked: Array, prompts: Sequence[str]) -> Bounded | None:

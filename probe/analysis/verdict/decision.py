@@ -391,7 +391,7 @@ def _foresight(evidence: Evidence) -> str:
             f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
         )
     if stale is None or stale.overlap is None:
-        said.append("staleness unmeasured (probe replay --lookahead)")
+        said.append("staleness unmeasured (it takes a replay with --lookahead)")
     else:
         removes = "" if stale.old is None else f" and remove {stale.old.percent()} of the progress on held-out hacks"
         anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
