@@ -19,6 +19,7 @@ from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, ServedPolicy, load_policy, load_served_policy
 from replay_pools.sampling import sample
 
+LOADING = threading.Lock()  # of peft, what two threads say while they load gets mixed up
 Completed = tuple[list[int], list[float]]
 EOS = 2
 
@@ -44,7 +45,8 @@ class Organism:
         self.lock = threading.Lock()
 
     def load(self, name: str, directory: str) -> None:
-        self.policies[name] = load_policy(self.model, adapter=directory)
+        with LOADING:
+            self.policies[name] = load_policy(self.model, adapter=directory)
 
     @torch.no_grad()
     def __call__(self, model: str, prompt: list[int], sampler: Sampler, seed: int) -> Completed:
@@ -237,9 +239,9 @@ class Loopback:
         if not (Path(body["lora_path"]) / "adapter_config.json").is_file():
             message = f"Loading lora {name} failed: No adapter found for {body['lora_path']}"
             return (404, {"error": {"message": message}}) if self.dialect == "vllm" else (400, {"success": False})
-        self.adapters[name] = body["lora_path"]
         if isinstance(self.complete, Organism):
             self.complete.load(name, body["lora_path"])
+        self.adapters[name] = body["lora_path"]
         return 200, b"Success" if self.dialect == "vllm" else {"success": True}
 
 
