@@ -30,6 +30,7 @@ EXAMPLES = (
     "spec/NAME.md",
     "spec/same-prompt.toml",
     "spec/same-prompt-training.toml",
+    "spec/RUN-screen.toml",
 )
 BLOCK = re.compile(r"```(bash|python)\n(.*?)```", re.S)
 PACKAGES = ("replay_pools", "extraction", "probe")
