@@ -67,7 +67,7 @@ test: $(TEST_DEPS)
 	@log=$$(mktemp) || exit 1; \
 	{ $(CHECK); } > "$$log" 2>&1 < /dev/null & linters=$$!; \
 	trap 'kill $$linters 2> /dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) $(WORKERS) -m "not real and not slow and not server"; tests=$$?; \
+	$(PYTEST) $(WORKERS) -m "not real and not server and not slow"; tests=$$?; \
 	wait $$linters; check=$$?; cat "$$log"; \
 	if [ $$check -ne 0 ]; then echo "make: the linters failed (above)" >&2; fi; \
 	[ $$tests -eq 0 ] && [ $$check -eq 0 ]

@@ -126,7 +126,7 @@ def _pair(name: str, i: int, hack: str, clean: str, flavour: str, *, held_out: b
 def _source(i: int, extra: Exploit, *, head: str = "") -> str:
     minicode = minicode_problems("pairs")[i]
     body = head + minicode.body(minicode.family.solutions[0])
-    return compose(minicode.problem.starter, body, extra, example=example_texts(minicode))
+    return compose(minicode.problem.starter, body, extra, example=example_texts(minicode.problem))
 
 
 def surface_pairs(name: str, extra: Exploit) -> list[Pair]:

@@ -23,8 +23,6 @@ from hypothesis import strategies as st
 from processes import command
 from safetensors.torch import load_file
 
-from extraction.batch import make_batch
-from extraction.library import attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
@@ -32,7 +30,6 @@ from probe.runs.train import train
 from probe.settings.presets import configure
 from probe.step.distributed import SOLO, World, joined
 from replay_pools.errors import InputError
-from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 # Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
@@ -168,10 +165,13 @@ def check_sharded_base(model: str, cache: str) -> None:
     import torch
     from torch.distributed.tensor import DTensor
 
+    from extraction.batch import make_batch
+    from extraction.library import attach_basis
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
     from replay_pools.engines import Sampler
     from replay_pools.errors import InputError
+    from replay_pools.policy.load import load_policy
     from replay_pools.sampling import sample
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
@@ -230,7 +230,7 @@ def test_what_several_ranks_cannot_do_is_refused(tmp_path: Path, monkeypatch: py
         train(config, tmp_path / "run", out_dir=tmp_path, world=World(size=3))
     config = replace(config, rollouts=replace(config.rollouts, engine="server"))
     with pytest.raises(InputError, match=r"rollouts\.engine"):
-        train(config, tmp_path / "run", out_dir=tmp_path, url="http://127.0.0.1:9", world=World(size=2))
+        train(config, tmp_path / "run", out_dir=tmp_path, urls=["http://127.0.0.1:9"], world=World(size=2))
     options = ["--set", "model.shard_base=true", "--out", str(tmp_path)]
     assert run(cli, ["replay", *options]) == 2
     assert "model.shard_base" in capsys.readouterr().err

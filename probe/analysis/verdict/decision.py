@@ -407,8 +407,7 @@ def _foresight(evidence: Evidence) -> str:
 
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
-    sentences = [_foresight(evidence)] if word in (Word.GO, Word.LIKELY) else []
-    sentences += [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
+    sentences = [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
     mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
@@ -439,7 +438,11 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
         named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
         text = f"Excluded: {reasons.total()} of {len(samples)} samples have no cosine ({named})"
         sentences.append(f"{text}; groups whose rewards differ give one")
-    return sentences if word in (Word.BROKEN, Word.TRAINED) else [*sentences, _THRESHOLDS]
+    if word in (Word.BROKEN, Word.TRAINED):
+        return sentences
+    # Whoever trains next has to know it first.
+    sentences.insert(0 if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(evidence))
+    return [*sentences, _THRESHOLDS]
 
 
 def _excluded(evidence: Evidence) -> list[str]:
