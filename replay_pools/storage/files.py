@@ -22,6 +22,7 @@ import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
 import zlib
 from collections import Counter
@@ -342,6 +343,7 @@ def sha256(data: bytes) -> str:
 
 
 LEASE_S = 180.0  # a network file system that changes servers may be silent for minutes
+LOST = signal.SIGVTALRM  # ends what has lost its lock; SIGINT is ignored by what a shell script starts with `&`
 
 
 @contextmanager
@@ -357,7 +359,9 @@ def locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside it and not inside: a folder that is refused, or not begun, stays as it is.
     file = path.parent / f".{path.name}.lock"
-    lock = SoftFileLease(file, lease_duration=LEASE_S, on_compromise=lambda _: os.kill(os.getpid(), signal.SIGINT))
+    lock = SoftFileLease(file, lease_duration=LEASE_S, on_compromise=lambda _: os.kill(os.getpid(), LOST))
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(LOST, signal.default_int_handler)
     try:
         # A few attempts: the first removes what a dead process left.
         lock.acquire(timeout=0.2, poll_interval=0.05)

@@ -31,7 +31,7 @@ def test_what_was_chosen_by_default_is_said_once(
     assert run(cli, args) == 0
     printed = capsys.readouterr()
     lines = [line for line in printed.err.splitlines() if line.startswith("by default")]
-    chosen = "--replay-dirs teacher,base --arm projected --match problem --seed 0"
+    chosen = "--replay-dirs teacher,base --arm projected --match problem --seed 0 --template chat"
     assert lines == [f"by default (--preset replay): {chosen}; give any to change it"]
     assert "by default" not in printed.out
     assert (
