@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.cli._frame import echo, echo_json, json_option, name_option, one_pool, out_option
-from probe.records.run import elsewhere
+from probe.records.run import IN_TRAINING, elsewhere
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
 from replay_pools.storage.files import encode_jsonl
@@ -59,7 +59,7 @@ def draft(
     path = out / "pairs" / f"{name}.jsonl"
     opened = _opened(source, out)
     if opened is not None:
-        answers, following = _of_pool(opened), _replay(opened, path, name, out)
+        answers, following = _of_pool(opened), replay_of(opened, path, name, out)
     else:
         log = _checked(source, mappings, format_name)
         options = [part for mapping in mappings for part in ("--map", mapping)]
@@ -101,12 +101,14 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
         )
 
 
-def _replay(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
+def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
+    """The command that replays a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool.name if pool.name in pool_names(out) else str(pool.path)
     command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ARMS]
     # Pairs of a policy's own answers are of its weights.
-    if (adapter := (pool.manifest.get("policy") or {}).get("adapter")) is not None:
+    adapter = (pool.manifest.get("policy") or {}).get("adapter")
+    if adapter is not None and not adapter.startswith(IN_TRAINING):
         command += ["--set", f"model.adapter={adapter}"]
     return [*command, "--pairs", str(path), "--name", name]
 

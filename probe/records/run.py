@@ -60,6 +60,7 @@ CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 PAST_SELF_DIR = "past-self"
 ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
+IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
 LOOKAHEAD_FILE, LOOKAHEAD_DIR = "lookahead.jsonl", "lookahead"

@@ -23,7 +23,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.pairs import Pair
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
-from probe.records.run import ADAPTER_DIR, ANSWERS_DIR
+from probe.records.run import ADAPTER_DIR, ANSWERS_DIR, IN_TRAINING
 from probe.records.timings import Timings
 from probe.runs.activations import ActivationRemedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
@@ -207,7 +207,7 @@ def _open_engine(
     """
     rollouts = config.rollouts
     # What the headers of the pools call the policy.
-    adapter = f"in training: arm {config.intervention.arms[0]}, seed {config.seed}"
+    adapter = f"{IN_TRAINING}arm {config.intervention.arms[0]}, seed {config.seed}"
     if config.model.adapter is not None:
         adapter += f", from {config.model.adapter}"
     if (rollouts.engine == "server") != bool(urls):

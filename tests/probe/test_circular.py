@@ -10,7 +10,8 @@ import pytest
 from extraction.circular import circular_pairs
 from extraction.pair_files import read_pair_file
 from extraction.pairs import Pair, builtin_pairs, write_pairs
-from probe.records.run import read_run
+from probe.cli.pool_draft import replay_of
+from probe.records.run import IN_TRAINING, read_run
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
 
@@ -97,6 +98,14 @@ def test_a_pool_is_drafted_from(log: Path, small: str, out: Path, probe) -> None
     code, _, errors = probe(*shlex.split(command)[1:-2], "--dry-run")
     assert code == 0, errors
     assert "prompts of 8 are left out of the replay" in errors
+
+
+def test_a_draft_is_replayed_at_the_adapter_of_its_pool_if_there_is_a_file_of_it(log: Path) -> None:
+    """A training moves its policy while it samples: no file has those weights."""
+    pool = open_pool(BUILTIN / "teacher")
+    for adapter, is_named in (("out/runs/a/adapter", True), (f"{IN_TRAINING}arm vanilla, seed 0", False)):
+        of_adapter = replace(pool, manifest=pool.manifest | {"policy": {"adapter": adapter}})
+        assert (f"model.adapter={adapter}" in replay_of(of_adapter, log, "drafted", Path("out"))) == is_named
 
 
 def test_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, probe) -> None:

@@ -83,7 +83,7 @@ def test_a_long_pool_is_read_as_far_as_its_steps_need(
     whole = {num_steps: drawn(num_steps) for num_steps in (2, 16)}
     assert len(read) == 20
     monkeypatch.setattr("probe.runs.replay_inputs.LEAST_READ", 8)
-    monkeypatch.setattr("probe.runs.replay.READ_PER_STEP", 2)
+    monkeypatch.setattr("probe.runs.replay_inputs.READ_PER_STEP", 2)
     capsys.readouterr()
     assert drawn(2) == whole[2]
     assert len(read) == 8

@@ -6,7 +6,7 @@ Of many arms without any effect, some look better than vanilla by chance. With 9
     then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then
     no primary  all arms share ALPHA
 
-How often that holds, and what it decides: tests/bench/many_arms.py, spec/METHOD.md section 7.
+How often that holds, and what it decides: tests/support/many_arms.py, spec/METHOD.md section 7.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
