@@ -46,8 +46,10 @@ def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
     Held-out pairs are never dropped, so that selections are measured on the same ones.
 
     Raises:
-        InputError: as `load_pairs`; a flavour that no pair has.
+        InputError: as `load_pairs`; a flavour that no pair has, or a map without a file.
     """
+    if settings.pairs_map is not None and is_builtin(settings.pairs):
+        raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=settings.pairs)
     pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed)
     used = [pair for pair in pairs if not pair.held_out]
     flavours = sorted({kind_of(pair.flavour) for pair in used})

@@ -33,7 +33,13 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "probe/experiments/**/*.py",
     "probe/report/**/*.py",
 )
-WORDS = {"probe.settings.words", "probe.settings.loss", "probe.settings.arms", "extraction.words"}
+WORDS = {
+    "probe.settings.words",
+    "probe.settings.loss",
+    "probe.settings.arms",
+    "extraction.words",
+    "replay_pools.screen",
+}
 MATHEMATICS = (
     "probe/objective/advantages.py",
     "probe/objective/credit.py",
@@ -103,7 +109,7 @@ def test_the_light_modules_are_found() -> None:
 
 @pytest.mark.parametrize("path", MATHEMATICS)
 def test_mathematics_imports_only_mathematics(path: str) -> None:
-    """Pure formulas take tensors and numbers: of ours they import one another and the words of settings."""
+    """Pure formulas take tensors and numbers: of ours they import one another, the words of settings, and progress."""
     mathematics = {dotted(ROOT / listed) for listed in MATHEMATICS}
     imported = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text())):

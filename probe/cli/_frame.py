@@ -106,6 +106,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         echo(error.format_message(), err=True)
         return EXIT_INPUT
     except (KeyboardInterrupt, click.Abort):
+        heard(result=True)
         echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -114,6 +115,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         return EXIT_PIPE
     # The boundary of the program: no error gets past it with a traceback, unless asked for.
     except Exception as error:
+        heard(result=True)
         if debug:
             echo(traceback.format_exc(), err=True)
         messages, code = _describe(error)

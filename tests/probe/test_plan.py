@@ -148,7 +148,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     found = plan(capsys, str(path), "--out", str(out))
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
-    assert "measured in 2 runs of this spec" in found["prices"][0]["source"]
+    assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
     assert any("moments of AdamW" in row["what"] for row in found["memory"])
     assert any("32 sample gradients" in row["what"] for row in found["memory"]), "4 prompts x 8 rollouts a step"
     (note,) = found["notes"]
