@@ -17,6 +17,7 @@ from probe.cli._settings import SettingsCommand, configured, given_keys, setting
 from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
 from probe.records.run import default_name, elsewhere
 from probe.settings.run import ReplayConfig
+from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError, InputErrors, refuse
 from replay_pools.pool import Pool
 
@@ -43,6 +44,7 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
     "intervention.extraction.pairs",
     "intervention.extraction.pairs_map",
     "model.name: --model",
+    "model.template",
     "steps",
     "source.only_step",
     "intervention.extraction.k",
@@ -91,11 +93,13 @@ def check(
     from probe.runs.replay_inputs import hacks_of
     from replay_pools.logs.importing import import_checked
 
-    pool = import_checked(log, name=name, out=out, model=str(config.model.name), limit=limit)
+    pool = import_checked(
+        log, name=name, out=out, model=str(config.model.name), template=config.model.template, limit=limit
+    )
     pair_notes += one_mode(selected_pairs(config.intervention.extraction), hacks_of([pool]))
     if not as_json:
         first, *others = pair_notes
-        lines = _log_lines(rollouts, log, pool, str(config.model.name), out)
+        lines = _log_lines(rollouts, log, pool, config.model, out)
         lines += [first, *(f"  {note}" for note in others)]
         adapted = adapted_weights(config.model, str(config.model.name))
         lines += [f"model {config.model.name}: {adapted.caution or adapted}"]
@@ -237,12 +241,12 @@ def _mapped(rollouts: Path, log: "Log") -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: str, out: Path) -> list[str]:
+def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: ModelConfig, out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
     from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions
-    doubts = load_vocabulary(model).cautions(pool)
+    doubts = load_vocabulary(str(model.name), model.template).cautions(pool)
     chosen = [note for note in log.notes if note not in cautions]
     num_others = len(pool.normalised) - len(cautions) - len(chosen)
     lines = [_mapped(rollouts, log)]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -20,7 +20,7 @@ from probe.cli._frame import (
     out_option,
 )
 from replay_pools.pool import Pool, open_pool, resolve_pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Rollout, Template
 
 MOST_FAULTS = 20  # lines; the rest is counted
 # The labels whose rates `probe pool show` prints; None = not known. To add one: a row here.
@@ -110,6 +110,13 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
 @name_option("pool", required=True)
 @click.option("--model", required=True, help="Model that sampled the rollouts: `organism`, a directory or a hub id.")
 @click.option(
+    "--template",
+    type=click.Choice(get_args(Template)),
+    default="chat",
+    show_default=True,
+    help="Render prompts that were logged as messages by the tokenizer's template, or as `plain` text.",
+)
+@click.option(
     "--format", "format_name", metavar="FORMAT", help="Read SOURCE in this format. Default: the one that recognises it."
 )
 @click.option(
@@ -126,6 +133,7 @@ def import_(
     source: Path,
     name: str,
     model: str,
+    template: Template,
     format_name: str | None,
     mappings: Sequence[str],
     limit: int | None,
@@ -144,7 +152,14 @@ def import_(
     from replay_pools.logs.importing import import_log
 
     mapping = parse_mapping(",".join(mappings))
-    settings = {"model": model, "format_name": format_name, "mapping": mapping, "limit": limit, "skip_bad": skip_bad}
+    settings = {
+        "model": model,
+        "template": template,
+        "format_name": format_name,
+        "mapping": mapping,
+        "limit": limit,
+        "skip_bad": skip_bad,
+    }
     pool = import_log(source, name=name, out=out, **settings)
     log = pool.manifest["log"]
     if as_json:

@@ -30,6 +30,7 @@ from replay_pools.rollout import (
     UNKNOWN,
     Grade,
     Rollout,
+    Template,
     group_faults,
 )
 from replay_pools.screen import report
@@ -51,6 +52,7 @@ def check_log(
 
     Args:
         source: a file, or a folder of files.
+        template: of prompts that were logged as messages.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
         skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
@@ -81,6 +83,7 @@ def import_log(
     name: str,
     out: Path,
     model: str,
+    template: Template = "chat",
     format_name: str | None = None,
     mapping: Mapping[str, str] | None = None,
     limit: int | None = None,
@@ -105,15 +108,17 @@ def import_log(
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
     log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
-    return import_checked(log, name=name, out=out, model=model, limit=limit)
+    return import_checked(log, name=name, out=out, model=model, template=template, limit=limit)
 
 
-def import_checked(log: Log, *, name: str, out: Path, model: str, limit: int | None = None) -> Pool:
+def import_checked(
+    log: Log, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
+) -> Pool:
     """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
     grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
-    vocabulary = _vocabulary(log, grouped, model)
+    vocabulary = _vocabulary(log, grouped, model, template)
     tokens = Tokens(vocabulary, grouped, log.faults, limit)
     rewards = {facts.reward for group in log.groups for facts in group} - {None}
     least = least_reward(rewards, is_ours=log.format in PAYS_AS_WE)
@@ -251,13 +256,13 @@ def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Ro
     return replace(rollout, completion=text) if is_new else rollout
 
 
-def _vocabulary(log: Log, rows: Iterable[Fields], model: str) -> "Vocabulary | None":
+def _vocabulary(log: Log, rows: Iterable[Fields], model: str, template: Template) -> "Vocabulary | None":
     """The tokenizer of the model; None where it is not at hand and the log needs none."""
     from replay_pools.logs.tokens import say_all
     from replay_pools.vocabulary import load_vocabulary
 
     try:
-        return load_vocabulary(model)
+        return load_vocabulary(model, template)
     except InputError as error:
         if not say_all(rows):
             raise
@@ -287,6 +292,7 @@ def _header(
         "tokenizer_sha256": chat and chat.tokenizer_sha(),
         "chat_template_sha256": chat and chat.template_sha(),
         "prompt_tail": summary.tail or "",
+        **({"template": "plain"} if chat and chat.is_plain else {}),
         "sampler": None,
         "plan": summary.plan,
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},

@@ -43,3 +43,20 @@ def test_a_model_without_a_chat_template(base: str, few_pairs: list[str], tmp_pa
     replay = ["replay", "--replay-dirs", "p", "--arm", "vanilla", "--per-pool", "2", "--name", "r", *few_pairs, *made]
     assert run(cli, [*replay, *plain]) == 0
     assert read_run(tmp_path / "out" / "runs" / "r").settings["model"]["template"] == "plain"
+
+
+def test_a_log_of_a_model_without_a_template(base: str, few_pairs: list[str], tmp_path: Path, capsys) -> None:
+    """Messages are rendered as plain text, by the key that the refusal names."""
+    log, out = tmp_path / "log.jsonl", tmp_path / "out"
+    rows = [{"prompt": f"Add {i // 2}.", "completion": f"{i}", "reward": float(i % 2)} for i in range(8)]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    imported = ["pool", "import", str(log), "--name", "logged", "--model", base, "--out", str(out)]
+    assert run(cli, imported) == 2
+    assert "--template plain" in capsys.readouterr().err
+    assert run(cli, [*imported, "--template", "plain"]) == 0
+    pool = open_pool(out / "pools" / "logged")
+    assert pool.manifest["template"] == "plain"
+    assert pool.steps[0][0].prompt == "Add 0.\n"
+    checked = ["check", str(log), "--model", base, "--template", "plain", *few_pairs, "--name", "c", "--out", str(out)]
+    assert run(cli, checked) in (0, 1), capsys.readouterr().err
+    assert read_run(out / "runs" / "c").settings["model"]["template"] == "plain"
