@@ -23,9 +23,9 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Prompt, Rollout
-from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.files import locked
+from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

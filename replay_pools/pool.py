@@ -21,7 +21,6 @@ import orjson
 from replay_pools.errors import InputError, InputErrors, unknown_name
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
 from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
-from replay_pools.screen import report
 from replay_pools.storage.files import (
     SEAL,
     dump_json,
@@ -34,6 +33,7 @@ from replay_pools.storage.files import (
     write_sealed,
 )
 from replay_pools.storage.tables import decode_json, first_difference
+from replay_pools.terminal import report
 
 HEADER_NAME = ".header.json"
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for

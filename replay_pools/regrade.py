@@ -21,8 +21,8 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.rollout import UNKNOWN, Grade, Rollout
-from replay_pools.screen import report
 from replay_pools.storage.files import file_sha256, locked
+from replay_pools.terminal import report
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown

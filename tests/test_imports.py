@@ -38,7 +38,7 @@ WORDS = {
     "probe.settings.loss",
     "probe.settings.arms",
     "extraction.words",
-    "replay_pools.screen",
+    "replay_pools.terminal",
 }
 MATHEMATICS = (
     "probe/objective/advantages.py",

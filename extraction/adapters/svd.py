@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from replay_pools.errors import InputError
-from replay_pools.screen import report
 from replay_pools.storage.tensors import read_tensors, write_tensors
+from replay_pools.terminal import report
 
 MAX_CONDITION = 10.0  # one decimal digit lost. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)
 RANDOMISED = 2  # how many times fewer triplets than there are make the randomised SVD the cheaper one

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probe.analysis.statistics.intervals import Interval
-from replay_pools.screen import aligned
+from replay_pools.terminal import aligned
 
 WIDTH = 100
 PICTURE = 33  # characters of an interval's picture

@@ -13,7 +13,7 @@ from probe.records.tracking import TRACKERS
 from probe.settings.machines import GPUS, Machine
 from probe.settings.training import ModelConfig
 from probe.settings.words import ALL, Dtype
-from replay_pools.screen import visible
+from replay_pools.terminal import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint

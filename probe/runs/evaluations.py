@@ -63,9 +63,9 @@ from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.adapters import CONFIG as ADAPTER_CONFIG
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
-from replay_pools.screen import report
 from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.storage.tables import decode
+from replay_pools.terminal import report
 
 EVALUATION_FILE = "evaluation.json"
 

@@ -30,9 +30,9 @@ from replay_pools.environments.demonstrations import Completions, Demonstrator
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
-from replay_pools.screen import report
 from replay_pools.software import git_commit, versions
 from replay_pools.storage.files import dump_json, file_sha256, read_sealed, sync, write_sealed
+from replay_pools.terminal import report
 
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step

@@ -55,8 +55,8 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 from replay_pools.sampling import LocalEngine
-from replay_pools.screen import report
 from replay_pools.storage.files import encode_jsonl, write_atomic
+from replay_pools.terminal import report
 
 GROUPS = 8  # on which the old directions are held against new ones
 # Rollouts of the replay that are texts, by measure.

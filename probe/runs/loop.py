@@ -50,8 +50,8 @@ from probe.step.reference import References
 from probe.step.step import Measure, train_step
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.rollout import REWARD_RANGE
-from replay_pools.screen import report
 from replay_pools.storage.files import remove_leftovers, write_sealed
+from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from probe.settings.words import Match, Strata
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
-from replay_pools.screen import report
+from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from replay_pools.errors import Faults, InputError
-from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain
+from replay_pools.terminal import report
 
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
 MOST_COLUMNS = 10_000

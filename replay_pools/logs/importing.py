@@ -33,9 +33,9 @@ from replay_pools.rollout import (
     Template,
     group_faults,
 )
-from replay_pools.screen import report
 from replay_pools.storage.files import encode_jsonl, locked
 from replay_pools.storage.spool import Each, Spool
+from replay_pools.terminal import report
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokens

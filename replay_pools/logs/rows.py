@@ -31,8 +31,8 @@ from replay_pools.logs.padding import leading_padding
 from replay_pools.logs.sources import Fields, Log, StoredRow, described
 from replay_pools.logs.unfolding import joined_text
 from replay_pools.rollout import LARGEST_ID, FinishReason
-from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DIGITS, parse_python_json
+from replay_pools.terminal import report
 
 Chat = list[dict[str, str]]
 MOST_CHARACTERS = MOST_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, cast
 from replay_pools.errors import Faults, InputError
 from replay_pools.logs.archive import read_archive
 from replay_pools.logs.frames import MIB, MOST_COLUMNS, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
-from replay_pools.screen import report
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 from replay_pools.storage.spool import Spool
+from replay_pools.terminal import report
 
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(

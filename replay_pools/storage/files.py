@@ -36,7 +36,7 @@ import orjson
 from filelock import SoftFileLease, Timeout
 
 from replay_pools.errors import InputError
-from replay_pools.screen import report, without_secrets
+from replay_pools.terminal import report, without_secrets
 
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of

@@ -14,7 +14,7 @@ from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.screen import heard_by, report
+from replay_pools.terminal import heard_by, report
 
 
 def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
@@ -35,7 +35,7 @@ SHOW = """
 import sys
 from probe.cli._heartbeat import shown_progress
 from probe.cli._running import say
-from replay_pools.screen import report
+from replay_pools.terminal import report
 with shown_progress():
     for done in range(1, 4):
         report("steps", done, 3)

@@ -12,9 +12,9 @@ import pytest
 
 from replay_pools.errors import InputError
 from replay_pools.grading.folders import WORK, grading_folder
-from replay_pools.screen import heard_by
 from replay_pools.storage import files
 from replay_pools.storage.files import locked
+from replay_pools.terminal import heard_by
 
 HOLD = """
 import sys, time
