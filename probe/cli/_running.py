@@ -1,7 +1,7 @@
 """A run on the command line: its processes and trackers, what it would need, what it measured."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,13 +34,11 @@ def track_option(function: AnyFunction) -> AnyFunction:
     )(function)
 
 
-@contextmanager
-def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> Iterator["World"]:
+def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> AbstractContextManager["World"]:
     """`probe.runs.session.running`, whose lines go to stderr."""
     from probe.runs import session
 
-    with session.running(model, directory, out, say, track) as world:
-        yield world
+    return session.running(model, directory, out, say, track)
 
 
 def say(text: str) -> None:

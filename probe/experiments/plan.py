@@ -321,8 +321,8 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
     hours = spec.budget.hours_per_run
     if hours is None:
         notes.append(
-            f"no hours and no money: {out_dir / 'runs'} has no finished run of this verb and model, whose times would "
-            "say them; a short one is enough, or give --gpu NAME"
+            f"no hours and no money: {out_dir / 'runs'} has no training with steps as large, whose times would say "
+            "them; a short one is enough, or give --run RUN, --gpu NAME, or hours_per_run in [budget]"
         )
         return []
     source = "[budget] hours_per_run, as stated"

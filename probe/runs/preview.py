@@ -155,8 +155,9 @@ def _preview(
 ) -> Preview:
     """The preview of the run of `record`, some keys of what its `config.json` will hold; `counted` hours, and how."""
     done = find_run(directory, record, whole=False)
-    state = "new" if done is None else f"continues after {len({row.step for row in done})} steps"
-    (hours, source), left = counted, work["steps"] - len({row.step for row in done or ()})
+    num_done = len({row.step for row in done or ()})
+    state = "new" if done is None else f"continues after {num_done} steps"
+    (hours, source), left = counted, work["steps"] - num_done
     times = None if done is None else mean_times([directory])
     if times is not None:
         hours, source = {"start": times.start / 3600, "steps": left * times.step / 3600}, "measured in its steps"
