@@ -314,6 +314,12 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     )
 
 
+def read_lookahead(directory: Path) -> list[LookaheadRecord]:
+    """The `lookahead.jsonl` of a directory; InputError for lines that are none of its."""
+    path = directory / LOOKAHEAD_FILE
+    return _own_lines(LookaheadRecord, path.read_bytes(), path)
+
+
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a complete run of this schema; InputError for anything else."""
     if not directory.is_dir():

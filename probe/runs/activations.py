@@ -39,7 +39,9 @@ from extraction.library import pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import planned
+from extraction.selection import selected_pairs
 from probe.settings.remedy import RemedyConfig
+from probe.settings.run import StepConfig
 from probe.step.distributed import transformer_blocks
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
@@ -83,6 +85,14 @@ class ActivationRemedy:
     def in_sampling(self) -> AbstractContextManager[object]:
         """The same, where rollouts of the training are sampled with the remedy."""
         return edited(self._edits) if self._sampled else nullcontext()
+
+
+def activation_remedy(config: StepConfig, policy: Policy, coordinates: Coordinates) -> ActivationRemedy | None:
+    """That of a run; None where it has none, or one that leaves activations alone."""
+    if config.remedy is None or not config.remedy.traits.changes_activations:
+        return None
+    pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
+    return ActivationRemedy(config.remedy, policy, coordinates, pairs)
 
 
 def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:

@@ -24,7 +24,7 @@ from probe.runs.gram_recorder import GramRecorder
 from probe.runs.join import Pieces
 from probe.runs.loop import Setup
 from probe.settings.arms import Arm, get_arm, measured_arm
-from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
+from probe.settings.run import ReplayConfig, StepConfig
 from probe.settings.training import ModelConfig
 from probe.step.bases import Bases
 from probe.step.distributed import SOLO, World, shard_base
@@ -134,7 +134,7 @@ def assemble(
         attributed=partial(_attributed, config),
         pieces=pieces,
         world=world,
-        is_off_policy=isinstance(config, TrainConfig) and config.remedy is not None and config.remedy.is_off_policy,
+        is_off_policy=config.remedy is not None and config.remedy.is_off_policy,
         training=training,
     )
 

@@ -42,7 +42,7 @@ from probe.runs.loop import Setup
 from probe.settings.run import ReplayConfig, normaliser
 from probe.settings.training import OptimizerConfig
 from probe.step.bases import Bases
-from probe.step.groups import Group, ReplaySource
+from probe.step.groups import Group, GroupSource
 from probe.step.projection import Projection
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, train_step
@@ -74,7 +74,7 @@ def look_ahead(
     config: ReplayConfig,
     policy: Policy,
     setup: Setup,
-    source: ReplaySource,
+    source: GroupSource,
     pools: Sequence[Pool],
     directory: Path,
     say: Callable[[str], None],
@@ -91,31 +91,78 @@ def look_ahead(
         say: told of what is not measured.
     """
     records: list[LookaheadRecord] = []
-    texts = _Texts(config, policy, source, setup)
     measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
-    with _held_out(config, pools) as held_out:
-        if held_out is None:
-            say("lookahead: no pool says which environment its problems are of: nothing is sampled")
+    with Lookahead.of(config, policy, setup, source, pools, say) as ahead:
         for number, measure in enumerate(measures):
-            arm, coordinates = measure.arm, _coordinates(setup.bases, measure)
-            bases = replace(setup.bases, coordinates=[coordinates])
-            with coordinates.at(coordinates.values()):
-                before = texts.score(bases)
-                updater = _stepped(config, setup, source, measure, bases, say)
-                with updater.deployed():
-                    found = texts.gained(before, texts.score(bases))
-                    if held_out is not None:
-                        with coordinates.lean_forward():
-                            found |= _sampled(held_out(policy, coordinates), directory / LOOKAHEAD_DIR / arm.name)
-                    if arm.removes_v_hack and config.intervention.v_hack is None:
-                        found |= _stale(config, policy, setup, source, measure, bases)
-            for name, values in found.items():
-                records += [
-                    LookaheadRecord(arm=arm.name, measure=name, prompt=str(prompt), value=value)
-                    for prompt, value in values.items()
-                ]
+            sampled = directory / LOOKAHEAD_DIR / measure.arm.name
+            records += ahead.records(config, setup, source, measure, sampled, stale=True)
             report("arms that looked ahead", number + 1, len(measures))
     write_atomic(directory / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookahead:
+    """What is the same for all arms and remedies that look ahead from one policy on one replay."""
+
+    policy: Policy
+    texts: "_Texts"
+    held_out: Callable[[Policy, Coordinates], HeldOut] | None  # samples on held-out problems
+    say: Callable[[str], None]
+
+    @classmethod
+    @contextmanager
+    def of(
+        cls,
+        config: ReplayConfig,
+        policy: Policy,
+        setup: Setup,
+        source: GroupSource,
+        pools: Sequence[Pool],
+        say: Callable[[str], None],
+    ) -> Iterator["Lookahead"]:
+        """While open, samples can be graded; arguments as of `look_ahead`."""
+        with _held_out(config, pools) as held_out:
+            if held_out is None:
+                say("lookahead: no pool says which environment its problems are of: nothing is sampled")
+            yield cls(policy=policy, texts=_Texts(config, policy, source, setup), held_out=held_out, say=say)
+
+    def records(
+        self,
+        config: ReplayConfig,
+        setup: Setup,
+        source: GroupSource,
+        measure: Measure,
+        sampled: Path,
+        *,
+        stale: bool = False,
+    ) -> list[LookaheadRecord]:
+        """What one arm moves.
+
+        Args:
+            config: with the lookahead.
+            setup: whose loss and activations the steps have.
+            source: whose rewards and prompts they have.
+            measure: the arm.
+            sampled: gets the pools of what the moved policy samples.
+            stale: also hold the directions of the start against new ones, in arms that remove v_hack.
+        """
+        coordinates = _coordinates(setup.bases, measure)
+        bases = replace(setup.bases, coordinates=[coordinates])
+        with coordinates.at(coordinates.values()):
+            before = self.texts.score(bases)
+            updater = _stepped(config, setup, source, measure, bases, self.say)
+            with updater.deployed():
+                found = self.texts.gained(before, self.texts.score(bases))
+                if self.held_out is not None:
+                    with coordinates.lean_forward():
+                        found |= _sampled(self.held_out(self.policy, coordinates), sampled)
+                if stale and measure.arm.removes_v_hack and config.intervention.v_hack is None:
+                    found |= _stale(config, self.policy, setup, source, measure, bases)
+        return [
+            LookaheadRecord(arm=measure.arm.name, measure=name, prompt=str(prompt), value=value)
+            for name, values in found.items()
+            for prompt, value in values.items()
+        ]
 
 
 def _coordinates(bases: Bases, measure: Measure) -> Coordinates:
@@ -125,7 +172,7 @@ def _coordinates(bases: Bases, measure: Measure) -> Coordinates:
 def _stepped(
     config: ReplayConfig,
     setup: Setup,
-    source: ReplaySource,
+    source: GroupSource,
     measure: Measure,
     bases: Bases,
     say: Callable[[str], None],
@@ -149,16 +196,17 @@ def _stepped(
 def _step(
     setup: Setup, groups: Sequence[Group], measure: Measure, bases: Bases, references: References, updater: Moves
 ) -> StepResult:
-    return train_step(
-        bases,
-        groups,
-        [measure],
-        conditions={measure.condition: setup.conditions[measure.condition]},
-        planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
-        pad_id=setup.pad_id,
-        references=references,
-        updater=updater,
-    )
+    with setup.in_update():
+        return train_step(
+            bases,
+            groups,
+            [measure],
+            conditions={measure.condition: setup.conditions[measure.condition]},
+            planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
+            pad_id=setup.pad_id,
+            references=references,
+            updater=updater,
+        )
 
 
 @dataclass(slots=True)
@@ -175,7 +223,7 @@ class _Kept:
 
 
 def _stale(
-    config: ReplayConfig, policy: Policy, setup: Setup, source: ReplaySource, measure: Measure, bases: Bases
+    config: ReplayConfig, policy: Policy, setup: Setup, source: GroupSource, measure: Measure, bases: Bases
 ) -> dict[str, Mapping[Any, float]]:
     """{measure: {prompt: value}} of the directions of the start beside those of the policy as it is."""
     coordinates, settings = bases.coordinates[0], config.lookahead
@@ -217,7 +265,7 @@ def _inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 class _Texts:
     """The held-out pairs and the paid rollouts of a replay, whose likelihood is followed."""
 
-    def __init__(self, config: ReplayConfig, policy: Policy, source: ReplaySource, setup: Setup) -> None:
+    def __init__(self, config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> None:
         keys = dict.fromkeys(
             key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
         )

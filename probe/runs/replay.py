@@ -7,8 +7,9 @@ Of several ranks each does steps of its own at frozen weights, and the run is th
 are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,15 +17,19 @@ from typing import Any
 
 from probe.records.run import DEFAULT_OUT, MOST_LETTERS, Run, default_name, read_run
 from probe.records.timings import Timings
+from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
 from probe.runs.lookahead import look_ahead
-from probe.runs.loop import run_steps
+from probe.runs.loop import Setup, run_steps
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import is_complete, open_run
 from probe.runs.session import running
+from probe.runs.sources.rewards import AppliedRemedy, remedied
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
+from probe.step.groups import GroupSource
+from replay_pools.policy.load import Policy
 from replay_pools.storage.files import plain_name
 
 
@@ -108,15 +113,15 @@ def run_replay(
     """
     timings = Timings()
     inputs = ReplayInputs(config, out_dir, say, world.loads_on(config.model.device))
-    config, per_pool, source = inputs.config, inputs.source.per_pool, inputs.groups()
+    config, per_pool, drawn = inputs.config, inputs.source.per_pool, inputs.groups()
     with timings.phase("load"):
         policy = inputs.policy
-    if source.num_left_out:
-        say(f"{source.num_steps} groups with {per_pool} rollouts of each pool: {source.num_left_out} are in none")
-    if source.num_unlabelled:
-        say(f"{source.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
+    if drawn.num_left_out:
+        say(f"{drawn.num_steps} groups with {per_pool} rollouts of each pool: {drawn.num_left_out} are in none")
+    if drawn.num_unlabelled:
+        say(f"{drawn.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
     if steps_apart(config):
-        world.check_size(source.num_steps, "one a step")
+        world.check_size(drawn.num_steps, "one a step")
         record = inputs.record()
     else:
         world.check_size(per_pool * len(inputs.pools), "one a rollout of a step")
@@ -130,11 +135,12 @@ def run_replay(
         policy,
         directory,
         out_dir / "cache",
-        num_steps=source.num_steps,
+        num_steps=drawn.num_steps,
         timings=timings,
         say=say,
         world=world,
     )
+    source, setup = with_remedy(config, policy, drawn, setup)
     if world.is_main:
         timings.write_start(directory)
 
@@ -152,3 +158,24 @@ def run_replay(
         before_step=look,
         say=say,
     )
+
+
+def with_remedy(config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> tuple[GroupSource, Setup]:
+    """The groups as a remedy pays them, and the setup whose passes see its activations.
+
+    Its rollouts were sampled without the remedy: what it does to sampling is not seen.
+    """
+    if config.remedy is None:
+        return source, setup
+    activations = [activation_remedy(config, policy, coordinates) for coordinates in setup.bases.coordinates]
+
+    @contextmanager
+    def in_update() -> Iterator[None]:
+        with ExitStack() as stack:
+            for remedy in activations:
+                if remedy is not None:
+                    stack.enter_context(remedy.in_update())
+            yield
+
+    remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=policy)
+    return remedied(source, remedy), replace(setup, in_update=in_update)

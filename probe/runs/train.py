@@ -20,12 +20,11 @@ from itertools import chain
 from pathlib import Path
 
 from extraction.adapters.interface import Coordinates
-from extraction.pairs import Pair
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, ANSWERS_DIR, IN_TRAINING
 from probe.records.timings import Timings
-from probe.runs.activations import ActivationRemedy
+from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
 from probe.runs.evaluations import Evaluator, FrozenBatch
 from probe.runs.known_answers import check_pay
@@ -112,10 +111,10 @@ def _run(
     """Sample, step and evaluate from the first step that is not done."""
     config, rollouts, world, training = inputs.config, inputs.config.rollouts, inputs.world, setup.training
     assert training is not None
-    coordinates, pairs = setup.bases.coordinates[0], selected_pairs(config.intervention.extraction)
-    held_out = [pair for pair in pairs if pair.held_out]
+    coordinates = setup.bases.coordinates[0]
+    held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
     frozen = FrozenBatch(policy, coordinates, held_out, setup.measures(0)[0].vectors) if held_out else None
-    setup, sampling = _with_remedy(config, policy, setup, [pair for pair in pairs if not pair.held_out])
+    setup, sampling = _with_remedy(config, policy, setup)
     if rollouts.prefetch:
         training.past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
     if rollouts.past_self is not None:
@@ -163,15 +162,11 @@ def _run(
             )
 
 
-def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup, pairs: Sequence[Pair]) -> tuple[Setup, Sampling]:
-    """(the setup whose update sees the activations of a remedy, what is open while the policy samples).
-
-    Args:
-        pairs: not those that are held out.
-    """
-    coordinates, activations = setup.bases.coordinates[0], None
-    if config.remedy is not None and config.remedy.traits.changes_activations:
-        activations = ActivationRemedy(config.remedy, policy, coordinates, pairs)
+def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Setup, Sampling]:
+    """(the setup whose update sees the activations of a remedy, what is open while the policy samples)."""
+    coordinates = setup.bases.coordinates[0]
+    activations = activation_remedy(config, policy, coordinates)
+    if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
     if config.rollouts.engine == "server":
         # It samples without the model here, which a step may use at the same time.

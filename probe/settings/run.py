@@ -64,6 +64,7 @@ class StepConfig(RunConfig):
     planning_phrases: tuple[str, ...] = setting(PLANNING_PHRASES, "what token credit calls planning")
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    remedy: Maybe[RemedyConfig] = None
     control: ControlConfig = field(default_factory=ControlConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     token_attribution: Maybe[int] = setting(0, "how many steps, from the first, record token shares; none: all", ge=0)
@@ -87,8 +88,8 @@ class StepConfig(RunConfig):
 
     @property
     def reward_range(self) -> float:
-        """Largest minus smallest reward that the loss can see."""
-        return REWARD_RANGE
+        """Largest minus smallest reward that the loss can see, with what a remedy may take from one."""
+        return REWARD_RANGE + (0.0 if self.remedy is None else self.remedy.penalty)
 
     def _faults(self) -> Iterator[FieldError]:
         names = [condition.name for condition in self.conditions]
@@ -103,6 +104,33 @@ class StepConfig(RunConfig):
             yield from _below(table, objective.faults())
             if self.trains:
                 yield from _below("control", self.control.faults(objective.beta))
+            if self.remedy is not None:
+                yield from self._remedy_faults(self.remedy, table, objective)
+
+    @property
+    def _has_strangers(self) -> bool:
+        """Whether some rollouts of the update were sampled by another policy."""
+        return True
+
+    def _remedy_faults(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[FieldError]:
+        """Nothing that compares an update with what was sampled under another."""
+        traits = remedy.traits
+        if remedy.penalty and objective.advantage_estimator == "maxrl":
+            yield FieldError(f"{table}.advantage_estimator", "grpo with a penalty: maxrl needs rewards >= 0", "maxrl")
+        if traits.changes_prompts and self.token_attribution != 0:
+            expected = f"0 with the remedy {remedy.name}: token shares are of the prompts that were stored"
+            yield FieldError("token_attribution", expected, self.token_attribution)
+        if not (traits.changes_prompts or traits.changes_activations):
+            return
+        if remedy.is_off_policy and (self.control.target_kl is not None or self.control.beta_warmup_steps):
+            expected = f"none, and beta_warmup_steps 0, with the remedy {remedy.name}: no KL of the policy is measured"
+            yield FieldError("control.target_kl", expected, self.control.target_kl)
+        # What the policy sampled under the remedy itself has log-probabilities under it.
+        if remedy.is_off_policy or self._has_strangers:
+            for name in ("old_logprobs", "reference"):
+                if getattr(objective, name) == "recorded":
+                    expected = f"another with the remedy {remedy.name}: those recorded are without it"
+                    yield FieldError(f"{table}.{name}", expected, "recorded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -128,14 +156,8 @@ class TrainConfig(StepConfig):
 
     verb: Literal["train"] = "train"
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
-    remedy: Maybe[RemedyConfig] = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: int = setting(..., "optimizer steps", ge=1)
-
-    @property
-    def reward_range(self) -> float:
-        """With what a remedy may take from a reward."""
-        return REWARD_RANGE + (0.0 if self.remedy is None else self.remedy.penalty)
 
     def _faults(self) -> Iterator[FieldError]:
         yield from RunConfig._faults(self)
@@ -153,30 +175,14 @@ class TrainConfig(StepConfig):
         if objective.old_logprobs == "current" and (used := [name for name, value in others.items() if value]):
             expected = f"recorded with rollouts.{used[0]}: another policy sampled, so that there is a ratio"
             yield FieldError("objective.old_logprobs", expected, "current")
-        if self.remedy is not None:
-            yield from self._remedy_faults(self.remedy)
-
-    def _remedy_faults(self, remedy: RemedyConfig) -> Iterator[FieldError]:
-        """Nothing that compares an update with what was sampled under another."""
-        traits = remedy.traits
-        if remedy.penalty and self.objective.advantage_estimator == "maxrl":
-            yield FieldError("objective.advantage_estimator", "grpo with a penalty: maxrl needs rewards >= 0", "maxrl")
-        if traits.changes_prompts and self.token_attribution != 0:
-            expected = f"0 with the remedy {remedy.name}: token shares are of the prompts that were stored"
-            yield FieldError("token_attribution", expected, self.token_attribution)
-        if traits.changes_activations and remedy.passes != "update" and self.rollouts.engine == "server":
+        remedy = self.remedy
+        edits = remedy is not None and remedy.traits.changes_activations and remedy.passes != "update"
+        if edits and rollouts.engine == "server":
             yield FieldError("rollouts.engine", "local: a server samples without the remedy", "server")
-        if not (traits.changes_prompts or traits.changes_activations):
-            return
-        if remedy.is_off_policy and (self.control.target_kl is not None or self.control.beta_warmup_steps):
-            expected = f"none, and beta_warmup_steps 0, with the remedy {remedy.name}: no KL of the policy is measured"
-            yield FieldError("control.target_kl", expected, self.control.target_kl)
-        # What the policy sampled under the remedy itself has log-probabilities under it.
-        if remedy.is_off_policy or self.rollouts.teacher is not None:
-            for name in ("old_logprobs", "reference"):
-                if getattr(self.objective, name) == "recorded":
-                    expected = f"another with the remedy {remedy.name}: those recorded are without it"
-                    yield FieldError(f"objective.{name}", expected, "recorded")
+
+    @property
+    def _has_strangers(self) -> bool:
+        return self.rollouts.teacher is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

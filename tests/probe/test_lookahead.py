@@ -19,6 +19,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
+from probe.runs.screening import look_at_remedies
 
 
 def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
@@ -52,6 +53,20 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert fresh.overlap is not None
     assert 0 < fresh.overlap < 1
     assert {"progress", "removed by old", "removed by new"} <= {row.measure for row in acts.lookahead}
+    # Remedies look ahead as arms do, to the same numbers.
+    remedies = {
+        "gate": {"intervention.arms": ["projected"]},
+        "closed": {"remedy.name": "closed"},
+        "paid": {"rollouts.pay": "tests"},
+    }
+    found, unseen = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
+    kept = [
+        row for row in acts.lookahead if row.measure not in ("progress", "overlap") and "removed" not in row.measure
+    ]
+    assert found["plain"] + found["gate"] == kept
+    assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
+    assert found["closed"] != found["plain"]
+    assert list(unseen) == ["paid"]
     capsys.readouterr()
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
     text = capsys.readouterr().out

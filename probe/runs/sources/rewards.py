@@ -135,11 +135,12 @@ class AppliedRemedy:
         return self._reward(self, key, rollout) if rollout.labelled else math.nan
 
     def group(self, group: Group, source: GroupSource) -> Group:
-        """The group on the prompts of the update."""
+        """The group with the rewards that the loss sees, on the prompts of the update."""
+        rollouts = [source.rollout(key) for key in group.keys]
+        group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
         instruction = self.config.update_instruction
         if instruction is None:
             return group
-        rollouts = [source.rollout(key) for key in group.keys]
         # A rollout that was sampled under the instruction carries it already, a teacher's does not.
         prompts = [self._chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
         return replace(

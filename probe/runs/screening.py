@@ -1,0 +1,124 @@
+"""The lookahead of every remedy from one replay: each takes the replay's steps under its own settings, from one start.
+
+A remedy is the settings of a training in which it differs from one without (`probe.settings.remedy.CANDIDATES`). Gate,
+loss, rewards, prompts and activations act as they do in a training; what a remedy does to sampling is not seen, since
+the rollouts are there. One that shortens the training takes as much less of the steps.
+
+`screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one remedy: what is there is not made
+again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from extraction.adapters.interface import Coordinates
+from extraction.words import Basis
+from probe.records.records import LookaheadRecord
+from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
+from probe.records.timings import Timings
+from probe.runs.assemble import assemble
+from probe.runs.directions import ArmDirections
+from probe.runs.lookahead import Lookahead
+from probe.runs.replay import with_remedy
+from probe.runs.replay_inputs import ReplayInputs
+from probe.runs.session import running
+from probe.settings.arms import get_arm
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig
+from probe.step.distributed import SOLO
+from replay_pools.errors import InputError
+from replay_pools.storage.files import encode_jsonl, write_atomic
+from replay_pools.terminal import report
+
+SCREEN_DIR = "screen"
+PLAIN = "plain"  # nothing is done
+TRAINING_STEPS = 64  # of the training that `steps` shortens
+LENGTH, ARMS_KEY, INTERVENTION = "steps", "intervention.arms", "intervention."
+
+
+def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
+    """The replay with the settings of a remedy, which looks so many steps ahead.
+
+    Raises:
+        InputError: settings that a replay does not have, as those of sampling.
+    """
+    arm = "projected" if any(key.startswith(INTERVENTION) for key in settings) else "vanilla"
+    share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
+    options = {ARMS_KEY: [arm], "conditions": [], "lookahead.steps": max(1, round(share * steps))}
+    return configure(
+        "replay",
+        start=run.settings,
+        where=run.path,
+        options=options | {key: value for key, value in settings.items() if key != LENGTH},
+    )
+
+
+def look_at_remedies(
+    run: Run,
+    remedies: Mapping[str, Mapping[str, Any]],
+    steps: int,
+    *,
+    out_dir: Path,
+    say: Callable[[str], None],
+) -> tuple[dict[str, list[LookaheadRecord]], dict[str, str]]:
+    """({remedy: what it moved}, {remedy: why it cannot look ahead}), with `PLAIN` among the first.
+
+    Args:
+        run: a complete replay at frozen weights.
+        remedies: {name: settings}.
+        steps: of the lookahead.
+        out_dir: where pools and caches are.
+        say: told of what is not measured.
+    """
+    configs, unseen = {}, dict[str, str]()
+    for name, settings in ({PLAIN: {}} | dict(remedies)).items():
+        try:
+            configs[name] = ahead_config(run, settings, steps)
+        except InputError as error:
+            unseen[name] = str(error)
+    folders = {name: run.path / SCREEN_DIR / default_name(name, asdict(config)) for name, config in configs.items()}
+    missing = {name: config for name, config in configs.items() if not (folders[name] / LOOKAHEAD_FILE).is_file()}
+    if missing:
+        with running(configs[PLAIN].model, run.path, out_dir, say):
+            _look(configs[PLAIN], missing, folders, out_dir, say)
+    return {name: read_lookahead(folder) for name, folder in folders.items()}, unseen
+
+
+def _look(
+    plain: ReplayConfig,
+    remedies: Mapping[str, ReplayConfig],
+    folders: Mapping[str, Path],
+    out_dir: Path,
+    say: Callable[[str], None],
+) -> None:
+    inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
+    policy, groups = inputs.policy, inputs.groups()
+    config = inputs.config
+    arms = [get_arm(name) for remedy in remedies.values() for name in remedy.intervention.arms]
+    every = replace(config, intervention=replace(config.intervention, arms=(*dict.fromkeys(arm.name for arm in arms),)))
+    setup = assemble(
+        every,
+        policy,
+        folders[PLAIN],
+        out_dir / "cache",
+        num_steps=groups.num_steps,
+        timings=Timings(),
+        say=say,
+        world=SOLO,
+    )
+    bases: dict[Basis, Coordinates] = {one.basis: one for one in setup.bases.coordinates}
+    with Lookahead.of(plain, policy, setup, groups, inputs.pools, say) as ahead:
+        for number, (name, remedy) in enumerate(remedies.items()):
+            directions = ArmDirections(remedy.intervention, remedy.seed, policy, bases, out_dir / "cache", say)
+            objective = remedy.objective
+            if objective.lacks_divisor:  # as of all
+                objective = replace(objective, max_completion_length=config.objective.max_completion_length)
+            remedy = replace(remedy, objective=objective)
+            losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
+            (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
+            source, own = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
+            records = ahead.records(remedy, own, source, measure, folders[name])
+            write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+            report("remedies that looked ahead", number + 1, len(remedies))
