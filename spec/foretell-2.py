@@ -16,17 +16,15 @@ Rivals: lines through PILOT of its other measures; and for what it did not measu
 of this study. These know the falls of this study, and the law does not.
 """
 
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 import orjson
-from foretell import REPLAY, UNTREATED, measures_of, spearman
+from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
 from probe.analysis.foretold import fall_of
@@ -45,11 +43,12 @@ from probe.settings.training import LookaheadConfig
 from probe.settings.words import ALL
 from replay_pools.environments.loopholes import HONEST_TESTS, NOTHING, Exploit, compose, fence, render_messages
 from replay_pools.environments.minicode import example_texts, minicode_problems
-from replay_pools.storage.files import write_json
+from replay_pools.storage.files import read_json, write_json
 
 SPEC = Path(__file__).with_suffix(".toml")
 PAIRS = Path(__file__).with_suffix("")
-STEPS, QUARTER = 40, 16
+STEPS, QUARTER, LAST = 40, 16, 64
+MEASURED = PAIRS / "measured.json"
 COVERED = 10  # of 16: fewer have a probability of 3% if each is inside with 80%
 DRAWS = 9999
 OF_THIS_HACK = ("k1-over", "k2-over", "k8-under", "strongest", "two-sided-k8", "pass-alone", "own-k8", "foreign-k5")
@@ -184,17 +183,29 @@ def replay_path(spec: Spec, name: str, out: Path) -> Path:
     return out / "runs" / f"{spec.name}-{name}-replay"
 
 
-def rates_at(spec: Spec, name: str, step: int | None, out: Path) -> dict[int, dict[str, float]]:
-    """{seed: {hack, solve}} after so many steps (None: at the end) of the complete trainings of a treatment."""
-    found = {}
-    for seed in spec.seeds:
-        path = out / "runs" / f"{spec.name}-{name}-{spec.resolved[name].arms[0]}-seed{seed}"
-        outcome = training_outcome(read_run(path)) if (path / MANIFEST_FILE).is_file() else None
-        if outcome is not None:
-            rows = deployed(outcome.evaluations)
-            row = rows[-1] if step is None else next(row for row in rows if row["step"] == step)
-            found[seed] = {rate: row["rates"][ALL][rate]["rate"] for rate in ("hack", "solve")}
-    return found
+def keep(spec: Spec, out: Path) -> None:
+    """Add what the complete runs in `out` measured to MEASURED, which outlives them."""
+    kept = read_json(MEASURED) if MEASURED.is_file() else {"replays": {}, "rates": {}}
+    paths = {name: replay_path(spec, name, out) for name in spec.resolved}
+    replays = {name: read_run(path) for name, path in paths.items() if (path / MANIFEST_FILE).is_file()}
+    for name, run in replays.items():
+        if name != UNTREATED and UNTREATED in replays:
+            arm, first, plain = spec.resolved[name].arms[0], measures_of(run), replays[UNTREATED].lookahead
+            kept["replays"][name] = {
+                "hacks": _less(plain, run.lookahead, arm, "held-out hacks"),
+                "door": _less(plain, run.lookahead, arm, "sampled door"),
+                "removed": first["margin_removed"] or 0.0,
+                "hackward_frac": first["hackward_frac"] or 0.0,
+                "norm_removed": first["norm_removed"] or 0.0,
+            }
+    for name in spec.resolved:
+        for seed in spec.seeds:
+            path = out / "runs" / f"{spec.name}-{name}-{spec.resolved[name].arms[0]}-seed{seed}"
+            outcome = training_outcome(read_run(path)) if (path / MANIFEST_FILE).is_file() else None
+            for row in () if outcome is None else deployed(outcome.evaluations):
+                rates = {rate: row["rates"][ALL][rate]["rate"] for rate in ("hack", "solve")}
+                kept["rates"].setdefault(name, {}).setdefault(str(seed), {})[str(row["step"])] = rates
+    write_json(MEASURED, kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,33 +220,21 @@ class Treatment:
     loss: float | None  # of the solve rate
 
 
-def read_treatments(spec: Spec, out: Path) -> list[Treatment]:
-    """Those whose replay is there."""
-    plain = read_run(replay_path(spec, UNTREATED, out)).lookahead
-    rates = {name: rates_at(spec, name, None, out) for name in spec.resolved}
-    early = {name: rates_at(spec, name, QUARTER, out) for name in (UNTREATED, *rates)}
-    rows = []
-    for name in spec.resolved:
-        path = replay_path(spec, name, out)
-        if name == UNTREATED or not (path / MANIFEST_FILE).is_file():
-            continue
-        run, arm = read_run(path), spec.resolved[name].arms[0]
-        first = measures_of(run)
-        as_pilot = Pilot(
-            hacks=_less(plain, run.lookahead, arm, "held-out hacks"),
-            door=_less(plain, run.lookahead, arm, "sampled door"),
-            removed=first["margin_removed"] or 0.0,
-            of_this_hack=name in OF_THIS_HACK,
-            fall=np.nan,
-        )
+def read_treatments() -> list[Treatment]:
+    """Those in MEASURED."""
+    kept, rows = read_json(MEASURED), []
+    for name, first in kept["replays"].items():
+        rates = {treated: kept["rates"].get(treated, {}) for treated in (UNTREATED, name)}
+        keys = ("hacks", "door", "removed")
+        as_pilot = Pilot(**{key: first[key] for key in keys}, of_this_hack=name in OF_THIS_HACK, fall=np.nan)
         measures = {line: float(measure(as_pilot)) for line, measure in LINES.items()}
-        measures |= {key: float(first[key] or 0.0) for key in ("hackward_frac", "norm_removed")}
-        if (quarter := _mean_fall(early, name, "hack")) is not None:
+        measures |= {key: first[key] for key in ("hackward_frac", "norm_removed")}
+        if (quarter := _mean_fall(rates, name, "hack", QUARTER)) is not None:
             measures["first quarter"] = quarter
         said = {}
         for line, measure in LINES.items():
             said[line] = fall_of(measures[line], [(float(measure(row)), row.fall) for row in PILOT.values()])
-        falls = {rate: _mean_fall(rates, name, rate) for rate in ("hack", "solve")}
+        falls = {rate: _mean_fall(rates, name, rate, LAST) for rate in ("hack", "solve")}
         seeds = len(rates[name].keys() & rates[UNTREATED].keys())
         rows.append(
             Treatment(name=name, measures=measures, said=said, seeds=seeds, fall=falls["hack"], loss=falls["solve"])
@@ -249,9 +248,11 @@ def _less(plain: Sequence[LookaheadRecord], records: Sequence[LookaheadRecord], 
     return float(np.mean([without[prompt] - value for prompt, value in values.items()]))
 
 
-def _mean_fall(rates: Mapping[str, Mapping[int, Mapping[str, float]]], name: str, rate: str) -> float | None:
-    pairs = [(rates[UNTREATED][seed][rate], row[rate]) for seed, row in rates[name].items() if seed in rates[UNTREATED]]
-    return float(np.mean([without - treated for without, treated in pairs])) if pairs else None
+def _mean_fall(rates: Mapping[str, Mapping[str, Any]], name: str, rate: str, step: int) -> float | None:
+    """Over the seeds that both have, after so many steps."""
+    pairs = [(rates[UNTREATED][seed], of_seed) for seed, of_seed in rates[name].items() if seed in rates[UNTREATED]]
+    falls = [without[str(step)][rate] - treated[str(step)][rate] for without, treated in pairs]
+    return float(np.mean(falls)) if falls else None
 
 
 # Errors
@@ -349,21 +350,16 @@ def replay_all(out: Path) -> None:
     """Replay every treatment once."""
     spec = load_spec(SPEC)
     for name in spec.resolved:
-        directory = replay_path(spec, name, out)
-        if (directory / MANIFEST_FILE).is_file():
-            continue
-        settings = out / "sweeps" / spec.name / "settings" / f"{directory.name}.json"
-        write_json(settings, {"settings": asdict(replay_config(spec, name))})
-        command = ["replay", "--config", str(settings), "--name", directory.name, "--out", str(out)]
-        subprocess.run([sys.executable, "-m", "probe", *command], check=True)
+        replay_into(replay_path(spec, name, out), replay_config(spec, name), spec, out)
 
 
 @main.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def table(out: Path, as_json: bool) -> None:
-    """Hold the forecasts against the trainings that are there."""
-    rows = read_treatments(load_spec(SPEC), out)
+    """Hold the forecasts against the trainings that are there; what they measured is kept in MEASURED."""
+    keep(load_spec(SPEC), out)
+    rows = read_treatments()
     found = result(rows)
     if as_json:
         click.echo(orjson.dumps({"treatments": rows, "result": found}).decode())

@@ -223,6 +223,16 @@ def replay_run(spec: Spec, name: str, seed: int, out: Path) -> Path:
     return out / "runs" / f"{spec.name}-{name}-replay-seed{seed}"
 
 
+def replay_into(directory: Path, config: ReplayConfig, spec: Spec, out: Path) -> None:
+    """Run a replay of a study, unless it is there."""
+    if (directory / MANIFEST_FILE).is_file():
+        return
+    settings = out / "sweeps" / spec.name / "settings" / f"{directory.name}.json"
+    write_json(settings, {"settings": asdict(config)})
+    command = ["replay", "--config", str(settings), "--name", directory.name, "--out", str(out)]
+    subprocess.run([sys.executable, "-m", "probe", *command], check=True)
+
+
 def measures_of(run: Run) -> dict[str, float | None]:
     """MEASURES of a replay, of the arm that it holds beside vanilla; {} without steps or held-out pairs."""
     intervention = read_config(run.settings, str(run.path)).intervention
@@ -364,13 +374,7 @@ def replay_all(out: Path) -> None:
     spec = load_spec(SPEC)
     for seed in spec.seeds:
         for name in (*CHOOSE, *CONFIRM):
-            directory = replay_run(spec, name, seed, out)
-            if (directory / MANIFEST_FILE).is_file():
-                continue
-            settings = out / "sweeps" / spec.name / "settings" / f"{directory.name}.json"
-            write_json(settings, {"settings": asdict(replay_config(spec, name, seed))})
-            command = ["replay", "--config", str(settings), "--name", directory.name, "--out", str(out)]
-            subprocess.run([sys.executable, "-m", "probe", *command], check=True)
+            replay_into(replay_run(spec, name, seed, out), replay_config(spec, name, seed), spec, out)
 
 
 @main.command()

@@ -317,7 +317,7 @@ def _held_out(config: ReplayConfig, pools: Sequence[Pool]) -> Iterator[Callable[
         return
     plan, environment = pool.manifest["plan"], get_environment(pool.manifest["plan"]["env"])
     splits = environment.problems("train"), environment.problems("eval")
-    _, problems = hold_out(*splits, settings.num_problems)
+    _, problems = hold_out(*splits, min(settings.num_problems, len(splits[1]) or settings.num_problems))
     with Grader() as grader:
         canary(grader, problems)
 

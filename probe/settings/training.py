@@ -92,7 +92,7 @@ class LookaheadConfig:
     steps: int = setting(..., "steps of every arm on the stored rollouts; there are none unless it is set", ge=1)
     lr: float = setting(5e-3, "learning rate, constant", gt=0)
     max_grad_norm: Maybe[float] = setting(1.0, "cap on the norm of the gradient, after the gate; none: no cap", gt=0)
-    num_problems: int = setting(64, "held-out problems that the moved policies are sampled on", ge=1)
+    num_problems: int = setting(64, "held-out problems that the moved policies are sampled on, at most", ge=1)
     rollouts_per_problem: int = setting(4, "of each", ge=1)
 
 
