@@ -31,6 +31,7 @@ from extraction.census import quoted_modes
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.selection import selected_pairs
 from extraction.stacks import Stacks
+from extraction.words import Basis
 from probe.analysis.statistics.intervals import prompt_means
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.pools import environment_of
@@ -149,7 +150,7 @@ class Lookahead:
         coordinates = _coordinates(setup.bases, measure)
         bases = replace(setup.bases, coordinates=[coordinates])
         with coordinates.at(coordinates.values()):
-            before = self.texts.score(bases)
+            before = self.texts.score_at_start(bases)
             updater = _stepped(config, setup, source, measure, bases, self.say)
             with updater.deployed():
                 found = self.texts.gained(before, self.texts.score(bases))
@@ -277,6 +278,7 @@ class _Texts:
             self._prompts[name] = [rollout.problem_id for rollout in texts]
             chosen += texts
         self._batches = []
+        self._at_start: dict[Basis, list[float]] = {}
         if chosen:
             prompts, completions = zip(*((each.prompt_ids, each.completion_ids) for each in chosen), strict=True)
             self._batches.append(make_batch(prompts, completions, setup.pad_id).to(setup.bases.device))
@@ -285,6 +287,13 @@ class _Texts:
             self._batches.append(pair_batch(policy, pairs))
             for name in ("held-out hacks", "held-out clean"):
                 self._prompts[name] = [pair.pair_id for pair in pairs]
+
+    def score_at_start(self, bases: Bases) -> list[float]:
+        """`score` before any step, which is the same for all arms of a basis."""
+        (coordinates,) = bases.coordinates
+        if coordinates.basis not in self._at_start:
+            self._at_start[coordinates.basis] = self.score(bases)
+        return self._at_start[coordinates.basis]
 
     def score(self, bases: Bases) -> list[float]:
         """The log-probability of every text, nats."""
