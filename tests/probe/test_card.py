@@ -104,7 +104,7 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match="expected the file of its card, sha256"):
         read_card(path)
     write_sealed(card_path(path), {"schema": 7})
-    with pytest.raises(InputError, match=r"expected a card of schema 2, found 7"):
+    with pytest.raises(InputError, match=r"expected schema 2, found 7"):
         read_card(path)
 
 
