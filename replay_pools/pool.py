@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from replay_pools.errors import InputError, InputErrors, unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
 from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
 from replay_pools.storage.files import (
@@ -107,7 +107,7 @@ class Pool:
             try:
                 group = _read_listed(self.path / name, entry)
             except InputError as error:
-                faults += error.errors if isinstance(error, InputErrors) else [error]
+                faults += error.errors
                 continue
             num_rollouts += len(group)
             place = f"{self.name} step {entry['step']}"
