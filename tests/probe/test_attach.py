@@ -225,6 +225,8 @@ def test_refusals(adapted: Adapted) -> None:
         ({"directions": other}, "weights_sha256"),
         ({"directions": nothing}, "noise floor"),
         ({"directions": "absent.safetensors"}, "absent.safetensors"),
+        ({"gate": "both"}, "attach.gate"),
+        ({"overshoot": -1.0}, "attach.overshoot"),
     ]
     if adapted.coordinates.basis == "svd":
         cases.append(({"model": adapted.model.get_base_model()}, "unwrapped"))
