@@ -23,7 +23,7 @@ from probe.settings.run import StepConfig, read_config
 from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_reference
-from replay_pools.storage.files import read_json, write_atomic
+from replay_pools.storage.files import read_json, write_once
 from replay_pools.storage.tables import flat, toml_text
 
 CONTROLS = ("permuted-dosed", "scaled")  # the gate's size along directions without signal, and along none
@@ -191,10 +191,7 @@ def write_training_spec(
         penalty=toml_text(max(RIVAL_BETA, 10 * settings.get("objective.beta", 0.0))),
         criteria="\n".join(_criteria(arm)),
     )
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        fix = "move it, or name another file with --spec"
-        raise InputError(path, expected="no file, or this very spec", found="another one", fix=fix)
-    write_atomic(path, text.encode())
+    write_once(path, text.encode(), "move it, or name another file with --spec")
 
 
 def _check_replay(run: Run, analysis: Analysis) -> None:
