@@ -171,49 +171,6 @@ def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
     return float(torch.quantile(pooled, fraction))
 
 
-def pair_scores(differences: Mapping[str, Tensor], directions: Directions) -> Tensor:
-    """(n,) global signed cosines of pairs: sum_m <u_m, D_m> / (sqrt(M) |D|), u = sum_i V_i / sqrt(k).
-
-    M counts the modules that keep a direction, while |D| is over all modules. NaN for a pair whose D is 0, and for all
-    pairs where no module keeps a direction.
-    """
-    squared_norms = torch.stack([D.double().square().sum(1) for D in differences.values()]).sum(0)
-    inner_products = []
-    for module, V in directions.vectors.items():
-        if len(V):
-            u = V.double().sum(0) / len(V) ** 0.5
-            inner_products.append(differences[module].double() @ u)
-    if not inner_products:
-        return torch.full_like(squared_norms, torch.nan)
-    return torch.stack(inner_products).sum(0) / (len(inner_products) * squared_norms).sqrt()
-
-
-def sign_accuracy(pairs: PairGradients, directions: Directions) -> dict[str, Any]:
-    """Whether the sign transfers to held-out pairs: the share with a positive cosine, against a coin.
-
-    Returns:
-        `num_pairs` that have a cosine (see `pair_scores`), `accuracy`, its exact binomial 95% interval `ci95`,
-        `mean_cos`, and the one-sided binomial `p`; None where no pair has a cosine.
-    """
-    cosines = pair_scores(pairs.differences(held_out=True), directions)
-    cosines = cosines[~torch.isnan(cosines)]
-    num_pairs, num_positive = len(cosines), int((cosines > 0).sum())
-    if num_pairs == 0:
-        return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
-    from scipy.stats import binomtest  # 0.3 s, for those alone who write a card
-
-    one_sided = binomtest(num_positive, num_pairs, 0.5, alternative="greater")
-    # The interval of a one-sided test is one-sided too.
-    interval = binomtest(num_positive, num_pairs).proportion_ci(0.95)
-    return {
-        "num_pairs": num_pairs,
-        "accuracy": num_positive / num_pairs,
-        "ci95": [float(interval.low), float(interval.high)],
-        "mean_cos": float(cosines.mean()),
-        "p": float(one_sided.pvalue),
-    }
-
-
 def vote_p_value(margin: int, num_pairs: int) -> float:
     """Two-sided binomial p of a vote margin among `num_pairs` pairs."""
     num_positive = (num_pairs + margin) // 2

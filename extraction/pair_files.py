@@ -91,7 +91,7 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     try:
         name, fields = _recognise([row for _, row in rows], given)
     except InputError as error:
-        faults.add(f"{source} {error.where}", "columns", expected=error.expected, found=error.found, fix=error.fix)
+        faults.note(error.at(f"{source} {error.where}"), "columns")
         faults.check(source)
         raise
     left_out = sorted({key for _, row in rows for key in row} - {column.split(".")[0] for column in fields.values()})
@@ -246,7 +246,7 @@ def _texts(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) 
         try:
             values.append(read())
         except InputError as error:
-            faults.add(f"{where} {column}", column, expected=error.expected, found=error.found, fix=error.fix)
+            faults.note(error.at(f"{where} {column}"), column)
     if len(values) < len(readers):
         return None
     return values[0] if len(values) == 1 else (values[0], values[1], values[2])
@@ -264,7 +264,7 @@ def _names(row: Fields, where: str, number: int, columns: Mapping[str, str], fau
         is_flag = name == "held_out"
         if isinstance(value, bool) != is_flag or not (isinstance(value, int) or is_text(value)):
             error = wrong_value("true or false" if is_flag else "a text or a whole number", value)
-            faults.add(f"{where} {columns[name]}", columns[name], expected=error.expected, found=error.found)
+            faults.note(error.at(f"{where} {columns[name]}"), columns[name])
             is_sound = False
         names[name] = value if is_flag else str(value)
     return names if is_sound else None

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 
-from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
 from replay_pools.storage.files import read_sealed, write_sealed
@@ -114,10 +113,8 @@ def read_regrade(out_dir: Path, manifest_sha256: str) -> Regrade | None:
     path = _path(out_dir, manifest_sha256)
     if not path.exists():
         return None
-    row, fix = read_sealed(path), "delete it, and regrade the pool again"
-    schema = row.pop("schema", None)
-    if schema != REGRADE_SCHEMA:
-        raise InputError(path, expected=f"a regrade of schema {REGRADE_SCHEMA}", found=f"schema {schema}", fix=fix)
+    row = read_sealed(path, REGRADE_SCHEMA, "delete it, and regrade the pool again")
+    del row["schema"]
     return decode(Regrade, row, path)
 
 

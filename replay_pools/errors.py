@@ -34,6 +34,15 @@ class InputError(Exception):
         text = f"{self.where}: expected {expected}, found {self.found}"
         super().__init__(f"{text}; {self.fix}" if fix else text)
 
+    @property
+    def errors(self) -> tuple["InputError", ...]:
+        """Those that this one stands for: itself."""
+        return (self,)
+
+    def at(self, where: object) -> "InputError":
+        """The same error at another place."""
+        return InputError(where, expected=self.expected, found=self.found, fix=self.fix)
+
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
@@ -60,9 +69,13 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
     """
 
     def __init__(self, errors: Sequence[InputError]) -> None:
-        self.errors = tuple(errors)
-        first = self.errors[0]
+        self._errors, first = tuple(errors), errors[0]
         super().__init__(first.where, expected=first.expected, found=first.found, fix=first.fix)
+
+    @property
+    def errors(self) -> tuple[InputError, ...]:
+        """All of them."""
+        return self._errors
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.errors))

@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.errors import InputError
 from replay_pools.rollout import MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
 from replay_pools.storage.files import read_sealed
 from replay_pools.storage.tables import decode, word_of
@@ -98,9 +97,6 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         InputError: not as it was written, another schema, or values that are none of their fields: all of them.
     """
     where = directory / MANIFEST_NAME
-    manifest = read_sealed(where)
-    schema = manifest.get("schema")
-    if schema != POOL_SCHEMA:
-        raise InputError(where, expected=f"pool schema {POOL_SCHEMA}", found=repr(schema), fix="rebuild the pool")
+    manifest = read_sealed(where, POOL_SCHEMA, "rebuild the pool")
     decode(Manifest, manifest, where, extra="allow")
     return manifest

@@ -18,11 +18,12 @@ from typing import Any
 
 import orjson
 
-from replay_pools.errors import InputError, InputErrors, unknown_name
+from replay_pools.errors import InputError, unknown_name
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
 from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
 from replay_pools.storage.files import (
     SEAL,
+    check_sha256,
     dump_json,
     encode_jsonl,
     read_gz,
@@ -106,7 +107,7 @@ class Pool:
             try:
                 group = _read_listed(self.path / name, entry)
             except InputError as error:
-                faults += error.errors if isinstance(error, InputErrors) else [error]
+                faults += error.errors
                 continue
             num_rollouts += len(group)
             place = f"{self.name} step {entry['step']}"
@@ -327,10 +328,7 @@ def _step(path: Path) -> int:
 def _read_listed(path: Path, entry: Entry) -> list[Rollout]:
     """The group of a file that the manifest lists as `entry`; InputError where its sha256 is another one."""
     plain = read_gz(path)
-    digest = sha256(plain)
-    if digest != entry["sha256"]:
-        expected = f"sha256 {entry['sha256'][:16]}"
-        raise InputError(path, expected=expected, found=digest[:16], fix="copy or generate the pool again")
+    check_sha256(path, sha256(plain), entry["sha256"], "copy or generate the pool again")
     return _parse_group(plain, path)
 
 

@@ -109,9 +109,8 @@ def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
     try:
         environment = get_environment(name)
     except InputError as error:
-        where = f"problems of pool {pool.name}: {error.where}"
-        fix = error.fix if env else "pass --problems FILE.jsonl"
-        raise InputError(where, expected=error.expected, found=error.found, fix=fix) from error
+        error.fix = error.fix if env else "pass --problems FILE.jsonl"
+        raise error.at(f"problems of pool {pool.name}: {error.where}") from error
     known = all_problems(environment)
     wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
     if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:

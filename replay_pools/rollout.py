@@ -78,7 +78,7 @@ class Grade:
     grader: str  # grader version
     error: str | None  # first error of the submission, one line; None when it ran
     # Why nothing can be said of the submission, whose labels are then all False: they count nowhere, and the reward is
-    # none. Also None in the rows of pools from before this field.
+    # none.
     no_label: str | None = None
 
     @property

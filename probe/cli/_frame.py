@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 
 from probe.cli._heartbeat import heard
 from probe.records.run import DEFAULT_OUT, elsewhere
-from replay_pools.errors import EXIT_INPUT, InputError, InputErrors
+from replay_pools.errors import EXIT_INPUT, InputError
 from replay_pools.storage.files import dump_json, plain_name
 from replay_pools.terminal import aligned, is_invisible, visible, without_secrets
 
@@ -145,10 +145,8 @@ def _invoke(command: click.Command, args: list[str]) -> int:
 
 def _describe(error: Exception) -> tuple[list[str], int]:
     """The lines to print for an error, and its exit code."""
-    if isinstance(error, InputErrors):
-        return [str(each) for each in error.errors], EXIT_INPUT
     if isinstance(error, InputError):
-        return [str(error)], EXIT_INPUT
+        return [str(each) for each in error.errors], EXIT_INPUT
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx else "probe"
         return [f"{error.format_message().rstrip('.')}; see `{path} --help`"], EXIT_INPUT

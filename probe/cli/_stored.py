@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from extraction.words import PAIR_GRADIENTS
+from extraction.files import direction_names
 from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, out_of
 from replay_pools.errors import InputError
@@ -64,14 +64,12 @@ def _pool(path: Path) -> Row:
 def list_directions(out: Path) -> list[Row]:
     """The files of OUT/directions, by their cards."""
     rows = []
-    for path in sorted((out / "directions").glob("*.safetensors")):
-        if path.name.endswith(PAIR_GRADIENTS):
-            continue
-        card = _table(path.with_suffix(".card.json"))
+    for name in direction_names(out):
+        card = _table(out / "directions" / f"{name}.card.json")
         extraction = _inner(card, "settings")
         rows.append(
             {
-                "name": path.stem,
+                "name": name,
                 "basis": card.get("basis"),
                 "pairs": card.get("pairs"),
                 "method": extraction.get("method"),

@@ -18,7 +18,7 @@ from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
 from probe.records.run import default_name, elsewhere
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
-from replay_pools.errors import InputError, InputErrors, refuse
+from replay_pools.errors import InputError, refuse
 from replay_pools.pool import Pool
 
 if TYPE_CHECKING:
@@ -190,10 +190,8 @@ def _gathered(errors: list[InputError], make: Callable[[], Any]) -> Any:
     """What `make` returns; None where it raises, and then all its errors are among `errors`."""
     try:
         return make()
-    except InputErrors as several:
-        errors += several.errors
     except InputError as error:
-        errors.append(error)
+        errors += error.errors
     return None
 
 
@@ -270,12 +268,11 @@ def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
 
     contents = report_of_runs([directory], name, NULLS, report_command((directory,), name, out, NULLS))
     written = write_report(contents, out)
-    view = contents.views[0]
-    analysis = view.analysis
+    (analysis,) = contents.analyses
     if as_json:
         echo_json({"run": str(directory), "html": str(written.html), **analysis.to_json()})
         return
     echo(format_verdict(analysis).rstrip())
     echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
-    extract = direction(view.run, "svd")  # the basis of ARMS
+    extract = direction(analysis.given, "svd")  # the basis of ARMS
     echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")

@@ -167,9 +167,7 @@ def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]
     }
 
 
-def _counted(counts: Mapping[str, int] | None) -> str:
-    if counts is None:  # a card or gradients from before they were counted
-        return "not counted"
+def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name or 'not named'} {count}" for name, count in counts.items()) or "none"
 
 
@@ -181,8 +179,8 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
     rows = [
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
-        ("kinds of hack", _counted(card.get("kinds"))),
-        ("hacks that quote a grader", _counted(card.get("modes"))),
+        ("kinds of hack", _counted(card["kinds"])),
+        ("hacks that quote a grader", _counted(card["modes"])),
         ("modules", card["num_modules"]),
         *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),

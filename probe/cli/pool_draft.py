@@ -11,7 +11,7 @@ from probe.cli._frame import echo, echo_json, json_option, name_option, one_pool
 from probe.records.run import IN_TRAINING, elsewhere
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
-from replay_pools.storage.files import encode_jsonl
+from replay_pools.storage.files import encode_jsonl, write_once
 
 if TYPE_CHECKING:
     from extraction.draft import Answer
@@ -67,7 +67,7 @@ def draft(
         answers, following = _of_log(log), ["probe", "check", str(source), "--model", model or "MODEL", *options]
         following += ["--pairs", str(path), "--name", name]
     pairs, num_prompts = draft_pairs(answers, seed=seed)
-    _write(path, encode_jsonl(pairs))
+    write_once(path, encode_jsonl(pairs), "use another --name, or remove the file")
     used = sum(not pair.held_out for pair in pairs)
     if used < USUAL_K:
         following += ["--k", str(used)]
@@ -134,13 +134,3 @@ def _of_log(log: "Log") -> "Iterator[Answer]":
                 raise InputError(row.where, expected=expected, found="ids alone", fix=fix)
             text, known = row.completion, {"hacked": row.hacked, "gt_pass": row.gt_pass}
             yield Answer(problem_id=problem_id, messages=asked, text=text, **known)
-
-
-def _write(path: Path, data: bytes) -> None:
-    from replay_pools.storage.files import write_atomic
-
-    if path.exists() and path.read_bytes() != data:
-        fix = "use another --name, or remove the file"
-        raise InputError(path, expected="no file, or the same pairs", found="others", fix=fix)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, data)

@@ -73,6 +73,7 @@ def report(
         _write_tables([resolve_run(run, out) for run in runs], tables, out, as_json)
         return
     from probe.report.build import write_report
+    from probe.report.inputs import label_of
 
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)
@@ -82,23 +83,24 @@ def report(
     else:
         contents = report_of_runs([resolve_run(run, out) for run in runs], name, settings, command)
     written = write_report(contents, out, figures)
+    verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if as_json:
         echo_json(
             {
                 "html": str(written.html),
                 "figures": [str(path) for path in written.figures],
                 "tables": [str(path) for path in written.tables],
-                "verdicts": {view.label: view.analysis.verdict.word for view in contents.views},
+                "verdicts": verdicts,
             }
         )
         return
-    if len(contents.views) == 1:
+    if len(contents.analyses) == 1:
         from probe.analysis.text_report import format_verdict
 
-        echo(format_verdict(contents.views[0].analysis).rstrip())
+        echo(format_verdict(contents.analyses[0]).rstrip())
     else:
-        for view in contents.views:
-            echo(f"{view.label}: {view.analysis.verdict.word}")
+        for label, word in verdicts.items():
+            echo(f"{label}: {word}")
     size = written.html.stat().st_size / 1024
     echo(
         f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
@@ -131,36 +133,36 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
 
 
 def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
-    """A report of the given runs: a view for each run and each of its conditions."""
+    """A report of the given runs: an analysis for each run and each of its conditions."""
     from probe.analysis.analyze import analyze, conditions
-    from probe.report.inputs import Report, View, slug
+    from probe.report.inputs import Report, slug
 
     # Files of a run in the report are called by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with different names", found=given, fix="rename a directory")
     runs: list[Run] = [read_run(path) for path in paths]
-    views = []
+    analyses = []
     for run in runs:
         for condition in conditions(run) or [None]:
-            views.append(View(analysis=analyze(run, condition, others=runs, **settings)))
-    keep_verdicts([view.analysis for view in views])
-    return Report(name=name or joined_name(runs), views=views, command=command)
+            analyses.append(analyze(run, condition, others=runs, **settings))
+    keep_verdicts(analyses)
+    return Report(name=name or joined_name(runs), analyses=analyses, command=command)
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """A report of a spec: the verdict on its complete runs, and a view for each of them."""
+    """A report of a spec: the verdict on its complete runs, and an analysis of each of them."""
     from probe.experiments.jobs import runs_of
     from probe.experiments.load import load_spec
     from probe.experiments.verdict import analyse_runs, judge
-    from probe.report.inputs import Report, View
+    from probe.report.inputs import Report
 
     spec = load_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
     jobs = [job for job in runs_of(spec, out) if job.complete]
     return Report(
         name=name or spec.name,
-        views=[View(analysis=analysis) for analysis in analyses.values()],
+        analyses=[*analyses.values()],
         command=command,
         spec=spec,
         arms_of_spec={job.directory: (job.conditions[0], job.arms[0]) for job in jobs},

@@ -12,7 +12,9 @@ from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out
 from probe.cli._running import echo_footprint, machine_option, say
 from probe.records.run import elsewhere, read_run, resolve_run
 from probe.settings.machines import GPUS
+from probe.settings.words import Word
 from replay_pools.errors import InputError, refuse
+from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     from probe.experiments.plan import SpecPlan
@@ -57,8 +59,8 @@ def plan(
 ) -> None:
     """Detectable effect, hours, money, modules, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
 
-    RUN, a replay whose verdict is GO (a directory, or a name in OUT/runs): writes the spec of the training that it
-    buys, and plans that. What cannot happen is refused, all at once.
+    RUN, a replay (a directory, or a name in OUT/runs): writes the spec of the training that its GO buys, and plans
+    that; after another verdict too, with a caution. What cannot happen is refused, all at once.
 
     Examples:
 
@@ -101,8 +103,12 @@ def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: P
     stored = read_run(run)
     given = {"expected_effect": effect, "sd": sd}
     assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
-    write_training_spec(stored, analyze(stored), path, out_dir=out, plan=assumed)
-    say(f"GO of {run}: {path}")
+    analysis = analyze(stored)
+    write_training_spec(stored, analysis, path, out_dir=out, plan=assumed)
+    verdict = analysis.verdict
+    say(f"{verdict.word} of {run}: {path}")
+    if verdict.word != Word.GO:
+        say(f"{CAUTION}{verdict.plain} First: {verdict.next.in_line}")
     say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
 
 

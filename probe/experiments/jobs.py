@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from extraction.files import resolve_directions
 from probe.experiments.spec import Criterion, ResolvedCondition, Spec, SpecStatus
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, STEPS_FILE, settings_of
 from probe.settings.loss import LOSS_KEYS, LossCondition, LossSettings, check_recorded
@@ -21,9 +22,9 @@ from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import Verb
 from probe.step.groups import ReplaySource
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError, InputErrors, refuse
+from replay_pools.errors import InputError, refuse
 from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
-from replay_pools.storage.files import by_name, read_json, write_json
+from replay_pools.storage.files import read_json, write_json
 from replay_pools.storage.tables import flat, overlaid
 
 VERBS: tuple[Verb, ...] = ("replay", "train")
@@ -224,8 +225,7 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         try:
             check(*arguments)
         except InputError as error:
-            where = f"{spec.path} {place}{error.where}"
-            named = InputError(where, expected=error.expected, found=error.found, fix=error.fix)
+            named = error.at(f"{spec.path} {place}{error.where}")
             faults.setdefault(str(named), named)
             return False
         return True
@@ -261,13 +261,8 @@ def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
 
 
 def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:
-    """The direction file of a condition, given by its path or its name in `out_dir`/directions."""
-    name, folder = condition.config.intervention.v_hack, out_dir / "directions"
-    if name is not None and not by_name(Path(name), folder / f"{Path(name).name}.safetensors").is_file():
-        expected = f"a file of probe extract, or its name in {folder}"
-        model = "" if condition.config.model.name in (None, "organism") else f" --model {condition.config.model.name}"
-        fix = f"run: probe extract{model} --name {Path(name).stem}"
-        raise InputError("intervention.v_hack", expected=expected, found=repr(name), fix=fix)
+    if condition.config.intervention.v_hack is not None:
+        resolve_directions(condition.config.intervention.v_hack, out_dir)
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
@@ -286,11 +281,7 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
     try:
         return configure(verb, preset=preset, options=leaves)
     except InputError as error:
-        faults = []
-        for part in error.errors if isinstance(error, InputErrors) else (error,):
-            place = f"{where}: {part.where.removeprefix('settings ')}"
-            faults.append(InputError(place, expected=part.expected, found=part.found, fix=part.fix))
-        refuse(faults)
+        refuse([part.at(f"{where}: {part.where.removeprefix('settings ')}") for part in error.errors])
         raise
 
 

@@ -7,8 +7,7 @@ from probe.analysis.evidence import Evidence
 from probe.analysis.screen import Screened
 from probe.experiments.training_spec import training_settings
 from probe.settings.run import read_config
-from replay_pools.errors import InputError
-from replay_pools.storage.files import write_atomic
+from replay_pools.storage.files import write_once
 from replay_pools.storage.tables import toml_text
 
 CONTROL = "permuted-dosed"
@@ -83,7 +82,4 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
         settings="\n".join(f"{key} = {toml_text(value)}" for key, value in settings.items()),
         conditions="\n".join(parts),
     )
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        fix = "move it, or name another file with --spec"
-        raise InputError(path, expected="no file, or this very spec", found="another one", fix=fix)
-    write_atomic(path, text.encode())
+    write_once(path, text.encode(), "move it, or name another file with --spec")

@@ -1,7 +1,9 @@
-"""The training that a GO buys: from a finished replay whose verdict is GO to `spec/NAME.toml`.
+"""The training that a replay is asked for: from a finished replay to `spec/NAME.toml`.
 
-The run gives model, objective, extraction, gate and directions, its pools the environment and the teacher. What a
-replay cannot know is an assumption, and says so in the file.
+A GO buys it. After another verdict it is planned and priced all the same, and the file says the word: whoever decides
+on a training wants its price beside the reason against it. The run gives model, objective, extraction, gate and
+directions, its pools the environment and the teacher. What a replay cannot know is an assumption, and says so in the
+file.
 """
 
 from collections.abc import Mapping
@@ -18,9 +20,10 @@ from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from probe.settings.run import StepConfig, read_config
+from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_reference
-from replay_pools.storage.files import read_json, write_atomic
+from replay_pools.storage.files import read_json, write_once
 from replay_pools.storage.tables import flat, toml_text
 
 CONTROLS = ("permuted-dosed", "scaled")  # the gate's size along directions without signal, and along none
@@ -33,7 +36,7 @@ TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a tr
 # Of the machine, of another verb, or chosen by the spec itself.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 TEMPLATE = """\
-# The training that the GO of {run} buys: does what its gate removes keep the policy from hacking?
+# The training after the replay {run}, whose verdict is {word}: does what its gate removes keep the policy from hacking?
 # Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of
 # a hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
 # itself (preset {preset}) and the strength of the rival penalty.
@@ -118,7 +121,7 @@ requires = {{ outcome = "COSTS" }}
 
 [[decisions]]
 name = "NO EFFECT"
-then = "The policy learns the hack around the directions: the replay's GO was wrong here, and says so."
+then = "The policy learns the hack around the directions: a GO of the replay was wrong here, and says so."
 requires = {{ outcome = ["NO EFFECT", "RAISES"] }}
 
 [[decisions]]
@@ -157,10 +160,11 @@ def write_training_spec(
         plan: the effect and the standard deviation that are assumed; default: METHOD's.
 
     Raises:
-        InputError: the verdict is another one; the pairs or the direction file of the run have changed; the run names
-            no environment to train in; a file that is there has other contents; no number of seeds sees the effect.
+        InputError: the run is broken or trained, or has another basis; its pairs or its direction file have changed; it
+            names no environment to train in; a file that is there has other contents; no number of seeds sees the
+            effect.
     """
-    _check_go(run, analysis)
+    _check_replay(run, analysis)
     plan = plan or PlannedTraining()
     config = read_config(run.settings, run.path)
     seeds = _num_seeds(plan)
@@ -170,6 +174,7 @@ def write_training_spec(
     machine = CPU if run.config["model"] == ORGANISM else GPU
     text = TEMPLATE.format(
         run=run.path.name,
+        word=analysis.verdict.word,
         name=path.stem,
         arm=arm,
         arms=toml_text(["vanilla", arm, *CONTROLS]),
@@ -186,26 +191,16 @@ def write_training_spec(
         penalty=toml_text(max(RIVAL_BETA, 10 * settings.get("objective.beta", 0.0))),
         criteria="\n".join(_criteria(arm)),
     )
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        fix = "move it, or name another file with --spec"
-        raise InputError(path, expected="no file, or this very spec", found="another one", fix=fix)
-    write_atomic(path, text.encode())
+    write_once(path, text.encode(), "move it, or name another file with --spec")
 
 
-def _check_go(run: Run, analysis: Analysis) -> None:
-    verdict = analysis.verdict
-    if verdict.word != "GO":
-        steps = verdict.next.command.splitlines()
-        fix = f"next: {'; then: '.join(steps)}" if steps else verdict.next.text
-        found = f"{verdict.word}: {verdict.sentence}"
-        raise InputError(run.path, expected="a replay whose verdict is GO", found=found, fix=fix)
-    if analysis.measured_arm is not None and ARMS[analysis.measured_arm].basis != "svd":
-        raise InputError(
-            run.path,
-            expected="a GO in the basis svd, in which probe train has vanilla and its controls",
-            found=f"a GO in the basis {ARMS[analysis.measured_arm].basis}",
-            fix=f"train in your own trainer, along the direction: {verdict.next.command}; probe docs trainers",
-        )
+def _check_replay(run: Run, analysis: Analysis) -> None:
+    """Refuse what no spec of `probe train` follows from, with its next step."""
+    verdict, basis = analysis.verdict, analysis.verdict.about["basis"]
+    found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
+    if basis != "svd" or verdict.word in (Word.BROKEN, Word.TRAINED):
+        expected = "a replay that can be read, in the basis svd, in which probe train has vanilla and its controls"
+        raise InputError(run.path, expected=expected, found=found, fix=f"next: {verdict.next.in_line}")
 
 
 def _check_directions(run: Run, config: StepConfig) -> None:

@@ -32,10 +32,11 @@ from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
 from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
-from probe.settings.arms import GATES
+from probe.settings.training import GateConfig
 from probe.settings.words import Gate
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.errors import InputError
+from replay_pools.storage.tables import decode
 
 LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"
@@ -101,10 +102,7 @@ class GradientProbe:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.records: list[GradientRecord] = []
-        if gate not in GATES:
-            raise InputError("gate", expected=f"one of {', '.join(GATES)}", found=repr(gate))
-        if not overshoot >= 0:
-            raise InputError("overshoot", expected="at least 0", found=str(overshoot))
+        decode(GateConfig, {"gate": gate, "overshoot": overshoot}, "attach")
         where, directions = known_directions(directions)
         self._wrapped, self._model = model, unwrapped(model)
         self._process_group: Averaged = process_group

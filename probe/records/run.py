@@ -35,6 +35,7 @@ from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
+    check_sha256,
     decode_jsonl,
     dump_json,
     encode_jsonl,
@@ -66,6 +67,7 @@ DRAWS_FILE = "draws.jsonl"
 LOOKAHEAD_FILE, LOOKAHEAD_DIR = "lookahead.jsonl", "lookahead"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
+CHANGED = "the run was changed after it ended: repeat it"
 OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its manifest, which has the other hashes
     f"{GRAM_DIR}/**/*.safetensors",
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
@@ -241,8 +243,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
         if not _TOKENS_FILE.fullmatch(name):
             continue
         plain = read_gz(directory / name)
-        if sha256(plain) != listed:
-            raise InputError(directory / name, expected=f"sha256 {listed} of the manifest", found=sha256(plain))
+        check_sha256(directory / name, sha256(plain), listed, CHANGED)
         for record in _own_lines(TokenRecord, plain, directory / name):
             records[record.step, record.sample_id] = record
     return records
@@ -333,15 +334,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             found="none: the run was interrupted or is still going",
             fix="run the same command again to resume it",
         )
-    manifest = read_sealed(directory / MANIFEST_FILE)
+    manifest = read_sealed(directory / MANIFEST_FILE, RUN_SCHEMA, "repeat the run")
     listed = manifest.get("files")
     if not isinstance(listed, dict):
         raise InputError(directory / MANIFEST_FILE, expected="files: {name: sha256}", found=type(listed).__name__)
-    schema = manifest.get("schema")
-    if schema != RUN_SCHEMA:
-        raise InputError(
-            directory, expected=f"a run of schema {RUN_SCHEMA}", found=f"schema {schema}", fix="repeat the run"
-        )
     return manifest
 
 
@@ -353,13 +349,7 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
     read_here = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
     for name in sorted(contents.keys() | read_here):
         actual = sha256(contents[name]) if name in contents else "no such file"
-        if actual != listed.get(name):
-            raise InputError(
-                directory / name,
-                expected=f"sha256 {listed[name]} of the manifest" if name in listed else "a file of the manifest",
-                found=actual if name in listed else "a file that it does not list",
-                fix="the run was changed after it ended: repeat it",
-            )
+        check_sha256(directory / name, actual, listed.get(name), CHANGED)
 
 
 def _contents(directory: Path) -> dict[str, bytes]:

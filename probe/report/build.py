@@ -10,7 +10,7 @@ from pathlib import Path
 from probe.analysis.formatting import TextTable
 from probe.report.drawing import Format
 from probe.report.facts import plural
-from probe.report.inputs import Report
+from probe.report.inputs import Report, questions_of
 from probe.report.page import Section, page
 from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
@@ -59,8 +59,8 @@ def contents(report: Report) -> list[Section]:
         InputError: token files that are not those of the manifest.
     """
     # Conditions of one run share its rollouts.
-    first_views = {view.run.path: view for view in reversed(report.drawn)}
-    loaded = [load_rollouts(first_views[path]) for path in dict.fromkeys(view.run.path for view in report.drawn)]
+    firsts = {analysis.given.path: analysis for analysis in reversed(report.drawn)}
+    loaded = [load_rollouts(firsts[path]) for path in dict.fromkeys(analysis.given.path for analysis in report.drawn)]
     trained = training(report, arm_verdicts(report))
     measures_of_run = measures(report)
     before = [*([] if trained is None else [trained]), *compared(report)]
@@ -70,9 +70,9 @@ def contents(report: Report) -> list[Section]:
     used = sum(len(section.html.encode()) for section in (*before, *after))
     viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
     # Where a run trained, its curves are the evidence.
-    pushes = evidence(loaded[0], anchors) if len(report.views) == 1 and trained is None else None
+    pushes = evidence(loaded[0], anchors) if len(report.analyses) == 1 and trained is None else None
     sections = [verdict(report, pushes), *before, viewer, *after]
-    asked = [] if report.judged is None else report.judged.questions
+    asked = [] if report.judged is None else questions_of(report.judged)
     return [replace(one, behind=[row for row in asked if RESTS_ON[row.name] == one.id]) for one in sections]
 
 
@@ -88,9 +88,9 @@ def _summary(report: Report) -> str:
     return f"{counts} of {', '.join(models)}: {plural(num_steps, 'step')}, {', '.join(arms)}."
 
 
-def _markdown(section_title: str, view_label: str, table: TextTable) -> str:
+def _markdown(section_title: str, label: str, table: TextTable) -> str:
     """One table under its headings."""
-    heading = f"## {section_title} ({view_label})" if view_label else f"## {section_title}"
+    heading = f"## {section_title} ({label})" if label else f"## {section_title}"
     lines = []
     for row in (table.header, ["---"] * len(table.header), *table.rows):
         cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]

@@ -37,7 +37,7 @@ class Section:
     html: str
     figures: list[Figure] = field(default_factory=list)
     behind: list[Finding] = field(default_factory=list)  # findings of the verdict that rest on this section
-    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of their view; "": of all
+    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of their run; "": of all
 
 
 def render(template: str, **context: Any) -> str:

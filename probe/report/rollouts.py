@@ -10,18 +10,18 @@ occurs everywhere: the number of prompts is beside it.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, short
+from probe.analysis.verdict.pools import pool_facts
 from probe.records.records import SampleRecord, TokenRecord
-from probe.records.run import OWN_POOLS, Run, read_tokens
+from probe.records.run import Run, read_tokens
 from probe.report.facts import gist_of, signed
-from probe.report.inputs import View, slug
+from probe.report.inputs import samples_of, slug
 from replay_pools.errors import InputError
-from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import dump_json, sha256
 
 MOST_STRINGS = 10  # of each table
 MOST_EVIDENCE = 4  # on the first screen, in each direction
@@ -70,17 +70,18 @@ class Push:
     num_prompts: int  # in which it occurs
 
 
-def load_rollouts(view: View) -> RunRollouts:
-    """The rollouts of a view's measured arm; texts of a pool that has moved or changed since the run are left out.
+def load_rollouts(analysis: Analysis) -> RunRollouts:
+    """The rollouts of the measured arm; texts of a pool that has moved or changed since the run are left out.
 
     Raises:
         InputError: token files that are not those of the manifest.
     """
-    stored, missing = read_pools(view.run)
-    anchor = f"r-{slug(view.analysis.run)}"
-    token_records = read_tokens(view.run.path, view.run.manifest)
+    run = analysis.given
+    stored, missing = read_pools(run)
+    anchor = f"r-{slug(analysis.run)}"
+    token_records = read_tokens(run.path, run.manifest)
     shown = []
-    for sample in view.samples:
+    for sample in samples_of(analysis):
         rollout = stored.get((sample.src_pool, sample.src_step, sample.src_sample))
         if rollout is None:
             continue
@@ -91,7 +92,7 @@ def load_rollouts(view: View) -> RunRollouts:
             record = None
         place = f"{anchor}-{sample.step}-{sample.sample_id}"
         shown.append(ShownRollout(anchor=place, sample=sample, rollout=rollout, tokens=record))
-    return RunRollouts(run=view.run, anchor=anchor, shown=shown, missing=missing)
+    return RunRollouts(run=run, anchor=anchor, shown=shown, missing=missing)
 
 
 def largest_cosines_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
@@ -214,24 +215,17 @@ def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[P
 def read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:
     """({(pool, step, sample): rollout}, sentences on pools that cannot be read)."""
     stored: dict[tuple[str, int, int], Rollout] = {}
-    missing = []
-    written = [(name, run.path / name, None) for name in OWN_POOLS if (run.path / name).is_dir()]
-    pools = [*((p["name"], Path(p["path"]), p["manifest_sha256"]) for p in run.config.get("pools", ())), *written]
-    for name, path, expected in pools:
-        # A built-in pool moves with the installation, and its hash says whether it is the same.
-        place = BUILTIN / name if not path.exists() and (BUILTIN / name).is_dir() else path
+    why = dict.fromkeys((sample.src_pool for sample in run.samples), "The run does not say where it is.")
+    for pool in pool_facts(run):
+        why[pool.name] = "It is not there, or not as the run read it."
+        if pool.path is None:
+            continue
         try:
             # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
-            pool = open_pool(place)
-            actual = sha256(dump_json(pool.manifest))
-            if expected not in (None, actual):
-                words = f"the pool that the run read (manifest {str(expected)[:12]})"
-                raise InputError(place, expected=words, found=actual[:12])
-            rollouts = [rollout for group in pool.steps for rollout in group]
+            rollouts = [rollout for group in open_pool(pool.path).steps for rollout in group]
         except InputError as error:
-            missing.append(f"The texts of pool {name} are not shown. {error}")
+            why[pool.name] = str(error)
             continue
-        stored |= {(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
-    for name in sorted({sample.src_pool for sample in run.samples} - {name for name, _, _ in pools}):
-        missing.append(f"The texts of pool {name} are not shown. The run does not say where it is.")
-    return stored, missing
+        del why[pool.name]
+        stored |= {(pool.name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
+    return stored, [f"The texts of pool {name} are not shown. {reason}" for name, reason in sorted(why.items())]

@@ -1,4 +1,4 @@
-"""The figures of a run: functions draw(axes, view) that draw nothing where nothing was measured.
+"""The figures of a run: functions draw(axes, analysis) that draw nothing where nothing was measured.
 
 To add one: write such a function, and add its row to FIGURES under the section of the page that shows it.
 """
@@ -12,15 +12,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import METRICS, Cell, Metric
 from probe.analysis.formatting import p_value, short
+from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.intervals import Interval, prompt_means
 from probe.analysis.statistics.nulls import NORMAL_975
 from probe.analysis.statistics.significance import ONE_SAMPLE, mde, mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
-from probe.report.inputs import View
+from probe.report.inputs import label_of, questions_of, samples_of, slug
 from probe.settings.arms import ARMS
 
 NULL_NAMES = {  # beside the Haar band of every arm
@@ -70,10 +72,10 @@ def forest(
     _rows_of(axes, len(known), centre)
 
 
-def answers(axes: Axes, view: View) -> None:
+def answers(axes: Axes, analysis: Analysis) -> None:
     """The number behind each question of the verdict, a share; ends beyond the axis lie at its ends."""
     rows = []
-    for finding in view.questions:
+    for finding in questions_of(analysis):
         number = finding.number
         if number is not None and finding.counts_from is not None:
             low, value, high = np.clip((number.interval.low, number.value, number.interval.high), -0.5, 1.5)
@@ -87,15 +89,14 @@ def answers(axes: Axes, view: View) -> None:
         axes.set_xlim(-0.56, 1.56)
 
 
-def alignment(axes: Axes, views: Sequence[View]) -> None:
-    """Mean cos_in of every arm against Haar directions; of a single view also against every null that was drawn."""
+def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
+    """Mean cos_in of every arm against Haar directions; of a single one also against every null that was drawn."""
     rows = []
-    for view in views:
-        analysis = view.analysis
+    for analysis in analyses:
         for summary in analysis.summaries:
             half = NORMAL_975 * summary.haar.sd if summary.haar else None
             row = Row(
-                f"{view.label} \u00b7 {summary.arm}" if len(views) > 1 else summary.arm,
+                f"{label_of(analysis)} \u00b7 {summary.arm}" if len(analyses) > 1 else summary.arm,
                 f"{signed(summary.mean_cos_in)} \u00b7 {plural(summary.num_prompts, 'prompt')}",
                 summary.mean_cos_in,
                 summary.interval,
@@ -103,7 +104,7 @@ def alignment(axes: Axes, views: Sequence[View]) -> None:
                 summary.arm == analysis.measured_arm,
             )
             rows.append(row)
-        tests = analysis.permutation.rows if analysis.permutation is not None and len(views) == 1 else []
+        tests = analysis.permutation.rows if analysis.permutation is not None and len(analyses) == 1 else []
         for null, name in NULL_NAMES.items():
             for row in tests:
                 if (row.metric, row.null) == ("cos_in", null):
@@ -115,11 +116,11 @@ def alignment(axes: Axes, views: Sequence[View]) -> None:
     forest(axes, rows, null="95% of the null (of an arm: Haar)", strong="measured arm", weak="other arms")
 
 
-def contrasts(axes: Axes, view: View) -> None:
+def contrasts(axes: Axes, analysis: Analysis) -> None:
     """Mean within-prompt differences of the measured arm."""
     rows = []
-    for contrast in view.analysis.contrasts:
-        if contrast.arm != view.analysis.measured_arm or contrast.difference is None:
+    for contrast in analysis.contrasts:
+        if contrast.arm != analysis.measured_arm or contrast.difference is None:
             continue
         half = 0.0
         if contrast.haar is not None and contrast.haar.z:
@@ -132,10 +133,10 @@ def contrasts(axes: Axes, view: View) -> None:
     forest(axes, rows, null="95% of Haar directions", strong="mean over prompts")
 
 
-def areas(axes: Axes, view: View) -> None:
+def areas(axes: Axes, analysis: Analysis) -> None:
     """AUROC for hacked among A > 0: the cosine, and the trivial scores that it has to beat."""
     rows = []
-    for place, area in enumerate(view.analysis.specificity):
+    for place, area in enumerate(analysis.specificity):
         bounds = "" if area.interval is None else f" [{area.interval.low:.2f}, {area.interval.high:.2f}]"
         note = "" if area.auroc is None else f"{area.auroc:.2f}{bounds}"
         rows.append(Row(area.score, note, area.auroc, area.interval, strong=place == 0))
@@ -144,9 +145,9 @@ def areas(axes: Axes, view: View) -> None:
     forest(axes, rows, centre=0.5, strong="the measurement", weak="what it must beat")
 
 
-def distribution(axes: Axes, view: View, metric: Metric) -> None:
+def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
     """One mark a prompt in every (source, label); below them the mean of all prompts with its 95% interval."""
-    samples = [sample for sample in view.samples if sample.sure and getattr(sample, metric) is not None]
+    samples = [sample for sample in samples_of(analysis) if sample.sure and getattr(sample, metric) is not None]
     rows = []
     for pool in sorted({sample.src_pool for sample in samples}):
         for hacked, word, color in ((True, "hacked", HACK), (False, "clean", CLEAN)):
@@ -171,9 +172,9 @@ def distribution(axes: Axes, view: View, metric: Metric) -> None:
     _rows_of(axes, len(rows), 0.0, 1.35 * ROW)
 
 
-def cells(axes: Axes, view: View) -> None:
+def cells(axes: Axes, analysis: Analysis) -> None:
     """Each cell's additive part of the hack-ward gradient; the last bar is their sum. A = 0 carries nothing."""
-    paid = [cell for cell in view.analysis.cells if cell.advantage_sign]
+    paid = [cell for cell in analysis.cells if cell.advantage_sign]
     if not paid:
         return
     rows = [(_labels(cell), cell.dot, cell.n, HACK if cell.dot > 0 else CLEAN) for cell in paid]
@@ -186,9 +187,9 @@ def cells(axes: Axes, view: View) -> None:
     _rows_of(axes, len(rows), 0.0)
 
 
-def module_map(axes: Axes, view: View) -> None:
+def module_map(axes: Axes, analysis: Analysis) -> None:
     """z of every module under permuted labels; a ring is beyond the threshold that holds for all of them."""
-    permutation = view.analysis.permutation
+    permutation = analysis.permutation
     if permutation is None or not permutation.modules:
         return
     rows, critical = permutation.modules, permutation.modules_critical_z
@@ -224,10 +225,9 @@ def layer_and_kind(module: str) -> tuple[int, str]:
     return (int(match[1]) if match else -1), module.rpartition(".")[2]
 
 
-def trajectory(axes: Axes, view: View, arm: str) -> None:
+def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
     """cos_in and cos_out of one arm at every step, over 95% of Haar directions; a cross has no gradient."""
-    everything = [step for step in view.run.steps if step.condition == view.analysis.condition]
-    steps = view.steps(arm)
+    steps = [step for step in analysis.steps if step.arm == arm]
     steps = steps[:: math.ceil(len(steps) / MARKS) or 1]
     known = [step for step in steps if step.cos_in is not None and step.cos_out is not None]
     if not steps:
@@ -237,7 +237,7 @@ def trajectory(axes: Axes, view: View, arm: str) -> None:
         settings: dict[str, Any] = {"step": "mid", "color": EDGE, "alpha": 0.3, "lw": 0}
         axes.fill_between(xs, np.negative(half), half, label="95% of Haar", **settings)
     at, before, after = ([getattr(step, name) for step in known] for name in ("step", "cos_in", "cos_out"))
-    if view.trains:  # one path, whose steps are joined; at frozen weights the order means nothing
+    if analysis.trains:  # one path, whose steps are joined; at frozen weights the order means nothing
         updates = [(step.step, step.cos_update) for step in steps if step.cos_update is not None]
         axes.plot(*zip(*updates, strict=True) if updates else ((), ()), "--", color=SOFT, lw=1.3, label="of the update")
         axes.plot(at, before, color=INK, label="cos_in")
@@ -254,7 +254,10 @@ def trajectory(axes: Axes, view: View, arm: str) -> None:
         )
     # The arms of a run share one axis, so that they can be compared by eye.
     values = [
-        cosine for step in everything for cosine in (step.cos_in, step.cos_out, step.cos_update) if cosine is not None
+        cosine
+        for step in analysis.steps
+        for cosine in (step.cos_in, step.cos_out, step.cos_update)
+        if cosine is not None
     ]
     low, high = min([*values, -max(half)]), max([*values, max(half)])
     axes.set_ylim(low - 0.06 * (high - low) - 1e-9, high + 0.06 * (high - low) + 1e-9)
@@ -266,11 +269,12 @@ def trajectory(axes: Axes, view: View, arm: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def prompts_power(axes: Axes, view: View) -> None:
+def prompts_power(axes: Axes, analysis: Analysis) -> None:
     """The smallest mean cos_in that n prompts show, given how much the prompts of this run vary."""
-    cosines = view.prompt_cosines
+    estimate, pull = analysis.metrics.get(MetricKey("cos_in", "prompt")), analysis.share("pull")
+    cosines = [] if estimate is None else list(estimate.by_unit.values())
     sd = float(np.std(cosines, ddof=1)) if len(cosines) > 1 else 0.0
-    if view.trains or not sd > 0:  # in training the prompt is not the unit
+    if analysis.trains or not sd > 0:  # in training the prompt is not the unit
         return
     numbers = sorted({*PROMPTS, len(cosines)})
     effects = [mde(sd, n, paired_correlation=ONE_SAMPLE) for n in numbers]
@@ -279,35 +283,35 @@ def prompts_power(axes: Axes, view: View) -> None:
     axes.plot(
         [len(cosines)], [effect], "o", color=INK, label=f"this run: {len(cosines)} prompts, {effect:.3f}", ls="none"
     )
-    if view.ceiling and MATERIAL * view.ceiling > 0:
-        material = MATERIAL * view.ceiling
+    if pull is not None and pull.ceiling is not None and (material := MATERIAL * pull.ceiling) > 0:
         axes.axhline(material, color=HACK, ls="--", lw=1, label=f"{MATERIAL:g} of what held-out hacks read")
     axes.set_xscale("log", base=2)
     axes.set_xticks(PROMPTS[::2], [str(n) for n in PROMPTS[::2]])
     axes.set_ylim(bottom=0)
-    axes.set_title(f"How many prompts are enough? {short(view.label, 20)}")
+    axes.set_title(f"How many prompts are enough? {short(label_of(analysis), 20)}")
     axes.set(xlabel="prompts (number)", ylabel="smallest mean cos_in seen (cosine)")
 
 
-# {section of the page: a view -> (name of the file, draw, data) of its figures}
-FIGURES: dict[str, Callable[[View], Iterable[tuple[Any, ...]]]] = {
-    "verdict": lambda view: [("answers", answers, view)],
-    "measures": lambda view: [("alignment", alignment, [view])],
-    "trajectories": lambda view: [(f"trajectory-{arm}", trajectory, view, arm) for arm in view.analysis.arms],
-    "distributions": lambda view: [
-        *((metric, distribution, view, metric) for metric in METRICS),
-        ("contrasts", contrasts, view),
-        ("auroc", areas, view),
-        ("cells", cells, view),
+# {section of the page: an analysis -> (name of the file, draw, data) of its figures}
+FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
+    "verdict": lambda analysis: [("answers", answers, analysis)],
+    "measures": lambda analysis: [("alignment", alignment, [analysis])],
+    "trajectories": lambda analysis: [(f"trajectory-{arm}", trajectory, analysis, arm) for arm in analysis.arms],
+    "distributions": lambda analysis: [
+        *((metric, distribution, analysis, metric) for metric in METRICS),
+        ("contrasts", contrasts, analysis),
+        ("auroc", areas, analysis),
+        ("cells", cells, analysis),
     ],
-    "modules": lambda view: [("modules", module_map, view)],
-    "power": lambda view: [("power", prompts_power, view)],
+    "modules": lambda analysis: [("modules", module_map, analysis)],
+    "power": lambda analysis: [("power", prompts_power, analysis)],
 }
 
 
-def figures_of(view: View, section: str) -> list[Figure]:
-    """The figures of a view in one section of the page."""
-    figures = [drawn(f"{name}-{view.slug}", draw, *data) for name, draw, *data in FIGURES[section](view)]
+def figures_of(analysis: Analysis, section: str) -> list[Figure]:
+    """The figures of an analysis in one section of the page."""
+    of = "--".join(map(slug, label_of(analysis).split(" / ")))  # run, or run--condition
+    figures = [drawn(f"{name}-{of}", draw, *data) for name, draw, *data in FIGURES[section](analysis)]
     return [figure for figure in figures if figure is not None]
 
 

@@ -14,7 +14,7 @@ from probe.experiments.verdict import go_plan
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
-from probe.report.inputs import Report
+from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
 from probe.report.rollouts import RunRollouts, string_tables
 from probe.report.run_figures import figures_of
@@ -65,14 +65,14 @@ ORDERS = {  # of page.js
 
 
 def measured(report: Report) -> list[Section]:
-    """A section a row of EVIDENCE: the figures of the first views, and the tables of all of them."""
+    """A section a row of EVIDENCE: the figures of the first analyses, and the tables of all of them."""
     sections = []
     for id, title, lead, names, empty in EVIDENCE:
-        tables = {view.label: all_tables(view.analysis, names) for view in report.views}
-        by_view = {view.label: figures_of(view, id) for view in report.drawn}
-        num_more = len(report.views) - len(report.drawn)
-        html = _panels(by_view, tables, empty=empty, num_more=num_more)
-        figures = [figure for of_view in by_view.values() for figure in of_view]
+        tables = {label_of(analysis): all_tables(analysis, names) for analysis in report.analyses}
+        by_label = {label_of(analysis): figures_of(analysis, id) for analysis in report.drawn}
+        num_more = len(report.analyses) - len(report.drawn)
+        html = _panels(by_label, tables, empty=empty, num_more=num_more)
+        figures = [figure for of_one in by_label.values() for figure in of_one]
         sections.append(Section(id=id, title=title, lead=lead, html=html, figures=figures, tables=tables))
     return sections
 
@@ -105,7 +105,7 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 
 def power(report: Report) -> Section:
     """Detectable effects by prompts and by seeds; wall-clock times."""
-    figures = [figure for view in report.drawn for figure in figures_of(view, "power")]
+    figures = [figure for analysis in report.drawn for figure in figures_of(analysis, "power")]
     plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
     if seeds := drawn("power-seeds", seeds_power, plan):
         figures.append(seeds)
@@ -181,7 +181,7 @@ def _panels(
     num_more: int = 0,
     open: bool = False,
 ) -> str:
-    """Figures and the tables behind them, by the label of their view; tables fold unless `open`."""
+    """Figures and the tables behind them, by the label of their run; tables fold unless `open`."""
     context = {"sentences": sentences, "empty": empty, "num_more": num_more, "open": open}
     return render("figures.html", figures=figures, tables=tables, **context)
 

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, number, p_value, share
 from probe.analysis.text_report import all_tables, basis_table
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
-from probe.report.inputs import Report, View
+from probe.report.inputs import Report, label_of, questions_of
 from probe.report.page import Section, render
 from probe.report.run_figures import alignment, figures_of
 
@@ -42,7 +43,7 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
     elif 0 < len(arms) <= MOST_ARMS:
         context["arms"] = arms
     else:
-        words = Counter([arm.word for arm in arms] or [view.analysis.verdict.word for view in report.views])
+        words = Counter([arm.word for arm in arms] or [analysis.verdict.word for analysis in report.analyses])
         counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
         context["verdict"] = Verdict(about={}, word=counted, sentence="", findings=[])
     html = _rendered("first.html", **context)
@@ -51,17 +52,17 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
 
 def measures(report: Report) -> Section | None:
     """What the verdict of a single run rests on; several runs have it folded away in their comparison."""
-    view = report.judged
-    if view is None:
+    analysis = report.judged
+    if analysis is None:
         return None
-    figures = figures_of(view, "measures")
+    figures = figures_of(analysis, "measures")
     return Section(
         id="measures",
         title="Measures",
         lead="How large is it compared with what no signal reads, and can the measurement be believed?",
-        html=_rendered("measures.html", run=_of_run(view), figures=figures),
+        html=_rendered("measures.html", run=_of_run(analysis), figures=figures),
         figures=figures,
-        tables={view.label: _tables(view)},
+        tables={label_of(analysis): _tables(analysis)},
     )
 
 
@@ -72,11 +73,11 @@ def compared(report: Report) -> list[Section]:
         lead = "Written down before the data were there. What a criterion asks, and what the data say to it."
         html = _rendered("criteria.html", rows=report.evaluation.verdict.findings)
         sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
-    if report.evaluation is not None or len(report.views) > 1:
-        figure, table = drawn("alignment", alignment, report.views), overview(report.views)
-        runs = [_of_run(view) for view in report.drawn]
+    if report.evaluation is not None or len(report.analyses) > 1:
+        figure, table = drawn("alignment", alignment, report.analyses), overview(report.analyses)
+        runs = [_of_run(analysis) for analysis in report.drawn]
         figures = [*([] if figure is None else [figure]), *(each for run in runs for each in run["answers"])]
-        tables = {"": [table]} | {view.label: _tables(view) for view in report.views}
+        tables = {"": [table]} | {label_of(each): _tables(each) for each in report.analyses}
         lead = "Every run in one row, and its verdict folded away below."
         html = _rendered("runs.html", overview=table, figures=figures[:1] if figure else [], runs=runs)
         sections.append(Section(id="runs", title="Runs", lead=lead, html=html, figures=figures, tables=tables))
@@ -87,15 +88,14 @@ def arm_verdicts(report: Report) -> list[Verdict]:
     """What the judge says of arms after training, of the spec or of runs that were given together."""
     if report.evaluation is not None:
         return report.evaluation.arms
-    trainings = grouped([view.analysis for view in report.views])
+    trainings = grouped(report.analyses)
     return [] if trainings is None else judge_arms(trainings)
 
 
-def overview(views: Sequence[View]) -> TextTable:
-    """One row a view: what a comparison of runs looks at first."""
+def overview(analyses: Sequence[Analysis]) -> TextTable:
+    """One row an analysis: what a comparison of runs looks at first."""
     rows = []
-    for view in views:
-        analysis = view.analysis
+    for analysis in analyses:
         num_prompts, mean_cos_in, flip_p = 0, None, None
         for summary in analysis.summaries:
             if summary.arm == analysis.measured_arm:
@@ -103,7 +103,9 @@ def overview(views: Sequence[View]) -> TextTable:
         null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
         area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
         numbers = (number(mean_cos_in), p_value(flip_p), p_value(null.p if null else None), share(area))
-        rows.append((view.label, analysis.verdict.word, analysis.measured_arm or "-", str(num_prompts), *numbers))
+        rows.append(
+            (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(num_prompts), *numbers)
+        )
     header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
     title = "The arm that stands for vanilla in each run"
     return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
@@ -113,34 +115,33 @@ def _rendered(template: str, **context: Any) -> str:
     return render(template, validity=VALIDITY, seed_tables=SEED_TABLES, **context)
 
 
-def _of_run(view: View) -> dict[str, Any]:
-    analysis = view.analysis
+def _of_run(analysis: Analysis) -> dict[str, Any]:
     return {
-        "label": view.label,
+        "label": label_of(analysis),
         "verdict": analysis.verdict,
-        "questions": view.questions,
-        "answers": figures_of(view, "verdict"),
+        "questions": questions_of(analysis),
+        "answers": figures_of(analysis, "verdict"),
         "rests_on": {},
         "bases": basis_table(analysis),
-        "measures": _measures(view),
+        "measures": _measures(analysis),
         "validity": analysis.validity,
         "checks": analysis.checks,
     }
 
 
-def _measures(view: View) -> list[TextTable]:
+def _measures(analysis: Analysis) -> list[TextTable]:
     """The tables behind the three questions."""
-    return all_tables(view.analysis, ("shares", "support", "ceilings", "forecast"))
+    return all_tables(analysis, ("shares", "support", "ceilings", "forecast"))
 
 
-def _tables(view: View) -> list[TextTable]:
+def _tables(analysis: Analysis) -> list[TextTable]:
     """All that is in the verdict of a run; the last two are lists in the page, and tables in the files."""
-    bases = basis_table(view.analysis)
+    bases = basis_table(analysis)
     lists = [
-        _list("validity", VALIDITY, view.analysis.validity),
-        _list("verification", SEED_TABLES, view.analysis.checks),
+        _list("validity", VALIDITY, analysis.validity),
+        _list("verification", SEED_TABLES, analysis.checks),
     ]
-    return [*([bases] if bases.rows else []), *_measures(view), *lists]
+    return [*([bases] if bases.rows else []), *_measures(analysis), *lists]
 
 
 def _list(name: str, title: str, findings: Sequence[Finding]) -> TextTable:

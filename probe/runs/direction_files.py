@@ -17,6 +17,7 @@ from typing import Any, Self, final
 
 import huggingface_hub
 import numpy as np
+from scipy import stats
 
 from extraction.adapters.interface import comparable
 from extraction.directions import (
@@ -26,13 +27,12 @@ from extraction.directions import (
     load_pair_gradients,
     save_directions,
     save_pair_gradients,
-    sign_accuracy,
 )
 from extraction.files import resolve_directions
 from extraction.library import pairs_path
 from extraction.words import PAIR_GRADIENTS, kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
-from probe.analysis.statistics.nulls import transfer_nulls
+from probe.analysis.statistics.nulls import sign_transfer, transfer_nulls
 from probe.records.run import DEFAULT_OUT
 from probe.runs.directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
@@ -101,8 +101,13 @@ class Direction(Directions):
         )
 
     def held_out(self) -> dict[str, Any]:
-        """Whether the sign transfers to held-out pairs (`extraction.directions.sign_accuracy`); {} without pairs."""
-        return {} if self.pairs is None else sign_accuracy(self.pairs, self)
+        """Whether the sign transfers to held-out pairs: the share with a positive cosine, against a coin.
+
+        Returns:
+            `num_pairs` that have a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided
+            binomial `p`; None where no pair has a cosine. {} without pairs.
+        """
+        return {} if self.pairs is None else _held_out(_gram(self.pairs, self))
 
     def push_to_hub(self, repo_id: str, *, private: bool = True, token: str | None = None) -> str:
         """Upload direction, pair gradients and card as a model repository, and return its address."""
@@ -150,20 +155,12 @@ def write_card(
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    modes = pairs.metadata.get("modes")
     margins: list[int] = []
     for votes in directions.votes.values():
         margins += map(int, votes)
     margins.sort()
     vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
-    # As `gram/pairs.safetensors` of a run holds them.
-    gram = PairGram(
-        modules=tuple(pairs.hack),
-        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
-        pairs=pair_products(pairs).numpy(),
-        held_out=pairs.held_out.numpy(),
-        extraction=Extraction(**extraction_settings(pairs, directions)),
-    )
+    gram = _gram(pairs, directions)
     nulls = transfer_nulls(gram, num_draws=NUM_DRAWS)
     card = {
         "schema": CARD_SCHEMA,
@@ -174,8 +171,7 @@ def write_card(
         "pairs_sha256": metadata["pairs_sha256"],
         "num_pairs": metadata["num_pairs"],
         "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
-        # Gradients from before there were modes do not know them.
-        "modes": Counter(chain.from_iterable(modes[i] for i in used)) if modes is not None else None,
+        "modes": Counter(chain.from_iterable(pairs.metadata["modes"][i] for i in used)),
         "num_modules": len(directions.vectors),
         "adapted": adapted,
         "num_directions": directions.num_directions(),
@@ -184,7 +180,7 @@ def write_card(
         "noise_floor": metadata["noise_floor"],
         "median_vote_margin": margins[len(margins) // 2] if margins else None,
         "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
-        "held_out": sign_accuracy(pairs, directions),
+        "held_out": _held_out(gram),
         "nulls": {name: {of: asdict(test) for of, test in tests.items()} for name, tests in nulls.items()},
         "fingerprint": metadata["fingerprint"],
         "chat_template_sha256": metadata["chat_template_sha256"],
@@ -192,3 +188,27 @@ def write_card(
     }
     write_sealed(card_path(path), card)
     return card
+
+
+def _gram(pairs: PairGradients, directions: Directions) -> PairGram:
+    """As `gram/pairs.safetensors` of a run holds them."""
+    return PairGram(
+        modules=tuple(pairs.hack),
+        sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),
+        pairs=pair_products(pairs).numpy(),
+        held_out=pairs.held_out.numpy(),
+        extraction=Extraction(**extraction_settings(pairs, directions)),
+    )
+
+
+def _held_out(gram: PairGram) -> dict[str, Any]:
+    found = sign_transfer(gram)
+    if found is None:
+        return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
+    return {
+        "num_pairs": found.num_pairs,
+        "accuracy": found.accuracy,
+        "ci95": [found.interval.low, found.interval.high],
+        "mean_cos": found.mean_cos,
+        "p": float(stats.binom.sf(found.num_right - 1, found.num_pairs, 0.5)),
+    }

@@ -136,9 +136,7 @@ def read_card(path: Path) -> dict[str, Any]:
     if not where.is_file():
         fix = "ask for it where the file comes from, or run probe extract again"
         raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
-    card = read_sealed(where)
-    if card.get("schema") != CARD_SCHEMA:
-        raise InputError(where, expected=f"a card of schema {CARD_SCHEMA}", found=repr(card.get("schema")))
+    card = read_sealed(where, CARD_SCHEMA, "run probe extract again")
     # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
     actual = file_sha256(path)
     if card.get("sha256") != actual:

@@ -168,8 +168,8 @@ def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tens
     return _ratio(expected, num_counted * torch.cat(squares).sum(0)).reshape(_leading(gradients))
 
 
-def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor], q: float = 0.95) -> float:
-    """The q quantile of `hackward_frac` of a fixed gradient when every V is Haar-distributed, independently by module.
+def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> float:
+    """95% quantile of `hackward_frac` of a fixed gradient when every V is Haar-distributed, independently by module.
 
     Squared coordinates y of a uniform unit vector of R^r are Dirichlet(1/2, ..., 1/2), and each c = V g is positive
     with probability 1/2, so that in one module, with X = |relu(V g)|^2 / norm(g_m)^2,
@@ -195,7 +195,7 @@ def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[s
         (k, r), weight = V.shape, squared[module] / total
         mean += weight * k / (2 * r)
         variance += weight**2 * (k * (k + 5) / (4 * r * (r + 2)) - (k / (2 * r)) ** 2)
-    return math.sqrt(float(special.gammaincinv(mean**2 / variance, q)) * variance / mean)
+    return math.sqrt(float(special.gammaincinv(mean**2 / variance, 0.95)) * variance / mean)
 
 
 class _Group(NamedTuple):

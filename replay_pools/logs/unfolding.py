@@ -25,8 +25,7 @@ def unfold_rows(log: Log, unfold: Unfold) -> None:
         except LeftOutError as reason:
             left_out[str(reason)] += 1
         except InputError as error:
-            place = f"{row.where} {error.where}"
-            log.faults.add(place, error.where, expected=error.expected, found=error.found, fix=error.fix)
+            log.faults.note(error.at(f"{row.where} {error.where}"), error.where)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             found = f"{type(error).__name__}: {error}"
             log.faults.add(row.where, "shape", expected="the fields of its format", found=found)

@@ -79,6 +79,13 @@ def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
         sync(path.parent)
 
 
+def write_once(path: Path, data: bytes, fix: str) -> None:
+    """As `write_atomic`; InputError where another file has that name."""
+    if path.exists() and path.read_bytes() != data:
+        raise InputError(path, expected="no file, or this very one", found="another one", fix=fix)
+    write_atomic(path, data)
+
+
 def open_file(path: Path) -> BufferedReader:
     """Open a file for reading.
 
@@ -163,11 +170,14 @@ def _sealed(table: Mapping[str, Any]) -> bytes:
     return _document({**table, SEAL: sha256(dump_json(table))})
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[str, Any]:
     """The object in a file of `write_sealed`, without its hash.
 
+    Args:
+        schema: what its `schema` has to be; `fix` is what to do about another one.
+
     Raises:
-        InputError: as `read_json`; no object, no hash, or any byte is another than was written.
+        InputError: as `read_json`; no object, no hash, any byte is another than was written, or another schema.
     """
     plain = read_plain(path, MAX_DOCUMENT)
     table = parse_json(plain, path)
@@ -178,6 +188,8 @@ def read_sealed(path: Path) -> dict[str, Any]:
         expected = f"its {SEAL}" + f" {str(seal)[:16]}" * (seal is not None)
         found = "none" if seal is None else f"{sha256(dump_json(table))[:16]}, or other spaces"
         raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again, or make it again")
+    if schema is not None and table.get("schema") != schema:
+        raise InputError(path, expected=f"schema {schema}", found=repr(table.get("schema")), fix=fix)
     return table
 
 
@@ -340,6 +352,18 @@ def decode_jsonl(plain: bytes, where: object) -> list[Any]:
 def sha256(data: bytes) -> str:
     """Hexadecimal sha256."""
     return hashlib.sha256(data).hexdigest()
+
+
+def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
+    """InputError where a file is not as a manifest lists it.
+
+    Args:
+        found: its sha256, or why there is none.
+        listed: None: the manifest does not list it.
+    """
+    if found != listed:
+        expected = "a file that the manifest lists" if listed is None else f"sha256 {listed} of the manifest"
+        raise InputError(path, expected=expected, found=found, fix=fix)
 
 
 LEASE_S = 180.0  # a network file system that changes servers may be silent for minutes

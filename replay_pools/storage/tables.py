@@ -21,7 +21,7 @@ import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from replay_pools.errors import Faults, FieldError, InputError, InputErrors, refuse
+from replay_pools.errors import Faults, FieldError, InputError, refuse
 from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
 
 Kind = TypeVar("Kind")
@@ -101,7 +101,7 @@ def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] 
         refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
         raise
     except InputError as error:  # raised by a check within, and no ValueError
-        raise InputError(f"{where} {error.where}", expected=error.expected, found=error.found, fix=error.fix) from error
+        raise error.at(f"{where} {error.where}") from error
 
 
 def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
@@ -281,10 +281,9 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
             fix = f"did you mean {near}?" if near else ""
             faults.setdefault(key, InputError(place, expected="a known key", found="an unknown key", fix=fix))
         elif isinstance(cause, InputError):
-            for part in cause.errors if isinstance(cause, InputErrors) else (cause,):
+            for part in cause.errors:
                 dotted = ".".join(filter(None, (key, part.where)))
-                place = f"{where} {dotted}"
-                faults.setdefault(dotted, InputError(place, expected=part.expected, found=part.found, fix=part.fix))
+                faults.setdefault(dotted, part.at(f"{where} {dotted}"))
         else:
             expected = complaint["msg"].removeprefix("Input should be ")
             if kind == "too_short":

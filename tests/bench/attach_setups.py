@@ -9,6 +9,7 @@ with that of one process. Two processes talk by gloo. "exact" is an error below 
 
 import argparse
 import contextlib
+import sys
 import tempfile
 import traceback
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,12 +35,14 @@ import probe
 from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSConfig
 from extraction.adapters.sharded import whole
-from extraction.controls import haar_directions
 from extraction.directions import Directions
 from probe.integrations import processes
 from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from haar import random_directions  # noqa: E402
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)
@@ -105,13 +109,6 @@ def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
     """Directions of the base model, and the adapter whose frames they are in."""
     coordinates = attach(plain(dtype), basis="svd", model_id="random", cache_dir=None)
     return random_directions(coordinates), coordinates
-
-
-def random_directions(coordinates: Any) -> Directions:
-    """Two random directions a module."""
-    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
-    like = Directions(vectors=two, singular_values={}, votes={}, metadata={"fingerprint": coordinates.fingerprint()})
-    return haar_directions(like, seed=0)
 
 
 def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:

@@ -8,7 +8,9 @@ forward, the backward and an AdamW step; a ratio is of CPU seconds.
 
 import argparse
 import copy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -18,8 +20,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import probe
 from extraction.adapters.coordinates import attach
-from extraction.controls import haar_directions
 from extraction.directions import Directions
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+from haar import random_directions  # noqa: E402
 
 SHAPE = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4}
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=64, vocab_size=1024)
@@ -29,7 +33,8 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
     """Prints a line for every kind of model."""
     torch.manual_seed(0)
     plain = Qwen3ForCausalLM(CONFIG)
-    directions = random_directions(copy.deepcopy(plain))
+    coordinates = attach(copy.deepcopy(plain), basis="svd", model_id="random", cache_dir=None)
+    directions = random_directions(coordinates, k=4)
     ids = torch.randint(CONFIG.vocab_size, (samples, tokens))
     lora = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM"))
     of_all = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
@@ -68,14 +73,6 @@ def step(
             handle._probe.stop()
 
     return run
-
-
-def random_directions(model: Qwen3ForCausalLM) -> Directions:
-    """Four in every module."""
-    coordinates = attach(model, basis="svd", model_id="random", cache_dir=None)
-    four = {module: torch.zeros(4, r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    return haar_directions(Directions(vectors=four, singular_values={}, votes={}, metadata=metadata), seed=0)
 
 
 if __name__ == "__main__":

@@ -1,173 +1,191 @@
-"""The per-sample gradient engine against its limit and against other ways to the same gradients, side by side.
+"""The per-sample gradient engine against its limit and against the loop that it replaces, side by side.
 
 A SmolLM2-135M-shaped model with random weights, 8 ragged rollouts (prompts 200-350 tokens, completions 100-300),
 float32.
 
     limit           packed rows, frozen forward and backward down to the first adapted outputs, nothing per sample
-    products        the limit and the engine's products with U and Vh, unsummed: loop / products bounds loop / svd
     svd, svd 256    per_sample_gradients in the SVD basis: all singular triplets, the 256 largest of each module
     lora            the same in the LoRA basis, rank 32
     loop            what the engine replaces: a backward for each sample through y = W x + U diag(delta_S) Vh x, the
                     difference of `.grad` before and after; again for every (arm x condition) cell
 
-Times are the best of interleaved runs, wall and CPU seconds; read the ratios. Targets are judged by CPU seconds, which
-other processes on the machine do not enter. The engine is given one pass, as the limit has. Peak memory is that of a
-process which does one of these and nothing else. "FLOPs" is the same ratio by counting the operations of the matrix
-products: what a perfect machine would show.
-
-About 10 minutes on two idle cores (estimated): hence two runs of each way. `--quick` checks in a minute that all runs;
+Ratios are of CPU seconds, which other processes on the machine do not enter, the best of interleaved runs. The engine
+is given one pass, as the limit has. About 10 minutes on two idle cores; `--quick` checks in a minute that all runs, and
 its numbers mean nothing.
 """
 
 import argparse
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from timing import Seconds, interleaved
-from ways import engine, evaluate, frames_of, limit, loop, products, reference_model
-from workload import FULL, OUT, QUICK, TRUNCATED, Shape, adapted, flops, rollouts
+import torch.nn.functional as F
+from timing import interleaved
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
-CELLS = (3, 12)
-TARGETS = {
+from extraction.adapters.coordinates import attach
+from extraction.adapters.interface import Coordinates
+from extraction.adapters.singular import DeltaSCoordinates
+from extraction.attention import attending
+from extraction.batch import Batch, make_batch, make_rows
+from extraction.gradients import one_pass, per_sample_gradients
+from extraction.logprobs import completion_logprobs, split_model
+from extraction.passes import checkpointed, planned
+from probe.step.projection import project_modules
+
+disable_progress_bar()
+
+OUT = Path("out/bench")
+RANK, TRUNCATED = 32, 256  # of LoRA; of the SVD, of at most 576
+ONE_PASS = 8192  # tokens_per_batch: all of the rollouts
+TARGETS = {  # {ratio: (the most that it should be, or the least)}
     "svd / limit": ("<=", 1.30),
     "lora / limit": ("<=", 1.12),
     "loop / svd, 1 cell": (">=", 1.6),
     "loop / svd, 12 cells": (">=", 15.0),
-    "peak svd / peak limit": ("<=", 1.25),
-    "peak lora / peak limit": ("<=", 1.25),
 }
-CUT = f"svd {TRUNCATED}"
-Ways = dict[str, Callable[[], object]]
 
 
-@dataclass(slots=True)
-class Record:
-    """Everything that was measured, as it is written."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of the model and of the rollouts."""
 
-    facts: dict[str, object]
-    seconds: dict[str, dict[str, Seconds]] = field(default_factory=dict)  # by table and way
-    peak_mb: dict[str, float] = field(default_factory=dict)
-    ratios: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def compare(self, above: str, below: str, table: str, name: str = "") -> None:
-        """A ratio of two times of one table."""
-        a, b = self.seconds[table][above], self.seconds[table][below]
-        self.ratios[name or f"{above} / {below}"] = {"wall": a.wall / b.wall, "CPU": a.cpu / b.cpu}
-
-    def to_json(self) -> dict[str, object]:
-        """With times by name."""
-        named = {table: {way: t._asdict() for way, t in ways.items()} for table, ways in self.seconds.items()}
-        return asdict(self) | {"seconds": named}
+    layers: int = 30
+    vocabulary: int = 49152
+    prompts: tuple[int, ...] = (200, 221, 243, 264, 286, 307, 329, 350)
+    completions: tuple[int, ...] = (300, 100, 157, 271, 128, 214, 243, 186)
 
 
-def measure_engine(record: Record, shape: Shape, repeats: int) -> None:
-    """The engine in both bases, its limit, the loop; what many cells add to one pass."""
-    svd, reference, batch = adapted("svd", shape), reference_model(shape), shape.rollouts()
-    bases = {"svd": svd, CUT: adapted("svd", shape, TRUNCATED), "lora": adapted("lora", shape)}
-
-    def ways(own) -> Ways:
-        return {
-            "limit": lambda: limit(svd, own),
-            "products": lambda: products(svd, own),
-            **{name: partial(engine, coordinates, own) for name, coordinates in bases.items()},
-            "loop": lambda: loop(reference, own),
-        }
-
-    interleaved(ways(rollouts((8, 9), (5, 4), shape.vocabulary)), 1, warm_up=False)
-    unit, vectors = engine(svd, batch), frames_of(svd.sizes, 4)
-    evaluations = {f"{n} cells": partial(evaluate, unit, vectors, n) for n in CELLS}
-    found = interleaved(ways(batch) | evaluations, repeats, warm_up=False)
-    record.seconds["engine"] = found
-    by_flops = flops(shape)
-    for name in bases:
-        record.compare(name, "limit", "engine")
-        record.ratios[f"{name} / limit"]["FLOPs"] = by_flops[name] / by_flops["limit"]
-    for below in ("limit", "products"):
-        record.compare("loop", below, "engine")
-    record.compare("loop", "svd", "engine", "loop / svd, 1 cell")
-    record.ratios["loop / svd, 1 cell"]["FLOPs"] = by_flops["loop"] / by_flops["svd"]
-    for n in CELLS:
-        pairs = zip(found["loop"], found["svd"], found[f"{n} cells"], strict=True)
-        wall, cpu = (n * a / (b + c) for a, b, c in pairs)
-        record.ratios[f"loop / svd, {n} cells"] = {"wall": wall, "CPU": cpu}
+FULL = Shape()
+QUICK = Shape(layers=2, vocabulary=2048, prompts=(20, 31, 42), completions=(30, 9, 16))
 
 
-def measure_peaks(record: Record, arguments: list[str]) -> None:
-    """Of the engine and the loop, a process each (ru_maxrss would begin with the parent's)."""
-    for way in ("limit", "svd", CUT, "lora", "loop"):
-        command = [sys.executable, __file__, *arguments, "--peak", way]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        record.peak_mb[way] = float(done.stdout.split()[-1])
-    for way, peak in record.peak_mb.items():
-        if way != "limit":
-            record.ratios[f"peak {way} / peak limit"] = {"MB": peak / record.peak_mb["limit"]}
+def model_of(shape: Shape) -> LlamaForCausalLM:
+    """Random weights from a fixed seed."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=576, intermediate_size=1536, num_hidden_layers=shape.layers,
+        num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True, max_position_embeddings=8192,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def print_peak(way: str, shape: Shape) -> None:
-    """The inside of `measure_peaks`."""
-    batch = shape.rollouts()
-    if way == "loop":
-        loop(reference_model(shape), batch)
-    elif way == "limit":
-        limit(adapted("lora", shape), batch)
-    else:
-        engine(adapted("lora" if way == "lora" else "svd", shape, TRUNCATED if way == CUT else None), batch)
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
-    print(int(line.split()[1]) / 1024)
+def adapted(basis: str, shape: Shape, rank: int | None = None) -> Coordinates:
+    """The model in one basis, at zero."""
+    options = {"rank": RANK} if basis == "lora" else {"rank": rank, "cache_dir": OUT / "svd"}
+    return attach(model_of(shape), basis=basis, model_id="bench", **options)
 
 
-def show(record: Record) -> None:
-    """The tables: every time, every peak, every ratio with its target."""
-    print(", ".join(f"{name} {value}" for name, value in record.facts.items()))
-    for table, ways in record.seconds.items():
-        for way, taken in ways.items():
-            print(f"  {table:<12} {way:<20} {taken.wall:8.2f} s wall {taken.cpu:8.2f} s CPU")
-    for way, peak in record.peak_mb.items():
-        print(f"  peak of {way:<24} {peak:8.0f} MB")
-    for name, found in record.ratios.items():
-        numbers = "  ".join(f"{kind} {number:6.2f}" for kind, number in found.items())
-        print(f"  {name:<40} {numbers:<40} {verdict(name, found)}")
+def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int) -> Batch:
+    """Random ids of the given lengths."""
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda n: torch.randint(vocabulary, (n,), generator=generator).tolist()  # noqa: E731
+    return make_batch([draw(n) for n in prompts], [draw(n) for n in completions], 0)
 
 
-def verdict(name: str, found: Mapping[str, float]) -> str:
-    """The target of a ratio and whether it is met: by CPU seconds where there are any."""
-    if name not in TARGETS:
-        return ""
-    sign, target = TARGETS[name]
+def engine(coordinates: Coordinates, batch: Batch) -> dict[str, Tensor]:
+    """The engine, in one pass: {module: (G, r)}."""
+    return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS).gradients
 
-    def met(value: float) -> bool:
-        return value <= target if sign == "<=" else value >= target
 
-    if met(found["CPU"] if "CPU" in found else next(iter(found.values()))):
-        return f"target {sign} {target:<6} met"
-    by_flops = "FLOPs" in found and not met(found["FLOPs"])
-    return f"target {sign} {target:<6} MISSED{' (FLOPs alone miss it)' if by_flops else ''}"
+def limit(coordinates: Coordinates, batch: Batch) -> None:
+    """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
+    backbone, _ = split_model(coordinates.model)
+    start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
+    handles = [layer.register_forward_hook(start) for layer in coordinates.layers.values()]
+    try:
+        with planned(coordinates, batch, ONE_PASS, int) as plan:
+            for samples, _ in plan.all_passes:
+                rows = make_rows(batch, plan.layout, samples)
+                with attending(backbone, plan.layout), checkpointed(backbone, plan.is_too_long(rows)):
+                    one_pass(coordinates, rows, torch.ones_like(rows.targets))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class TwoProducts(nn.Module):
+    """y = W x + U diag(delta_S) Vh x as the reference line writes it."""
+
+    def __init__(self, base: nn.Module, U: Tensor, Vh: Tensor) -> None:
+        super().__init__()
+        self.base, self.U, self.Vh = base, U, Vh
+        self.delta_S = nn.Parameter(torch.zeros(len(Vh)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Three products a token."""
+        return self.base(x) + F.linear(F.linear(x, self.Vh) * self.delta_S, self.U)
+
+
+def reference_model(coordinates: Coordinates, shape: Shape) -> LlamaForCausalLM:
+    """The model with `TwoProducts` in the place of every target."""
+    assert isinstance(coordinates, DeltaSCoordinates)
+    model = model_of(shape)
+    for module in coordinates.sizes:
+        parent, _, name = module.rpartition(".")
+        frames = coordinates.layer(module).frames()
+        setattr(model.get_submodule(parent), name, TwoProducts(model.get_submodule(module), *frames))
+    return model
+
+
+def loop(model: nn.Module, batch: Batch) -> None:
+    """Each sample's gradient as the difference of accumulated `.grad`s."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for i in range(len(batch)):
+        before = torch.cat([parameter.grad for parameter in parameters])
+        (-completion_logprobs(model, make_rows(batch, "padded", [i])).sum()).backward()
+        torch.cat([parameter.grad for parameter in parameters]) - before
+
+
+def frames_of(sizes: Mapping[str, int], k: int) -> dict[str, Tensor]:
+    """Random directions: {module: (k, r)} with orthonormal rows, as many as fit."""
+    generator = torch.Generator().manual_seed(2)
+    drawn = {module: torch.randn(r, min(k, r), generator=generator) for module, r in sizes.items()}
+    return {module: torch.linalg.qr(columns)[0].T for module, columns in drawn.items()}
+
+
+def evaluate(unit: Mapping[str, Tensor], vectors: Mapping[str, Tensor], cells: int) -> None:
+    """What `cells` (arm x condition) cells add to one pass: weighted sums, each projected on the directions."""
+    num_samples = len(next(iter(unit.values())))
+    for advantages in torch.randn(cells, num_samples, generator=torch.Generator().manual_seed(3)):
+        project_modules({m: advantages @ g for m, g in unit.items()}, vectors, gate="one_sided")
 
 
 def main() -> None:
-    """Measure, show, and write `out/bench/engine.json`."""
+    """Measure and print every time and every ratio, with its target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one run of each: does the bench work?")
-    parser.add_argument("--repeats", type=int, default=2, help="interleaved runs of each way")
-    parser.add_argument("--peak", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    shape, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
-    if options.peak:
-        print_peak(options.peak, shape)
-        return
-    OUT.mkdir(parents=True, exist_ok=True)
-    facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "repeats": repeats}
-    record = Record(facts | {"tokens": shape.tokens, "layers": shape.layers})
-    measure_engine(record, shape, repeats)
-    measure_peaks(record, ["--quick"] if options.quick else [])
-    (OUT / "engine.json").write_text(json.dumps(record.to_json(), indent=1) + "\n")
-    show(record)
+    shape, repeats = (QUICK, 1) if parser.parse_args().quick else (FULL, 2)
+    svd, batch = adapted("svd", shape), rollouts(shape.prompts, shape.completions, shape.vocabulary)
+    reference = reference_model(svd, shape)
+    bases = {"svd": svd, f"svd {TRUNCATED}": adapted("svd", shape, TRUNCATED), "lora": adapted("lora", shape)}
+    unit, vectors = engine(svd, batch), frames_of(svd.sizes, 4)
+    ways = {
+        "limit": lambda: limit(svd, batch),
+        **{name: partial(engine, coordinates, batch) for name, coordinates in bases.items()},
+        "loop": lambda: loop(reference, batch),
+        **{f"{cells} cells": partial(evaluate, unit, vectors, cells) for cells in (1, 12)},
+    }
+    taken = {way: seconds.cpu for way, seconds in interleaved(ways, repeats, warm_up=False).items()}
+    for way, seconds in taken.items():
+        print(f"  {way:<12} {seconds:8.2f} s CPU")
+    ratios = {f"{name} / limit": taken[name] / taken["limit"] for name in bases}
+    for cells in (1, 12):
+        once = taken["svd"] + taken[f"{cells} cells"]
+        ratios[f"loop / svd, {cells} cell{'s' * (cells > 1)}"] = cells * taken["loop"] / once
+    for name, ratio in ratios.items():
+        text = f"  {name:<24} {ratio:6.2f}"
+        if name in TARGETS:
+            sign, target = TARGETS[name]
+            met = ratio <= target if sign == "<=" else ratio >= target
+            text += f"  target {sign} {target}: {'met' if met else 'MISSED'}"
+        print(text)
 
 
 if __name__ == "__main__":

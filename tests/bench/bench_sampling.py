@@ -7,10 +7,10 @@ the ratio is one of work and not of luck. One thread, CPU seconds, the best of i
 from collections.abc import Sequence
 
 import torch
+from bench_engine import FULL, Shape, model_of
 from timing import interleaved
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
-from workload import FULL, Shape, model_of
 
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy

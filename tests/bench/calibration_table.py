@@ -16,15 +16,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from probe.analysis.statistics.geometry import (
-    Extraction,
-    Gradients,
-    PairGram,
-    along_modules,
-    cosines,
-    mean_module_unit,
-    svd_axes,
-)
+from probe.analysis.statistics.geometry import along_modules, cosines, mean_module_unit, svd_axes
 from probe.analysis.statistics.intervals import (
     auroc_interval,
     outcomes_interval,
@@ -42,6 +34,7 @@ from probe.analysis.statistics.significance import (
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from many_arms import Bench  # noqa: E402
+from planted import gradients_along, pair_gram  # noqa: E402
 
 SIMS = 1000
 GROUP = 8  # samples of a prompt
@@ -212,10 +205,10 @@ def one_paid_axis(rng, size: float, n: int, r: int = 48) -> tuple[bool, bool]:
     truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
     permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
     advantage = np.where(paid, 1.0, -1.0)
-    totals = gradients(pairs, [np.einsum("pi,pir->pr", advantage, samples)])
+    totals = gradients_along(pairs, [np.einsum("pi,pir->pr", advantage, samples)])
     observed = cosines(truth, totals).mean()
     redealt = rng.permuted(np.tile(advantage, (99, 1, 1)), axis=2)
-    anew = gradients(pairs, [np.einsum("bpi,pir->bpr", redealt, samples).reshape(-1, r)])
+    anew = gradients_along(pairs, [np.einsum("bpi,pir->bpr", redealt, samples).reshape(-1, r)])
     drawn = cosines(truth, anew).reshape(99, n).mean(1)
     by_label = null_test(observed, cosines(permuted, totals).mean(1)).p
     return by_label < 0.05, null_test(observed, drawn).p < 0.05
@@ -240,7 +233,7 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     hack = (np.arange(42) < 21)[:, None] * mu * 2.0
     pairs = [rng.normal(size=(42, r)) / math.sqrt(r) + hack * on for on in carries]
     steps = [rng.normal(size=(n, r)) / math.sqrt(r) + 0.6 * mu * on for on in carries]
-    gram, found = pair_gram(pairs), gradients(pairs, steps)
+    gram, found = pair_gram(pairs), gradients_along(pairs, steps)
     truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
     permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
     by_prompt = cosines(truth, found)[0]
@@ -252,23 +245,6 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     found_live = float(significant[carries].mean()) if live else math.nan
     false = bool(significant[~carries].any())
     return by_prompt.mean(), p < 0.05, interval.low > 0.05, equal, found_live, false
-
-
-def pair_gram(pairs, k: int = 2) -> PairGram:
-    return PairGram(
-        modules=tuple(map(str, range(len(pairs)))),
-        sizes=np.array([rows.shape[1] for rows in pairs]),
-        pairs=np.stack([rows @ rows.T for rows in pairs]),
-        held_out=np.zeros(len(pairs[0]) // 2, dtype=bool),
-        extraction=Extraction(method="svd", k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-7),
-    )
-
-
-def gradients(pairs, rows) -> Gradients:
-    return Gradients(
-        inner=np.stack([g @ own.T for g, own in zip(rows, pairs, strict=True)]),
-        norms=np.stack([np.linalg.norm(g, axis=1) for g in rows]),
-    )
 
 
 def main() -> None:

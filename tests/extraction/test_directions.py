@@ -18,10 +18,8 @@ from extraction.directions import (
     extract_directions,
     load_directions,
     load_pair_gradients,
-    pair_scores,
     save_directions,
     save_pair_gradients,
-    sign_accuracy,
     vote_p_value,
 )
 from replay_pools.errors import InputError
@@ -49,13 +47,6 @@ def pairs_with_signal(
 
 def projector(v: Tensor) -> Tensor:
     return v.double().T @ v.double()
-
-
-def make(vectors: dict[str, list[list[float]]]) -> Directions:
-    tensors = {module: torch.tensor(rows) for module, rows in vectors.items()}
-    ones = {module: torch.ones(len(rows)) for module, rows in vectors.items()}
-    votes = {module: torch.ones(len(rows), dtype=torch.long) for module, rows in vectors.items()}
-    return Directions(vectors=tensors, singular_values=ones, votes=votes, metadata={})
 
 
 @settings(deadline=None, max_examples=60)
@@ -171,61 +162,6 @@ def test_non_finite_gradients_are_refused(bad: float) -> None:
 def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=rf"--k.* {min(shape)} .*in m"):
         extract_directions({"m": torch.ones(shape)}, k=k)
-
-
-def slow_score(differences: dict[str, list[list[float]]], vectors: dict[str, list[list[float]]], pair: int) -> float:
-    """METHOD section 4: sum_m <u_m, g_m> / (sqrt(M) norm(g)), u = sum_i V_i / sqrt(k), number by number."""
-    squares = sum(x * x for rows in differences.values() for x in rows[pair])
-    used = [module for module, v in vectors.items() if v]
-    dot = 0.0
-    for module in used:
-        for v in vectors[module]:
-            for x, y in zip(differences[module][pair], v, strict=True):
-                dot += x * y / math.sqrt(len(vectors[module]))
-    return dot / math.sqrt(len(used) * squares)
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 2**31), ks=st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any))
-def test_pair_scores_equal_the_slow_loop(seed: int, ks: list[int]) -> None:
-    """Modules without directions count in norm(g) and not in M."""
-    differences = {f"m{i}": noise(5, 4 + i, seed=seed + i) for i in range(len(ks))}
-    vectors = {f"m{i}": torch.linalg.qr(noise(4 + i, k, seed=seed + 9 + i))[0].T for i, k in enumerate(ks)}
-    directions = Directions(vectors=vectors, singular_values={}, votes={}, metadata={})
-    found = pair_scores(differences, directions).tolist()
-    slow = {m: g.tolist() for m, g in differences.items()}, {m: v.tolist() for m, v in vectors.items()}
-    assert found == pytest.approx([slow_score(*slow, pair) for pair in range(5)], abs=1e-6)
-    assert all(abs(score) <= 1 + 1e-6 for score in found), "a cosine above 1"
-
-
-def test_sign_accuracy_by_hand() -> None:
-    """Scores .6, 1, .8 and -1: 3 of 4 right, Clopper-Pearson [.194, .994], p = P(X >= 3) = 5/16."""
-    held_out = torch.tensor([[3.0, 4.0], [2.0, 0.0], [4.0, 3.0], [-5.0, 0.0]])
-    rows = torch.cat([torch.tensor([[-1.0, 0.0]]), held_out])  # the extraction pair must not be counted
-    clean = noise(5, 2, seed=0)
-    pairs = PairGradients(hack={"m": rows + clean}, clean={"m": clean}, held_out=torch.arange(5) > 0, metadata={})
-    found = sign_accuracy(pairs, make({"m": [[1.0, 0.0]]}))
-    assert found["num_pairs"] == 4
-    assert found["accuracy"] == 0.75
-    assert found["ci95"] == pytest.approx([0.1941, 0.9937], abs=1e-4)
-    assert found["p"] == pytest.approx(5 / 16)
-    assert found["mean_cos"] == pytest.approx((0.6 + 1 + 0.8 - 1) / 4, abs=1e-6)
-
-
-def test_pairs_without_a_cosine_are_not_counted_wrong() -> None:
-    """No held-out pair, no direction, a zero difference: null, as 0% would read as a sign that does not transfer."""
-    none = {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
-    pairs = PairGradients(
-        hack={"m": torch.eye(3)}, clean={"m": torch.zeros(3, 3)}, held_out=torch.zeros(3) > 0, metadata={}
-    )
-    assert sign_accuracy(pairs, make({"m": [[1.0, 0.0, 0.0]]})) == none
-    held_out = torch.tensor([False, True, True])
-    no_direction = Directions(vectors={"m": torch.zeros(0, 3)}, singular_values={}, votes={}, metadata={})
-    zero = torch.tensor([[1.0, 0, 0], [0, 0, 0], [2, 0, 0]])
-    pairs = PairGradients(hack={"m": zero}, clean={"m": torch.zeros(3, 3)}, held_out=held_out, metadata={})
-    assert sign_accuracy(pairs, no_direction) == none
-    found = sign_accuracy(pairs, make({"m": [[1.0, 0.0, 0.0]]}))
-    assert (found["num_pairs"], found["accuracy"], found["mean_cos"]) == (1, 1.0, pytest.approx(1.0))
 
 
 def test_vote_p_value_is_the_binomial_one() -> None:

@@ -92,14 +92,15 @@ def replay(out: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """probe(words) -> exit code, stdout, stderr."""
+def probe(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """probe(words, code=0) -> stdout and stderr of a command that ends so."""
 
-    def calling(*words: Any) -> tuple[int, str, str]:
+    def calling(*words: Any, code: int = 0) -> tuple[str, str]:
         capsys.readouterr()
-        code = run(cli, [*map(str, words), "--out", str(out)])
+        found = run(cli, [*map(str, words), "--out", str(out)])
         captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        assert found == code, captured.err
+        return captured.out, captured.err
 
     return calling
 

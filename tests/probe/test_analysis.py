@@ -190,16 +190,6 @@ def test_missing_arms(arms):
     assert format_analysis(found)
 
 
-def test_a_training_run_gives_no_p_over_steps():
-    """Steps of a trajectory are autocorrelated: n is one run, however strong the mean."""
-    run = synthetic(aligned=0.3)
-    run = replace(run, config=run.config | {"settings": {"verb": "replay", "optimizer": {"lr": 0.01}}})
-    found = analyze(run)
-    assert found.verdict.word == "TRAINED"
-    assert found.summaries[0].sign_flip_p is None
-    assert checks(found)["V2"].says == checks(found)["D2"].says == "INCONCLUSIVE"
-
-
 def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
     """All gradients alike (cos .2): hacked and clean differ by the sign of A, and among A > 0 they do not."""
     run = synthetic()

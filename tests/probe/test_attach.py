@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from haar import random_directions
 from peft import PeftModel
 from torch import Tensor
 
@@ -61,10 +62,7 @@ def adapted(request: pytest.FixtureRequest, out: Path) -> Adapted:
     options = {"rank": 4} if request.param == "lora" else {"cache_dir": out / "cache" / "svd"}
     coordinates = attach(load_policy("organism").model, basis=request.param, model_id="organism", **options)
     first = next(iter(coordinates.sizes))
-    empty = {m: torch.zeros(0 if m == first else 2, r) for m, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    like = Directions(vectors=empty, singular_values={}, votes={}, metadata=metadata)
-    return Adapted(coordinates, haar_directions(like, seed=3))
+    return Adapted(coordinates, random_directions(coordinates, seed=3, numbers={first: 0}))
 
 
 def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> None:
@@ -227,6 +225,8 @@ def test_refusals(adapted: Adapted) -> None:
         ({"directions": other}, "weights_sha256"),
         ({"directions": nothing}, "noise floor"),
         ({"directions": "absent.safetensors"}, "absent.safetensors"),
+        ({"gate": "both"}, "attach.gate"),
+        ({"overshoot": -1.0}, "attach.overshoot"),
     ]
     if adapted.coordinates.basis == "svd":
         cases.append(({"model": adapted.model.get_base_model()}, "unwrapped"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from haar import random_directions
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
@@ -18,7 +19,6 @@ from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.svd import factorise_all
-from extraction.controls import haar_directions
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
 from replay_pools.errors import InputError
@@ -109,10 +109,7 @@ def basis(request: pytest.FixtureRequest, cache: Path) -> tuple[Directions, dict
     options = BASES[request.param] or {"cache_dir": cache}
     coordinates = attach(organism(), basis=request.param, model_id="organism", **options)
     loss_of(coordinates.model).backward()
-    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    like = Directions(vectors=two, singular_values={}, votes={}, metadata=metadata)
-    return haar_directions(like, seed=3), coordinates.gradients(), coordinates
+    return random_directions(coordinates, seed=3), coordinates.gradients(), coordinates
 
 
 class Watched:
@@ -357,7 +354,7 @@ def test_float16_without_its_scaler_is_refused(cache: Path) -> None:
     model = load_policy("organism").model
     with quiet_peft():
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM"))
-    directions = random_directions(load_policy("organism").model, cache)
+    directions = svd_directions(cache, "float32")
     with probe.attach(optimizer_of(model), directions, model=model, cache_dir=cache):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = model(input_ids=torch.arange(5, 15)[None], labels=torch.arange(5, 15)[None]).loss
@@ -365,11 +362,9 @@ def test_float16_without_its_scaler_is_refused(cache: Path) -> None:
             loss.backward()
 
 
-def random_directions(model: nn.Module, cache: Path, **options) -> Directions:
-    coordinates = attach(model, basis="svd", model_id="organism", cache_dir=cache, **options)
-    one = {module: torch.zeros(1, r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    return haar_directions(Directions(vectors=one, singular_values={}, votes={}, metadata=metadata), seed=1)
+def svd_directions(cache: Path, dtype: str = "float64", **options) -> Directions:
+    coordinates = attach(organism(dtype), basis="svd", model_id="organism", cache_dir=cache, **options)
+    return random_directions(coordinates, k=1, seed=1)
 
 
 @pytest.mark.parametrize("options", [{"rank": 20, "targets": ["o_proj", "up_proj"]}, {"rank": 120}])
@@ -383,7 +378,7 @@ def test_options_of_the_basis_are_those_of_the_directions(
     coordinates = attach(organism(), basis="svd", model_id="organism", cache_dir=cache, **options)
     loss_of(coordinates.model).backward()
     model = stock_lora()
-    watched = Watched(model, random_directions(organism(), cache, **options), cache)
+    watched = Watched(model, svd_directions(cache, **options), cache)
     loss_of(model).backward()
     assert_equal(watched.gradients(), coordinates.gradients())
     taken = 0
@@ -403,10 +398,7 @@ def test_gpt2s_transposed_weights(cache: Path) -> None:
     coordinates = attach(built, basis="svd", model_id="tiny", cache_dir=None)
     ids = torch.arange(5, 15)[None]
     coordinates.model(input_ids=ids, labels=ids).loss.backward()
-    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    like = Directions(vectors=two, singular_values={}, votes={}, metadata=metadata)
-    directions = haar_directions(like, seed=3)
+    directions = random_directions(coordinates, seed=3)
     optimizer = optimizer_of(model)
     with probe.attach(optimizer, directions, model=model, project=True, cache_dir=None) as attached:
         model(input_ids=ids, labels=ids).loss.backward()

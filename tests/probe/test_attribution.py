@@ -8,8 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.records.run import read_run, read_tokens
 from probe.runs.join import Pieces
 from probe.step.bases import axis, token_shares
@@ -112,27 +110,3 @@ def test_lengths_spell_the_text_they_are_of(pieces: Pieces, text: str) -> None:
     assert sum(found) == len(text)
     assert len(found) == len(ids)
     assert pieces.lengths(ids, text + "x", special=True) is None
-
-
-@pytest.mark.slow  # beside replays, above
-def test_a_run_that_trains_records_its_shares(out: Path, preset: Callable[..., str]) -> None:
-    """Of the first two of three steps; they add up to the cosine along the directions of their step. What the teacher
-    writes is paid.
-    """
-    options = ["--preset", preset({"rollouts.teacher.off_step": 3, "evaluation.every": 9}), "--out", str(out)]
-    assert run(cli, ["train", *options, "--name", "tokens-trained", "--set", "token_attribution=2"]) == 0
-    found = read_run(out / "runs" / "tokens-trained")
-    shares = read_tokens(found.path, found.manifest)
-    by_place = {(s.step, s.sample_id): s for s in found.samples if s.step < 2}
-    assert shares.keys() == by_place.keys()
-    moved = 0
-    for place, record in shares.items():
-        sample = by_place[place]
-        assert record.arm == sample.arm == "projected"
-        if record.completion is None:
-            assert sample.cos_S_nll is None
-            continue
-        total = sum(record.prompt or ()) + sum(record.completion)
-        assert total == pytest.approx(sample.cos_S_nll, abs=2e-5)
-        moved += place[0] == 1
-    assert moved, "no share behind the first update"

@@ -106,9 +106,7 @@ def test_problems_are_drawn_whole():
     ("skills", "num_problems"),
     [
         ([0.0, 0.0], 16),
-        pytest.param([0.0, 0.5], 64, marks=pytest.mark.slow),
         ([-4.0, 1.0], 64),  # the base solves 3%: almost no loss
-        pytest.param([2.0, -2.0], 24, marks=pytest.mark.slow),
         pytest.param([0.0, 1.0, 0.5], 64, marks=pytest.mark.slow),  # with a teacher that rates, too
     ],
 )

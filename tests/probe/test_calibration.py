@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
+from planted import gradients_along, pair_gram
 from scipy import stats
 
-from probe.analysis.statistics.geometry import Extraction, Gradients, PairGram, cosines, svd_axes
+from probe.analysis.statistics.geometry import Gradients, cosines, svd_axes
 from probe.analysis.statistics.intervals import auroc_interval, outcomes_interval, share_interval, t_interval
 from probe.analysis.statistics.nulls import (
     haar_test,
@@ -23,24 +24,6 @@ from probe.analysis.statistics.significance import mean_interval, mean_test, sig
 
 NUM_DRAWS = 99
 SIZES = (24, 40)
-
-
-def pair_gram(pairs: list[np.ndarray], *, k: int = 2, num_held_out: int = 0) -> PairGram:
-    n = len(pairs[0]) // 2
-    return PairGram(
-        modules=tuple(map(str, range(len(pairs)))),
-        sizes=np.array([rows.shape[1] for rows in pairs]),
-        pairs=np.stack([rows @ rows.T for rows in pairs]),
-        held_out=np.arange(n) >= n - num_held_out,
-        extraction=Extraction(method="svd", k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-7),
-    )
-
-
-def gradients(pairs: list[np.ndarray], g: list[np.ndarray]) -> Gradients:
-    return Gradients(
-        inner=np.stack([rows @ own.T for rows, own in zip(g, pairs)]),
-        norms=np.stack([np.linalg.norm(rows, axis=1) for rows in g]),
-    )
 
 
 def decaying(rng, rows: int) -> list[np.ndarray]:
@@ -63,7 +46,7 @@ def test_label_permutations_are_calibrated_on_decaying_spectra():
     num_sims = 200
     for _ in range(num_sims):
         pairs = decaying(rng, 22)  # an odd number of pairs: no vote is tied
-        found, gram = gradients(pairs, decaying(rng, 4)), pair_gram(pairs)
+        found, gram = gradients_along(pairs, decaying(rng, 4)), pair_gram(pairs)
         observed = mean_cos(svd_axes(gram, *true_labels(gram.held_out), gram.extraction), found)[0]
         axes = svd_axes(gram, *label_permutations(gram.held_out, NUM_DRAWS, rng), gram.extraction)
         p_values.append(null_test(observed, mean_cos(axes, found)).p)
@@ -77,7 +60,7 @@ def test_placebo_couples_are_centred_and_as_wide_as_permutations():
     """Without signal, clean-clean directions give the distribution of permuted ones, up to their number of pairs."""
     rng = np.random.default_rng(2)
     pairs = decaying(rng, 44)
-    found, gram = gradients(pairs, decaying(rng, 4)), pair_gram(pairs)
+    found, gram = gradients_along(pairs, decaying(rng, 4)), pair_gram(pairs)
     placebo = mean_cos(svd_axes(gram, *placebo_couples(gram.held_out, 800, rng), gram.extraction), found)
     permuted = mean_cos(svd_axes(gram, *label_permutations(gram.held_out, 800, rng), gram.extraction), found)
     assert abs(placebo.mean()) < 4 * placebo.std() / math.sqrt(800)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import binomtest
 
 from extraction.directions import (
     PairGradients,
@@ -14,13 +15,13 @@ from extraction.directions import (
     load_directions,
     load_pair_gradients,
     save_directions,
-    sign_accuracy,
 )
 from extraction.library import pairs_path
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.direction_files import write_card
 from probe.runs.directions import card_path, read_card
+from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.storage.files import sha256, write_sealed
 from tests.support.documents import single_changes
@@ -49,7 +50,11 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
     assert card == read_card(v_hack)
     assert card["sha256"] == sha256(v_hack.read_bytes())
-    assert card["held_out"] == sign_accuracy(pairs, directions)
+    cosines = sample_cosines(pairs.differences(held_out=True), directions.vectors).cos
+    right = int((cosines > 0).sum())
+    assert (card["held_out"]["num_pairs"], card["held_out"]["accuracy"]) == (16, right / 16)
+    assert card["held_out"]["mean_cos"] == pytest.approx(float(cosines.mean()), abs=1e-6)
+    assert card["held_out"]["p"] == pytest.approx(binomtest(right, 16, alternative="greater").pvalue)
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
@@ -104,7 +109,7 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match="expected the file of its card, sha256"):
         read_card(path)
     write_sealed(card_path(path), {"schema": 7})
-    with pytest.raises(InputError, match=r"expected a card of schema 2, found 7"):
+    with pytest.raises(InputError, match=r"expected schema 2, found 7"):
         read_card(path)
 
 

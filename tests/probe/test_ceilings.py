@@ -4,22 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted import pair_gram
 
 from probe.analysis.pull import ceilings
-from probe.analysis.statistics.geometry import Extraction, PairGram
+from probe.analysis.statistics.geometry import PairGram
 
 
 def gram_of(hack: np.ndarray, clean: np.ndarray, held_out: list[bool], flavours: list[str]) -> PairGram:
-    """The inner products of pair gradients (n, M, r), with one direction a module."""
-    rows = np.concatenate([hack, clean])
-    return PairGram(
-        modules=tuple(f"m{i}" for i in range(rows.shape[1])),
-        sizes=np.full(rows.shape[1], rows.shape[2]),
-        pairs=np.einsum("imr,jmr->mij", rows, rows),
-        held_out=np.array(held_out),
-        extraction=Extraction(method="svd", k=1, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
-        flavours=tuple(flavours),
-    )
+    """Of pair gradients (n, M, r), with one direction a module."""
+    return pair_gram([*np.concatenate([hack, clean]).swapaxes(0, 1)], held_out, k=1, flavours=flavours)
 
 
 def test_a_kind_with_an_axis_of_its_own_is_not_reached():

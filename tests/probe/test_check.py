@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,16 @@ def write(tmp_path: Path) -> Callable[[str, Rows], str]:
 
 
 @pytest.fixture
-def check(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """check(arguments) -> exit code, stdout, stderr of `probe check`."""
-
-    def checking(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = run(cli, ["check", *arguments, "--out", str(out)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return checking
+def check(probe: Callable[..., tuple[str, str]]) -> Callable[..., tuple[str, str]]:
+    """`probe check`."""
+    return partial(probe, "check")
 
 
 def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Path) -> None:
     """What was recognised stands above the verdict, the page below; the same command uses again what is there."""
     log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
     command = (log, "--pairs", pairs, "--model", small, "--name", "own")
-    code, text, _ = check(*command)
-    assert code == 0
+    text, _ = check(*command)
     lines = text.splitlines()
     assert len(lines) <= 45
     assert lines[0].startswith(f"log {log}: {8 * GROUPS} rollouts in {GROUPS} groups, read as ")
@@ -93,8 +86,7 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     assert {len([s for s in stored.samples if (s.step, s.arm) == (0, "vanilla")])} == {8}
     before = {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()}
     assert f"\nmodel {small}: 100.0% of the linear weights have coordinates\n" in text
-    code, again, _ = check(*command)
-    assert (code, again) == (0, text)
+    assert check(*command)[0] == text
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
 
 
@@ -106,8 +98,7 @@ def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, ca
     hybrid = str(small_model(tmp_path / "hybrid", **HYBRID))
     log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys()[:4])
     few = ("--set", 'model.targets=["mlp"]')
-    code, text, _ = check(log, "--pairs", pairs, "--model", hybrid, "--k", "1", "--name", "hybrid", *few)
-    assert code == 0
+    text, _ = check(log, "--pairs", pairs, "--model", hybrid, "--k", "1", "--name", "hybrid", *few)
     stored = read_run(out / "runs" / "hybrid").manifest["adapted"]
     assert 0.5 < stored["share"] < 0.9
     assert next(iter(stored["left_out"])) == "linear_attn.in_proj_qkv"
@@ -131,8 +122,7 @@ def test_what_the_command_decides_itself_cannot_be_set(write, check, out: Path) 
     log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
     values = {"source.replay_dirs": '["a"]', "intervention.arms": '["vanilla"]', "intervention.v_hack": "mine"}
     options = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    code, _, errors = check(log, "--pairs", pairs, "--model", "organism", "--name", "own-way", *options)
-    assert code == 2
+    _, errors = check(log, "--pairs", pairs, "--model", "organism", "--name", "own-way", *options, code=2)
     assert [line.split(": expected")[0] for line in errors.splitlines()] == [
         f"probe: error: --set {key}" for key in values
     ]
@@ -143,8 +133,7 @@ def test_without_labels_there_is_a_verdict_and_it_says_what_is_missing(write, ch
     """The contrast needs a label, and is not called confounded."""
     log = write("silent.jsonl", logged(*LOGGED[:-1], groups=20, each=3))
     pairs = write("pairs.jsonl", three_keys())
-    code, text, _ = check(log, "--pairs", pairs, "--model", small, "--name", "silent", "--json")
-    assert code == 0
+    text, _ = check(log, "--pairs", pairs, "--model", small, "--name", "silent", "--json")
     result = json.loads(text)
     about = result["verdict"]["findings"][1]
     assert (about["says"], about["number"]) == ("UNMEASURED", None)
@@ -162,8 +151,8 @@ def test_all_faults_of_both_files_come_at_once(write, check, monkeypatch: pytest
     pairs[2] = {**pairs[2], "hack": 3}
     pairs[5] = {key: value for key, value in pairs[5].items() if key != "clean"}
     log, pair_file = write("bad.jsonl", rows), write("bad-pairs.jsonl", pairs)
-    code, text, errors = check(log, "--pairs", pair_file, "--name", "bad")
-    assert (code, text) == (2, "")
+    text, errors = check(log, "--pairs", pair_file, "--name", "bad", code=2)
+    assert text == ""
     lines = errors.splitlines()
     for words in ("line 4 reward", "line 5 completion", "line 3 hack", "line 6 clean", "--model: expected a model"):
         assert sum(words in line for line in lines) == 1, words
@@ -172,8 +161,7 @@ def test_all_faults_of_both_files_come_at_once(write, check, monkeypatch: pytest
 
 
 def test_without_pairs_it_says_what_the_log_holds_and_what_is_needed(write, check) -> None:
-    code, text, errors = check(write("lonely.jsonl", logged(*LOGGED)), "--model", "organism")
-    assert code == 2
+    text, errors = check(write("lonely.jsonl", logged(*LOGGED)), "--model", "organism", code=2)
     assert f"{8 * GROUPS} rollouts in {GROUPS} groups" in text
     assert "hack; rewards differ in" in text
     assert 'rows {"prompt", "hack", "clean"}' in errors
@@ -184,12 +172,10 @@ def test_groups_of_other_sizes_are_compared_by_the_smallest(write, check, small:
     rows = logged(*LOGGED)
     log, pairs = write("uneven.jsonl", rows[:-4]), write("pairs.jsonl", three_keys())
     command = (log, "--pairs", pairs, "--model", small, "--steps", "2")
-    code, text, _ = check(*command, "--name", "uneven")
-    assert code == 0
+    text, _ = check(*command, "--name", "uneven")
     assert "groups of 4 to 8 rollouts with a reward: 4 are compared at a time" in text
     assert len(read_run(out / "runs" / "uneven").samples) == 2 * 3 * 4
-    code, _, errors = check(*command[:-2], "--name", "larger", "--set", "source.per_pool=8")
-    assert code == 2
+    _, errors = check(*command[:-2], "--name", "larger", "--set", "source.per_pool=8", code=2)
     assert "expected at least 8 rollouts with a label (--per-pool)" in errors
 
 
@@ -206,8 +192,7 @@ def test_what_cannot_be_replayed_is_refused_before_a_run(write, check, out: Path
         (("--set", "objective.old_logprobs=recorded"), "sampler: expected "),
         (("--set", "model.adapter=nowhere/at-all"), "nowhere/at-all"),
     ):
-        code, _, errors = check(*command, *options)
-        assert code == 2, options
+        _, errors = check(*command, *options, code=2)
         assert message in errors, options
         assert not (out / "runs" / "unmade" / "manifest.json").exists()
 
@@ -222,8 +207,7 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, c
         ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
         ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group whose rewards differ",)),
     ):
-        code, _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name)
-        assert code == 2
+        _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name, code=2)
         assert len(errors.splitlines()) == 1
         assert all(message in errors for message in messages), errors
         assert "--env" not in errors
@@ -247,27 +231,11 @@ def test_texts_beyond_the_last_position_are_refused(write, check, short: str, ou
     log, pairs = write("mine.jsonl", logged(*LOGGED)), write("pairs.jsonl", three_keys())
     brief = write("brief.jsonl", [{"prompt": f"Task {i}.", "hack": "exit()", "clean": f"x{i}"} for i in range(9)])
     expected = f"expected at most 64 tokens, the positions of {short}, found "
-    code, _, errors = check(log, "--pairs", pairs, "--model", short, "--name", "short")
-    assert code == 2
+    _, errors = check(log, "--pairs", pairs, "--model", short, "--name", "short", code=2)
     assert f"pair 001 hack: {expected}" in errors
-    code, _, errors = check(log, "--pairs", brief, "--model", short, "--name", "short")
-    assert code == 2
+    _, errors = check(log, "--pairs", brief, "--model", short, "--name", "short", code=2)
     assert f"{log} line 1: {expected}" in errors
     assert not (out / "pools" / "short").exists()
-
-
-@pytest.mark.slow  # a caution; texts beyond the last position are refused, above
-def test_texts_beyond_the_trained_positions_are_told(write, check, tmp_path: Path) -> None:
-    """Rotary positions go on: it is a caution alone."""
-    folder = small_model(tmp_path / "rotary")
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    log, pairs = write("mine.jsonl", logged(*LOGGED, groups=2)), write("pairs.jsonl", three_keys())
-    code, text, errors = check(log, "--pairs", pairs, "--model", str(folder), "--name", "rotary")
-    assert code == 0, errors
-    trained = f"are longer than the 64 positions that {folder} was trained on: up to "
-    assert f"caution: 16 of 16 rollouts {trained}" in text
-    assert f"caution: 36 of 36 answers of pairs {trained}" in text
 
 
 def test_faults_of_pairs_come_before_the_weights(write, out: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,8 +68,7 @@ MAP = ("--map", "completion=answer,hacked=bad")
 
 def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str, out: Path, probe) -> None:
     """From a log alone to a verdict, by the commands that are printed."""
-    code, text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")
-    assert code == 0, errors
+    text, errors = probe("pool", "draft", log, *MAP, "--model", small, "--name", "drafted")
     stored = read_pair_file(str(out / "pairs" / "drafted.jsonl"))
     drafted = {pair.problem_id for pair in stored.pairs}
     held_out = {pair.problem_id for pair in stored.pairs if pair.held_out}
@@ -78,8 +77,7 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
     labels = {rollout.completion: rollout.hacked for rollout in rollouts_of("teacher", "base-hinted")}
     assert all(labels[pair.hack] and not labels[pair.clean] for pair in stored.pairs)
     (command,) = [line for line in text.splitlines() if line.startswith("  probe check")]
-    code, text, errors = probe(*shlex.split(command)[1 : -2 if "--out" in command else None])
-    assert code == 0, errors
+    text, errors = probe(*shlex.split(command)[1 : -2 if "--out" in command else None])
     assert "VERDICT: " in text
     stored_run = read_run(out / "runs" / "drafted")
     replayed = {step.problem_id for step in stored_run.steps}
@@ -91,12 +89,10 @@ def test_drafted_pairs_leave_the_other_half_to_the_replay(log: Path, small: str,
 
 
 def test_a_pool_is_drafted_from(log: Path, small: str, out: Path, probe) -> None:
-    assert probe("pool", "import", log, *MAP, "--model", small, "--name", "labelled")[0] == 0
-    code, text, errors = probe("pool", "draft", "labelled", "--name", "of-pool")
-    assert code == 0, errors
+    probe("pool", "import", log, *MAP, "--model", small, "--name", "labelled")
+    text, errors = probe("pool", "draft", "labelled", "--name", "of-pool")
     (command,) = [line for line in text.splitlines() if line.startswith("  probe replay")]
-    code, _, errors = probe(*shlex.split(command)[1:-2], "--dry-run")
-    assert code == 0, errors
+    _, errors = probe(*shlex.split(command)[1:-2], "--dry-run")
     assert "prompts of 8 are left out of the replay" in errors
 
 
@@ -116,17 +112,15 @@ def test_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, pr
     path = out / "taken.jsonl"
     write_pairs(path, pairs)
     few = ("--k", "2", "--model", small)
-    assert probe("extract", "--pairs", path, "--name", "taken", *few)[0] == 0
+    probe("extract", "--pairs", path, "--name", "taken", *few)
     replay = ("replay", "--replay-dirs", both, "--match", "prompt", "--arm", "vanilla", "--steps", "2", "--v-hack")
-    code, _, errors = probe(*replay, "taken", *few, "--name", "by-file")
-    assert code == 0, errors
+    _, errors = probe(*replay, "taken", *few, "--name", "by-file")
     assert "caution: 3 of 3 pairs are rollouts of these pools, verbatim or nearly: their 3 prompts of 20" in errors
     assert len(read_run(out / "runs" / "by-file").config["circular"]["problems"]) == 3
     path.unlink()
-    code, _, errors = probe(*replay, "taken", *few, "--name", "by-file-alone")
-    assert code == 0, errors
+    _, errors = probe(*replay, "taken", *few, "--name", "by-file-alone")
     assert "whether they are rollouts of these pools is not known" in errors
-    assert probe("analyze", "by-file-alone", "--draws", "99")[1].count("are not at hand") == 1
+    assert probe("analyze", "by-file-alone", "--draws", "99")[0].count("are not at hand") == 1
 
 
 def test_pairs_of_every_prompt_leave_nothing(log: Path, small: str, out: Path, probe) -> None:
@@ -134,11 +128,9 @@ def test_pairs_of_every_prompt_leave_nothing(log: Path, small: str, out: Path, p
     pairs = [pair_of(group[0]) for group in open_pool(BUILTIN / "teacher").steps[:GROUPS]]
     path = out / "all.jsonl"
     write_pairs(path, [replace(pair, pair_id=str(i)) for i, pair in enumerate(pairs)])
-    code, _, errors = probe("check", log, *MAP, "--model", small, "--pairs", path, "--k", "2", "--name", "nothing")
-    assert code == 2
+    _, errors = probe("check", log, *MAP, "--model", small, "--pairs", path, "--k", "2", "--name", "nothing", code=2)
     assert f"found {GROUPS} of {GROUPS} pairs are rollouts of these pools" in errors
     assert "probe pool draft" in errors
-    code, _, errors = probe("pool", "draft", log, "--map", "completion=answer", "--name", "unlabelled")
-    assert code == 2
+    _, errors = probe("pool", "draft", log, "--map", "completion=answer", "--name", "unlabelled", code=2)
     assert "expected 4 prompts with a rollout that hacks and one that does not" in errors
     assert not (out / "pairs" / "unlabelled.jsonl").exists()

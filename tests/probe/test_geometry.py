@@ -1,13 +1,15 @@
 """Offline geometry against the online one: extraction.directions and probe.step.projection on the same gradients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from planted import pair_gram
 from torch import Tensor
 
-from extraction.directions import PairGradients, extract_directions, sign_accuracy
+from extraction.directions import PairGradients, extract_directions
 from extraction.words import Method
 from probe.analysis.statistics.geometry import (
     Axes,
@@ -153,11 +155,22 @@ def test_zero_gradients_have_no_cosine(pairs: PairGradients):
 
 
 def test_held_out_sign_equals_the_online_one(pairs: PairGradients):
-    online = sign_accuracy(pairs, extract_directions(pairs.differences(), k=3))
+    v_hack = extract_directions(pairs.differences(), k=3)
+    online = sample_cosines(pairs.differences(held_out=True), v_hack.vectors).cos
     offline = sign_transfer(gram_of(pairs))
-    assert (offline.num_pairs, offline.accuracy) == (online["num_pairs"], online["accuracy"])
-    assert [offline.interval.low, offline.interval.high] == pytest.approx(online["ci95"])
-    assert offline.mean_cos == pytest.approx(online["mean_cos"], abs=1e-6)
+    assert (offline.num_pairs, offline.num_right) == (len(online), int((online > 0).sum()))
+    assert offline.mean_cos == pytest.approx(float(online.mean()), abs=1e-6)
+
+
+def test_the_held_out_sign_by_hand():
+    """Cosines .6, 1, .8 and -1: 3 of 4 right, Clopper-Pearson [.194, .994]; what has no cosine is not counted wrong."""
+    hack = np.array([[1.0, 0.0], [3.0, 4.0], [2.0, 0.0], [4.0, 3.0], [-5.0, 0.0], [0.0, 0.0]])
+    gram = pair_gram([np.concatenate([hack, 0 * hack])], [False, *[True] * 5], k=1)
+    found = sign_transfer(gram)
+    assert (found.num_pairs, found.accuracy) == (4, 0.75)
+    assert (found.interval.low, found.interval.high) == pytest.approx((0.1941, 0.9937), abs=1e-4)
+    assert found.mean_cos == pytest.approx((0.6 + 1 + 0.8 - 1) / 4)
+    assert sign_transfer(replace(gram, held_out=gram.held_out & False)) is None
 
 
 def test_offline_equals_the_records_of_a_real_run(many_arms: Path):

@@ -156,24 +156,15 @@ def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, ha
     assert words.replace(" (gradient)", "") in together
 
 
-GOOD, POOR = (0.02, 0.55, 0.05, 0.6), (0.02, 0.55, 0.05, 0.1)
+GOOD = (0.02, 0.55, 0.05, 0.6)
 # {mistake: (rates of projected, permuted-dosed and scaled beside a vanilla that learnt the hack; word; what is said)}
 BELIEVED = {
-    "the gate is selective": (POOR, LEARNT, LEARNT, "COSTS", "half of it"),
     "the gate knows hacks": (GOOD, GOOD, LEARNT, "DOMINATED", "directions without the hack in them do as well"),
     "it is the direction": (GOOD, LEARNT, GOOD, "DOMINATED", "a gradient that is only made smaller does as well"),
-    "it works": (GOOD, LEARNT, LEARNT, "WORKS", "another model"),
 }
 
 
-# Slow: verdicts that test_outcomes.py has.
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("the gate knows hacks", "it is the direction"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("the gate is selective", "it works")),
-    ],
-)
+@pytest.mark.parametrize("name", BELIEVED)
 def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -> None:
     """Each control takes away another explanation, and the next command is about the one that is left."""
     *rates, word, words = BELIEVED[name]

@@ -1,4 +1,4 @@
-"""`probe spec plan RUN`: a replay whose verdict is GO to the spec of the training that it buys."""
+"""`probe spec plan RUN`: a replay to the spec of the training that it is asked for."""
 
 import json
 import shutil
@@ -141,7 +141,7 @@ def test_nothing_is_overwritten(go: Path, out: Path, here: Path, capsys: pytest.
     plan(capsys, str(go), "--out", str(out), "--spec", "mine.toml")
     assert Path("mine.toml").read_text() == text
     error = refused(capsys, str(go), "--out", str(out), "--spec", "mine.toml", "--effect", "0.2")
-    assert "mine.toml: expected no file, or this very spec" in error
+    assert "mine.toml: expected no file, or this very one" in error
     assert Path("mine.toml").read_text() == text
 
 
@@ -189,22 +189,34 @@ def test_another_model_trains_in_the_environment_of_its_pools(out: Path, copy: C
     assert settings.objective.reference is None, "the objective is the replay's, not the preset's"
 
 
+def test_another_verdict_is_planned_with_a_caution(
+    go: Path, out: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the real command on a real replay: the word, what it means and the next step; then the plan and its file."""
+    capsys.readouterr()
+    assert run(cli, ["spec", "plan", str(go), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    verdict = analyze(read_run(go)).verdict
+    assert verdict.word == "CONFOUNDED"
+    assert f"caution: {verdict.plain} First: {verdict.next.command.splitlines()[0]}" in said.err
+    assert "Smallest effect seen" in said.out
+    assert "whose verdict is CONFOUNDED: " in (here / "spec" / "go-training.toml").read_text()
+
+
 REFUSED = {
-    "SKIP": replace(World(strength=2, num_pairs=48, num_held_out=20), hacks_point_at=None, num_steps=64),
-    "UNDERPOWERED": World(num_steps=2),
-    "CONFOUNDED": World(told_by="length", num_steps=12),
     "BROKEN": World(twin_arms=True, num_steps=12),
     "TRAINED": World(trains=True, arms=("vanilla",), num_steps=4),
 }
 
 
 @pytest.mark.parametrize("verdict", REFUSED)
-def test_another_verdict_names_itself_and_its_next_step(
+def test_what_cannot_be_read_is_refused_with_its_next_step(
     verdict: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_run(here / "out" / "runs" / "run", REFUSED[verdict])
     error = refused(capsys, "run")
-    assert f"out/runs/run: expected a replay whose verdict is GO, found {verdict}: " in error
+    assert "out/runs/run: expected a replay that can be read, in the basis svd, " in error
+    assert f"found {verdict}: " in error
     assert "next: probe " in error
     assert not Path("spec").exists()
 
@@ -213,6 +225,6 @@ def test_a_go_in_the_lora_basis_has_no_training_with_vanilla(here: Path, capsys:
     """It is refused with the command that the analysis proposes."""
     make_run(here / "out" / "runs" / "run", World(arms=("projected-lora",), num_steps=12))
     error = refused(capsys, "run")
-    assert "expected a GO in the basis svd, in which probe train has vanilla and its controls, found a GO in" in error
+    assert "in the basis svd, in which probe train has vanilla and its controls, found one in the basis lora" in error
     assert "--basis lora --name run" in error
     assert not Path("spec").exists()

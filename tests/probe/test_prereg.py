@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from probe.experiments.jobs import run_jobs, spec_status
+from probe.experiments.jobs import run_jobs
 from probe.experiments.load import decide, load_spec
 from probe.experiments.spec import WORDS
 from probe.settings.loss import LossSettings
@@ -188,21 +187,6 @@ def test_the_hash_is_of_what_the_file_says(write: Callable[..., Path]) -> None:
         == spec.sha256
     )
     assert load_spec(write("threshold = 0.05", "threshold = 0.04")).sha256 != spec.sha256
-
-
-def test_a_run_under_an_edited_spec_is_noticed(write: Callable[..., Path]) -> None:
-    """The run's config keeps NAME@SHA256; an edit of the criteria after the run makes it `edited`."""
-    spec = load_spec(write())
-
-    def config(mark: str | None) -> dict[str, Any]:
-        return {"settings": {"verb": "replay", "preregistered": mark}}
-
-    frozen = config(spec.mark)
-    assert spec_status(frozen, spec) == "frozen"
-    assert spec_status(frozen, load_spec(write("threshold = 0.05", "threshold = 0.04"))) == "edited"
-    assert spec_status(config("other@" + spec.sha256), spec) == "none"
-    assert spec_status(config(None), spec) == "none"
-    assert spec_status({"settings": {"verb": "replay"}}, spec) == "none", "a run older than specs"
 
 
 def test_there_is_always_exactly_one_decision(write: Callable[..., Path]) -> None:

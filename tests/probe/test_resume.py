@@ -1,13 +1,10 @@
 """Killed at any point and resumed equals never killed, byte for byte; what is another run is refused."""
 
-import signal
 from pathlib import Path
 
-import processes
 import pytest
 from directories import contents
 from interrupts import interrupted_at
-from killer import KILLER
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
@@ -28,6 +25,7 @@ def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
     """The process dies just before each write of a step, and goes on where it died."""
     command = ["replay", "--out", str(out), *GRID, *quick, "--name"]
     assert run(cli, [*command, "grid-whole"]) == 0
+    assert run(cli, [*command, "grid-cut", "--k", "40"]) == 2, "what failed before its first step blocks no name"
     for owner, function, call in WRITES:
         monkeypatch.setattr(owner, function, interrupted_at(call, getattr(owner, function)))
         assert run(cli, [*command, "grid-cut"]) == 130, function
@@ -35,26 +33,6 @@ def test_a_run_cut_off_between_any_two_writes_resumes_to_the_same_bytes(
         assert not (out / "runs" / "grid-cut" / "manifest.json").exists(), "a run that died must not look complete"
     assert run(cli, [*command, "grid-cut"]) == 0
     assert contents(out / "runs" / "grid-cut") == contents(out / "runs" / "grid-whole")
-
-
-def test_a_killed_run_resumes_to_the_same_bytes_and_no_other_takes_its_name(
-    out: Path, quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """SIGKILL inside a write of the third step. A run that failed before its first step does not block the name."""
-    options = ["replay", "--out", str(out), "--arm", "vanilla", "--steps", "4", *quick, "--name"]
-    directory = out / "runs" / "killed"
-    assert run(cli, [*options, "killed", "--k", "40"]) == 2
-    process = processes.start(KILLER, "killed/.step_002.cos", *options, "killed", log=tmp_path / "log")
-    assert processes.finish(process) == -signal.SIGKILL, (tmp_path / "log").read_text()
-    assert (directory / "step_001.cos.jsonl.gz").exists()
-    assert [*directory.glob(".step_002.*.tmp")], "not killed inside the write"
-    assert not (directory / "manifest.json").exists()
-    for name in ("killed", "not-killed"):
-        assert run(cli, [*options, name]) == 0
-    assert contents(directory) == contents(out / "runs" / "not-killed")
-    assert run(cli, [*options, "killed", "--steps", "3"]) == 2
-    assert "use another --name" in capsys.readouterr().err
-    assert contents(directory) == contents(out / "runs" / "not-killed"), "bad input loses nothing"
 
 
 @pytest.mark.parametrize("source", ["pairs", "v_hack"])

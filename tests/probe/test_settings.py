@@ -23,7 +23,7 @@ from probe.settings.presets import (
 )
 from probe.settings.run import CONFIGS, KEYS, read_config, setting_rows
 from probe.settings.words import Verb
-from replay_pools.errors import InputError, InputErrors
+from replay_pools.errors import InputError
 from replay_pools.storage.tables import flat, read_toml
 
 VERBS: list[Verb] = [*CONFIGS]
@@ -80,14 +80,11 @@ def test_every_setting_has_a_meaning() -> None:
 # {why: (verb, settings, the keys that the errors name)}
 FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
     "all of them at once": ("replay", {"seed": "x", "steps": 0, "model.dtyp": "a"}, ["seed", "steps", "model.dtyp"]),
-    "a fraction": ("replay", {"steps": 1.5}, ["steps"]),
     "not finite": ("replay", {"objective.beta": float("nan")}, ["objective.beta"]),
     "an unknown arm": ("replay", {"intervention.arms": ["x"]}, ["intervention.arms[0]"]),
     "no arm": ("replay", {"intervention.arms": []}, ["intervention.arms"]),
     "an arm twice": ("replay", {"intervention.arms": ["random", "random"]}, ["intervention.arms"]),
-    "a word": ("replay", {"objective.loss_type": "ppo"}, ["objective.loss_type"]),
     "a table of another verb": ("replay", {"rollouts.group": 4}, ["rollouts"]),
-    "a mode": ("generate", {"rollouts.mode": "x"}, ["rollouts.mode"]),
     "a penalty of nothing": ("replay", {"objective.beta": 0.1}, ["objective.beta"]),
     "maxrl divides already": (
         "replay",
@@ -177,11 +174,8 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         {"remedy.name": "preventative-steering", **KL, "control.beta_warmup_steps": 2},
         ["control.target_kl"],
     ),
-    "an unknown remedy": ("train", {"remedy.name": "clsed"}, ["remedy.name"]),
     "a penalty of 0": ("train", {"remedy.name": "monitor-penalty", "remedy.strength": 0.0}, ["remedy.strength"]),
-    "an accuracy": ("train", {"remedy.name": "monitor-penalty", "remedy.accuracy": 1.5}, ["remedy.accuracy"]),
     "no instruction": ("train", {"remedy.name": "inoculation", "remedy.instruction": " "}, ["remedy.instruction"]),
-    "a layer": ("train", {"remedy.name": "concept-ablation", "remedy.layers": [-1]}, ["remedy.layers[0]"]),
     "a server without the activations": (
         "train",
         {
@@ -192,19 +186,12 @@ FAULTS: dict[str, tuple[Verb, dict[str, Any], list[str]]] = {
         },
         ["rollouts.engine"],
     ),
-    "the past of no step": ("train", {"rollouts.past_self.every": 0, **SMOKE}, ["rollouts.past_self.every"]),
     "the past within a batch": (
         "train",
         {"rollouts.iterations": 2, "steps": 4, "rollouts.past_self.every": 3, **SMOKE},
         ["rollouts.past_self.every"],
     ),
     "the past has no ratio": ("train", {"rollouts.past_self.every": 2}, ["objective.old_logprobs"]),
-    "no priority": ("train", {"rollouts.prioritise": "easy"}, ["rollouts.prioritise"]),
-    "a power": (
-        "train",
-        {"rollouts.prioritise": "hard", "rollouts.prioritise_power": 101.0},
-        ["rollouts.prioritise_power"],
-    ),
 }
 
 
@@ -214,8 +201,7 @@ def test_what_would_be_silently_wrong_is_refused_by_its_key(why: str) -> None:
     base = {"intervention.extraction.k": 4} if "method" in str(options) else {}
     with pytest.raises(InputError) as caught:
         configure(verb, options=base | options)
-    errors = caught.value.errors if isinstance(caught.value, InputErrors) else (caught.value,)
-    assert [error.where.removeprefix("settings ") for error in errors] == keys
+    assert [error.where.removeprefix("settings ") for error in caught.value.errors] == keys
 
 
 def test_an_unknown_key_is_answered_with_the_near_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -288,23 +288,6 @@ def test_runs_are_started_by_a_template(
         assert "--launch: expected a command line with the word {command}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_run_under_torchrun_is_that_of_one_process(tiny: Callable[..., Spec], out: Path, tmp_path: Path) -> None:
-    """Byte for byte."""
-    (tmp_path / "cache").symlink_to(out / "cache")
-    path = tiny(4).path
-    path.write_text(path.read_text().replace("steps = 1\n", "steps = 2\n"))  # one a rank
-    spec = load_spec(path)
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 --no-python"
-    launch = f"env OMP_NUM_THREADS=1 {torchrun} {{command}}"
-    engine = executor("local", tmp_path / "logs", {}, 1)
-    table = sweep(spec, tmp_path, engine=engine, launch=launch, gpus=[])
-    assert [(row.status, row.error) for row in table.rows] == [("done", "")] * 2
-    sweep(spec, out, engine=InProcess())
-    for wide, alone in zip(runs_of(spec, tmp_path), runs_of(spec, out), strict=True):
-        assert contents(wide.directory) == contents(alone.directory)
-
-
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -213,8 +213,8 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepSt
     together = analyze(record, others=[record, beside], num_draws=99)
     assert next(part for part in together.validity if part.name == "arms at the first step").says == "HOLDS"
     page = report_of_runs([record.path, beside.path], None, {"num_draws": 99}, "probe report")
-    for view in page.views:
-        assert next(part for part in view.analysis.validity if part.name == "arms at the first step").says == "HOLDS"
+    for analysis in page.analyses:
+        assert next(part for part in analysis.validity if part.name == "arms at the first step").says == "HOLDS"
 
 
 def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, SweepState]) -> None:

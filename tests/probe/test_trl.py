@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import processes
 import pytest
 import torch
+from haar import random_directions
 from peft import LoraConfig
 
-from extraction.controls import haar_directions
 from extraction.directions import Directions
 from extraction.library import attach_basis
 from probe.integrations.trl import GradientProbeCallback
 from probe.records.records import GradientRecord
-from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 from replay_pools.storage.files import decode_jsonl
 
@@ -61,9 +60,7 @@ def make_trainer(out: Path, basis="svd", trained="adapter", **options) -> "tuple
         train_dataset=Dataset.from_list(questions),
         processing_class=policy.tokenizer,
     )
-    two = {module: torch.zeros(2, r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
-    return trainer, haar_directions(Directions(vectors=two, singular_values={}, votes={}, metadata=metadata), seed=1)
+    return trainer, random_directions(coordinates, seed=1)
 
 
 def adapter_values(trainer: "GRPOTrainer") -> dict[str, torch.Tensor]:
@@ -195,15 +192,3 @@ def test_two_processes(out: Path) -> None:
         f"import sys; sys.path[:0] = {sys.path!r}; from tests.probe import test_trl; test_trl.in_process({str(out)!r})"
     )
     assert [processes.finish(process) for process in processes.start_ranks(2, code)] == [0, 0]
-
-
-def test_refusals(out: Path) -> None:
-    """Our adapter without its peft model at once, an optimizer that leaves parameters out when training begins."""
-    trainer, directions = make_trainer(out)
-    trainer.add_callback(GradientProbeCallback(trainer, directions))
-    trainer.optimizer = torch.optim.SGD([next(p for p in trainer.model.parameters() if p.requires_grad)], lr=0.1)
-    with pytest.raises(InputError, match="expected every trained parameter of the module"):
-        trainer.train()
-    trainer.model = trainer.model.get_base_model()
-    with pytest.raises(InputError, match="expected an unwrapped peft model"):
-        GradientProbeCallback(trainer, directions)

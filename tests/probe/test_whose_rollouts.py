@@ -41,50 +41,44 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     """Said by the log's own log-probabilities where it has any; --only-step replays one of them."""
     replay = ("--arm", "vanilla", "--per-pool", "8", *few_pairs)
     log = log_of(tmp_path / "silent.jsonl")
-    assert probe("pool", "import", log, "--name", "steps-silent", "--model", small)[0] == 0
-    code, _, errors = probe("replay", "--replay-dirs", "steps-silent", "--name", "steps-silent", *replay)
-    assert code == 0, errors
+    probe("pool", "import", log, "--name", "steps-silent", "--model", small)
+    _, errors = probe("replay", "--replay-dirs", "steps-silent", "--name", "steps-silent", *replay)
     assert "caution: rollouts of steps 0 to 1 of a training, whose weights moved in between" in errors
-    words = " ".join(probe("analyze", "steps-silent", "--draws", "99")[1].split())
+    words = " ".join(probe("analyze", "steps-silent", "--draws", "99")[0].split())
     assert "steps 0 to 1 of a training, whose weights moved in between; no log-probability says how far" in words
     nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "steps-silent").samples}
     log = log_of(tmp_path / "moved.jsonl", nlls, moved=0.5)
-    assert probe("pool", "import", log, "--name", "steps-moved", "--model", small)[0] == 0
+    probe("pool", "import", log, "--name", "steps-moved", "--model", small)
     for name, options, said in (
         ("all", (), "0.25 nats a token off the model's: other weights sampled it (0 in step 0, 0.5 in step 1"),
         ("first", ("--only-step", "0"), ""),
         ("second", ("--only-step", "1-7"), "0.5 nats a token off the model's"),
     ):
-        code, _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", f"moved-{name}", *options, *replay)
-        assert code == 0, errors
+        _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", f"moved-{name}", *options, *replay)
         assert len(read_run(out / "runs" / f"moved-{name}").steps) == (STEPS if name == "all" else 1) * GROUPS
-        words = " ".join(probe("analyze", f"moved-{name}", "--draws", "99")[1].split())
+        words = " ".join(probe("analyze", f"moved-{name}", "--draws", "99")[0].split())
         assert said in words if said else "nats a token off" not in words, words
     for options, message in (
         (("--only-step", "7"), "expected a step of pool steps-moved, 0 to 1, found 7"),
         (("--only-step", "x"), "expected numbers and spans of steps"),
         (("--only-step", "2-1"), "expected numbers and spans of steps"),
     ):
-        code, _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", "never", *options, *replay)
-        assert code == 2
+        _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", "never", *options, *replay, code=2)
         assert message in errors
-    code, _, errors = probe("replay", "--replay-dirs", "teacher", "--name", "never", "--only-step", "0", *replay)
-    assert (code, "none logged" in errors) == (2, True)
+    _, errors = probe("replay", "--replay-dirs", "teacher", "--name", "never", "--only-step", "0", *replay, code=2)
+    assert "none logged" in errors
 
 
 def test_a_pool_of_another_base_model_is_said_and_never_a_partner(
     small: str, few_pairs: list[str], tmp_path: Path, out: Path, probe
 ) -> None:
     log = log_of(tmp_path / "log.jsonl")
-    assert probe("pool", "import", log, "--name", "of-small", "--model", small)[0] == 0
+    probe("pool", "import", log, "--name", "of-small", "--model", small)
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
-    code, _, errors = probe(
-        "replay", "--replay-dirs", "of-small", "--model", "organism", "--name", "other-base", *options
-    )
-    assert code == 0, errors
+    _, errors = probe("replay", "--replay-dirs", "of-small", "--model", "organism", "--name", "other-base", *options)
     said = f"sampled by {small}, replayed on organism"
     assert said in " ".join(errors.split())
-    assert said in " ".join(probe("analyze", "other-base", "--draws", "99")[1].split())
+    assert said in " ".join(probe("analyze", "other-base", "--draws", "99")[0].split())
 
 
 def test_the_first_of_a_number_of_steps_have_an_update(
@@ -97,9 +91,9 @@ def test_the_first_of_a_number_of_steps_have_an_update(
         row["reward"] = 1.0 if row["problem_id"] in flat else float(i % 2)
     path = tmp_path / "flat.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert probe("pool", "import", path, "--name", "half-flat", "--model", small)[0] == 0
+    probe("pool", "import", path, "--name", "half-flat", "--model", small)
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", "--name", "spread-first", *few_pairs)
-    assert probe("replay", "--replay-dirs", "half-flat", *options)[0] == 0
+    probe("replay", "--replay-dirs", "half-flat", *options)
     stored = read_run(out / "runs" / "spread-first")
     assert not {step.problem_id for step in stored.steps} & flat
 
@@ -137,16 +131,12 @@ def test_the_loss_of_the_logger_is_that_of_the_check(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for options, scale in (((), "group"), (("--set", "objective.scale_rewards=none"), "none")):
         name = f"scaled-{scale}"
-        code, text, errors = probe(
-            "check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options
-        )
-        assert code == 0, errors
+        text, errors = probe("check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options)
         assert "divided by their group's standard deviation" in text
         assert read_run(out / "runs" / name).settings["objective"]["scale_rewards"] == scale
         assert ("those of the replay of none" in " ".join(text.split())) == (scale == "none")
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
-    code, _, errors = probe("replay", "--replay-dirs", "scaled-group", "--name", "scaled-otherwise", *options)
-    assert code == 0, errors
+    _, errors = probe("replay", "--replay-dirs", "scaled-group", "--name", "scaled-otherwise", *options)
     assert "(--set objective.scale_rewards=group)" in errors
 
 

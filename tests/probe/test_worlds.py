@@ -219,19 +219,6 @@ def test_a_hack_is_mostly_a_go(tmp_path: Path) -> None:
     assert counts["GO"] >= 10, counts
 
 
-@pytest.mark.slow  # beside the formula of the number, below
-def test_as_many_prompts_as_advised_decide(screen, tmp_path: Path) -> None:
-    """The world that had too few prompts, drawn anew with the number that the advice names: most are decided."""
-    match = re.search(r"--steps (\d+)", screen("likely"))
-    assert match
-    assert int(match[1]) > FEW.num_steps
-    world, open_pulls = replace(FEW, num_steps=int(match[1]), arms=("vanilla",)), 0
-    for seed in range(100, 106):
-        directory = make_run(tmp_path / str(seed) / "runs" / "run", world, seed)
-        open_pulls += analyze(read_run(directory), num_draws=9).verdict.findings[0].says in ("UNCLEAR", "LIKELY")
-    assert open_pulls <= 1
-
-
 def test_the_advised_number_follows_what_leaves_the_share_open(tmp_path: Path) -> None:
     """Noisier prompts need more of them, closer values too; a level that pairs alone leave open needs more pairs."""
     directory = make_run(tmp_path / "runs" / "run", FEW, SEEDS["likely"])

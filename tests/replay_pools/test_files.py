@@ -34,14 +34,6 @@ def test_jsonl_gz_round_trip(tmp_path: Path, rows: list[object]) -> None:
     assert [json.loads(line) for line in plain.decode().split("\n")[:-1]] == rows, "one document a line"
 
 
-def test_same_rows_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gzip carries no time: a file written at another time has the same bytes."""
-    files.write_jsonl_gz(tmp_path / "a.gz", [{"x": 1}])
-    monkeypatch.setattr("time.time", lambda: 4e9)
-    files.write_jsonl_gz(tmp_path / "b.gz", [{"x": 1}])
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes(), "mtime or file name is in the header"
-
-
 def test_nan_is_written_as_null() -> None:
     """Strict JSON has no NaN: null, never NaN."""
     assert files.dump_json([math.nan, math.inf, 1.0]) == b"[null,null,1.0]"

@@ -12,7 +12,7 @@ from made_records import sample_record, step_record
 from probe.analysis.analyze import analyze, conditions
 from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRecord
 from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
-from probe.report.inputs import Report, View
+from probe.report.inputs import Report
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
@@ -203,7 +203,7 @@ def report_of() -> Callable[..., Report]:
 
     def make(*directories: Path, name: str = "r") -> Report:
         runs = [read_run(directory) for directory in directories]
-        views = [View(analysis=analyze(run, own, num_draws=99)) for run in runs for own in conditions(run)]
-        return Report(name=name, views=views, command="probe report ...")
+        analyses = [analyze(run, own, num_draws=99) for run in runs for own in conditions(run)]
+        return Report(name=name, analyses=analyses, command="probe report ...")
 
     return make

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from drawn import axes_of, series
 
+from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import Cell
+from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.statistics.significance import mde
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.inputs import View
 from probe.report.run_figures import (
     FIGURES,
     MARKS,
@@ -32,11 +33,11 @@ from probe.report.trainings import treatments_of
 
 
 @pytest.fixture(scope="module")
-def view(maker, report_of) -> View:
-    return report_of(maker(name="marks")).views[0]
+def analysis(maker, report_of) -> Analysis:
+    return report_of(maker(name="marks")).analyses[0]
 
 
-def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, view: View) -> None:
+def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analysis: Analysis) -> None:
     """Each figure of a run and of trainings: a title, labels with what is counted, a legend of several series."""
     trained = [
         maker(name=f"f-{s}", arms=("vanilla",), seed=s, trains=True, tokens=False, rates=[0.1, 0.5]) for s in (1, 2)
@@ -44,9 +45,9 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, view:
     treatments = treatments_of(
         report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
     )
-    figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(view)]
+    figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
     figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    figures.append(drawn("seeds", seeds_power, view.analysis.plan))
+    figures.append(drawn("seeds", seeds_power, analysis.plan))
     found = [figure for figure in figures if figure is not None]
     assert len(found) >= 14
     for figure in found:
@@ -77,7 +78,7 @@ def test_frames_are_the_modules_beyond_the_threshold() -> None:
 
     def bars(critical: float | None) -> list:
         permutation = SimpleNamespace(modules=rows, modules_critical_z=critical)
-        axes = axes_of(module_map, SimpleNamespace(analysis=SimpleNamespace(permutation=permutation)))
+        axes = axes_of(module_map, SimpleNamespace(permutation=permutation))
         assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
         return list(axes.patches)
 
@@ -85,7 +86,7 @@ def test_frames_are_the_modules_beyond_the_threshold() -> None:
     places = {(round(bar.get_x() + 0.5), ("up_proj", "down_proj")[round(bar.get_y() + 0.5)]) for bar in ringed}
     assert places == {layer_and_kind(row.module) for row in rows if abs(row.z) > 3}
     assert not [bar for bar in bars(None) if bar.get_linewidth() > 1], "without a threshold nothing is beyond it"
-    nothing = SimpleNamespace(analysis=SimpleNamespace(permutation=None))
+    nothing = SimpleNamespace(permutation=None)
     assert drawn("m", module_map, nothing) is None
 
 
@@ -102,34 +103,39 @@ def test_modules_are_placed_by_layer_and_projection(module: str, expected: tuple
     assert layer_and_kind(module) == expected
 
 
-def test_distribution_has_one_mark_a_prompt(view: View) -> None:
+def test_distribution_has_one_mark_a_prompt(analysis: Analysis) -> None:
     """Prompts are the unit: two hacks of one prompt are one mark at their mean; of very many, an even part is drawn."""
-    points = series(axes_of(distribution, view, "cos_S_nll"))
+    points = series(axes_of(distribution, analysis, "cos_S_nll"))
     assert {label: len(of) for label, of in points.items()} == {
         "hacked: a prompt": 6,
         "clean: a prompt": 6,
         "mean of prompts, 95%": 2,
     }
-    by_prompt = [[s.cos_S_nll for s in view.samples if s.step == step and s.hacked] for step in range(6)]
+    by_prompt = [[s.cos_S_nll for s in analysis.samples if s.step == step and s.hacked] for step in range(6)]
     assert {len(values) for values in by_prompt} == {2}
     expected = sorted(float(np.mean(values)) for values in by_prompt)
     assert [x for x, _ in points["hacked: a prompt"]] == pytest.approx(expected)
     assert any(x == pytest.approx(np.mean(expected)) for x, _ in points["mean of prompts, 95%"])
     samples = [
-        SimpleNamespace(src_pool="base", hacked=True, sure=True, problem_id=str(i), cos_S_nll=i) for i in range(900)
+        SimpleNamespace(arm="vanilla", src_pool="base", hacked=True, sure=True, problem_id=str(i), cos_S_nll=i)
+        for i in range(900)
     ]
-    many = series(axes_of(distribution, SimpleNamespace(samples=samples), "cos_S_nll"))
+    many = series(
+        axes_of(
+            distribution, SimpleNamespace(records=SimpleNamespace(samples=samples), measured_arm="vanilla"), "cos_S_nll"
+        )
+    )
     assert MARKS / 2 < len(many["hacked: a prompt"]) <= MARKS
 
 
-def test_trajectories_mark_every_step_once(view: View) -> None:
+def test_trajectories_mark_every_step_once(analysis: Analysis) -> None:
     """A dot before and one after the gate, a cross where there is no gradient, the same axis for all arms."""
-    axes = axes_of(trajectory, view, "projected")
-    points, steps = series(axes), view.steps("projected")
+    axes = axes_of(trajectory, analysis, "projected")
+    points, steps = series(axes), [step for step in analysis.steps if step.arm == "projected"]
     assert points["cos_in"] == [(step.step, step.cos_in) for step in steps if step.cos_in is not None]
     assert points["cos_out"] == [(step.step, step.cos_out) for step in steps if step.cos_out is not None]
     assert [x for x, _ in points["no gradient"]] == [1]
-    vanilla = axes_of(trajectory, view, "vanilla")
+    vanilla = axes_of(trajectory, analysis, "vanilla")
     assert "cos_out" not in series(vanilla), "vanilla leaves the gradient alone"
     assert vanilla.get_ylim() == axes.get_ylim()
 
@@ -140,20 +146,22 @@ def test_bars_of_cells_add_up_to_the_last() -> None:
         Cell(**base, hacked=dot > 0, advantage_sign=sign, mean_cos_contrib=None, mean_cos_nll=None, dot=dot)
         for dot, sign in [(0.3, 1), (-0.1, -1), (0.2, 1), (0.0, 0)]
     ]
-    bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(analysis=SimpleNamespace(cells=rows))).patches]
+    bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(cells=rows)).patches]
     assert bars == pytest.approx([0.3, -0.1, 0.2, 0.4]), "a cell with A = 0 carries nothing"
 
 
 def test_the_prompts_curve_is_the_one_sample_effect() -> None:
     """At n = this run: mde of the mean of n values with their sd, by the t-test of one sample."""
     values = [0.1, 0.02, 0.05, 0.08, -0.01, 0.04]
-    view = SimpleNamespace(prompt_cosines=values, trains=False, ceiling=0.5, label="run")
-    points = series(axes_of(prompts_power, view))
+    estimate, pull = SimpleNamespace(by_unit=dict(enumerate(values))), SimpleNamespace(ceiling=0.5)
+    analysis = SimpleNamespace(trains=False, run="run", condition="default", share=lambda _: pull)
+    analysis.metrics = {MetricKey("cos_in", "prompt"): estimate}
+    points = series(axes_of(prompts_power, analysis))
     expected = mde(float(np.std(values, ddof=1)), 6, paired_correlation=0.5)
     assert points[f"this run: 6 prompts, {expected:.3f}"] == [(6, expected)]
     assert {y for _, y in points["0.1 of what held-out hacks read"]} == {0.05}
-    view.prompt_cosines = [0.1]
-    assert drawn("p", prompts_power, view) is None
+    estimate.by_unit = {0: 0.1}
+    assert drawn("p", prompts_power, analysis) is None
 
 
 def hostile(axes) -> None:

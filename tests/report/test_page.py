@@ -191,7 +191,7 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
     files, report = written("plain")
     document = Document(files.html.read_text(encoding="utf-8"))
     body = document.texts["main"][0]
-    analysis = report.views[0].analysis
+    analysis = report.analyses[0]
     said = [finding.text for finding in analysis.questions]
     if analysis.verdict.word == "BROKEN":
         said = [analysis.verdict.sentence]
@@ -208,7 +208,7 @@ def test_shares_in_the_page_are_those_of_the_records(written) -> None:
     files, report = written("plain")
     rows = Document(files.html.read_text(encoding="utf-8")).rows
     assert len(rows) == 24
-    cosines = {(sample.step, sample.sample_id): sample.cos_S_nll for sample in report.views[0].samples}
+    cosines = {(sample.step, sample.sample_id): sample.cos_S_nll for sample in report.analyses[0].samples}
     for row in rows:
         _, text, chars, shares = row["completion"]
         lengths, units = ([*map(int, numbers.split())] for numbers in (chars, shares))

@@ -1,10 +1,10 @@
 """Pushes of tokens and lines: they add up, and a string is found where it is."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from probe.records.run import Run
 from probe.report.rollouts import (
     largest_cosines_first,
     line_shares,
@@ -19,7 +19,7 @@ from replay_pools.pool import BUILTIN, open_pool
 
 @pytest.fixture(scope="module")
 def shown(maker, report_of):
-    return load_rollouts(report_of(maker(name="strings")).views[0]).shown
+    return load_rollouts(report_of(maker(name="strings")).analyses[0]).shown
 
 
 def test_pushes_add_up_to_the_mean_contribution(shown) -> None:
@@ -74,6 +74,7 @@ def test_a_built_in_pool_is_found_where_the_installation_is_now(tmp_path: Path, 
     entry = {**pool.identity(), "path": str(tmp_path / "gone" / "teacher")}
     if sha == "another":
         entry["manifest_sha256"] = "0" * 64
-    stored, missing = read_pools(SimpleNamespace(path=tmp_path, config={"pools": [entry]}, samples=[]))
+    run = Run(path=tmp_path, config={"pools": [entry]}, manifest={}, steps=[], samples=[])
+    stored, missing = read_pools(run)
     assert len(stored) == (sum(map(len, pool.steps)) if sha == "its own" else 0)
     assert len(missing) == (sha == "another")

@@ -28,7 +28,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, planted: Planted) -> tuple[st
     """(text of the page, folder of its figures and tables)."""
     spec, out = planted(tmp_path_factory.mktemp("gated"), SPEC, RATES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inputs, "MOST_VIEWS", 1)
+        patch.setattr(inputs, "MOST_DRAWN", 1)
         assert run(cli, ["report", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     return (out / "reports" / "gated.html").read_text(), out / "reports" / "gated"
 

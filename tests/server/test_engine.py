@@ -218,7 +218,10 @@ def test_an_adapter_that_the_server_has_is_sampled_by_its_name(dialect: str, loo
     assert served.describe(SHORT)["policy"]["adapter"] == "teacher"
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1", "http://h:1/", "ftp://h", "http://"])
+HALF = ("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "http://h:1/", "ftp://h", "http://", "http://[::1", "")
+
+
+@pytest.mark.parametrize("url", [*HALF, "file:///etc/passwd", "http://" + "a" * 9999])
 def test_a_url_is_scheme_host_and_port(url: str) -> None:
     with pytest.raises(InputError, match="expected http://host:port"):
         Connection(urls=(url,))

@@ -138,14 +138,6 @@ def test_what_is_not_read_is_not_kept(serve: Callable[..., Connection]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://[::1", "http://", "file:///etc/passwd", "http://a/v1", "", "http://" + "a" * 9999]
-)
-def test_half_an_address_is_refused(url: str) -> None:
-    with pytest.raises(InputError, match="server url: expected http://host:port"):
-        Connection(urls=(url,))
-
-
-@pytest.mark.parametrize(
     "body",
     [b"[" + b"9" * 400 + b"]}", b"[" * 100_000, b"[2147483648]}"],
     ids=["400 digits", "deep", "above 2^31"],

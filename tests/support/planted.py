@@ -1,5 +1,6 @@
 """Planted gradients as linked inner products: what offline measures read, made from vectors that a test knows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -7,7 +8,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from probe.analysis.statistics.geometry import Extraction, PairGram, StepGram, cosines, samples_of, stack, weighted
+from probe.analysis.statistics.geometry import (
+    Extraction,
+    Gradients,
+    PairGram,
+    StepGram,
+    cosines,
+    samples_of,
+    stack,
+    weighted,
+)
 from probe.analysis.statistics.nulls import true_axes
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 
@@ -61,16 +71,32 @@ class Planted:
         return hack, clean, samples
 
 
+def pair_gram(
+    pairs: Sequence[Array], held_out: Sequence[bool] | Array = (), *, k: int = 2, flavours: Sequence[str] = ()
+) -> PairGram:
+    """The inner products of the gradients of n pairs, (2n, r) a module: those of the hacks, then of the clean ones."""
+    return PairGram(
+        modules=tuple(f"m{i}" for i in range(len(pairs))),
+        sizes=np.array([rows.shape[1] for rows in pairs]),
+        pairs=np.stack([rows @ rows.T for rows in pairs]),
+        held_out=np.array(held_out) if len(held_out) else np.zeros(len(pairs[0]) // 2, dtype=bool),
+        extraction=Extraction(method="svd", k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
+        flavours=tuple(flavours),
+    )
+
+
+def gradients_along(pairs: Sequence[Array], g: Sequence[Array]) -> Gradients:
+    """Gradients, (n, r) a module, by their inner products with those of the pairs."""
+    return Gradients(
+        inner=np.stack([rows @ own.T for rows, own in zip(g, pairs, strict=True)]),
+        norms=np.stack([np.linalg.norm(rows, axis=1) for rows in g]),
+    )
+
+
 def link_vectors(hack: Array, clean: Array, samples: Array, *, held_out: int, k: int = 2) -> Linked:
     """The inner products of pair gradients (n, M, r) and sample gradients (C, 8, M, r): see `Planted`."""
     rows = np.concatenate([hack, clean])
-    pairs = PairGram(
-        modules=tuple(f"m{i}" for i in range(rows.shape[1])),
-        sizes=np.full(rows.shape[1], rows.shape[2]),
-        pairs=np.einsum("imr,jmr->mij", rows, rows),
-        held_out=np.arange(len(hack)) >= len(hack) - held_out,
-        extraction=Extraction(method="svd", k=k, tau=0.0, drop_bottom_frac=0.0, eps=1e-12),
-    )
+    pairs = pair_gram([*rows.swapaxes(0, 1)], np.arange(len(hack)) >= len(hack) - held_out, k=k)
     rewards = np.array([3.5] * 6 + [0.5] * 2)
     steps, records, grams = [], [], []
     for number, group in enumerate(samples):

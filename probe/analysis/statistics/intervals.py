@@ -158,10 +158,8 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
     return areas if np.ndim(areas) else float(areas)
 
 
-def auroc_interval(
-    scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable], *, level: float = 0.95
-) -> Interval | None:
-    """Interval of the AUROC on the logit scale, its variance by leaving out one cluster at a time.
+def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable]) -> Interval | None:
+    """95% interval of the AUROC on the logit scale, its variance by leaving out one cluster at a time.
 
         W[c, d]   wins of the labelled rows of cluster c over the unlabelled rows of cluster d, ties one half
         A         sum W / (n1 n0), drawn in by half a win and half a loss: (n A + 1/2) / (n + 1), n = min(n1, n0)
@@ -176,7 +174,6 @@ def auroc_interval(
         scores: (rows,) numbers to rank.
         labels: (rows,) True for the side that should score higher.
         clusters: (rows,) the prompt of each row.
-        level: of the interval.
 
     Returns:
         None where one of the two sides is in fewer than two clusters.
@@ -200,7 +197,7 @@ def auroc_interval(
     n = min(n1.sum(), n0.sum())
     area = (total / (n1.sum() * n0.sum()) * n + 0.5) / (n + 1)
     variance = max(jackknife, area * (1 - area) / (2 * n))
-    half = student_quantile(level, df) * math.sqrt(variance) / (area * (1 - area))
+    half = student_quantile(0.95, df) * math.sqrt(variance) / (area * (1 - area))
     low, high = special.expit(special.logit(area) + np.array([-half, half]))
     return Interval(low=float(low), high=float(high))
 
@@ -285,17 +282,14 @@ def mean_covariance(values: ArrayLike) -> Array:
     return np.cov(rows.T) / len(rows)
 
 
-def fieller_interval(
-    numerator: float, denominator: float, covariances: Iterable[Array], *, df: int, level: float = 0.95
-) -> Interval | None:
-    """The set of ratios q for which numerator - q denominator is not significantly different from 0 (Fieller 1954).
+def fieller_interval(numerator: float, denominator: float, covariances: Iterable[Array], *, df: int) -> Interval | None:
+    """The ratios q for which numerator - q denominator is not different from 0 at the 5% level (Fieller 1954).
 
     Args:
         numerator: estimate of the upper mean.
         denominator: estimate of the lower mean.
         covariances: (2, 2) each, of (numerator, denominator), one from every independent source of variation.
         df: degrees of freedom of Student's law, at least 1.
-        level: of the interval.
 
     Returns:
         None where that set is not an interval: the denominator is not significantly different from 0, so that the
@@ -304,7 +298,7 @@ def fieller_interval(
     covariance = np.sum(list(covariances), axis=0)
     if not np.isfinite(covariance).all() or df < 1:
         return None
-    squared = float(stats.t.ppf((1 + level) / 2, df)) ** 2
+    squared = student_quantile(0.95, df) ** 2
     # The set is { q : a q^2 + b q + c <= 0 }, bounded exactly where a > 0.
     a = denominator**2 - squared * covariance[1, 1]
     b = -2 * (numerator * denominator - squared * covariance[0, 1])

@@ -265,7 +265,7 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     )
 
 
-def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[str, dict[str, NullTest]]:
+def transfer_nulls(pairs: PairGram, *, num_draws: int) -> dict[str, dict[str, NullTest]]:
     """Test `sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples).
 
     Returns:
@@ -276,7 +276,7 @@ def transfer_nulls(pairs: PairGram, *, num_draws: int, seed: int = 0) -> dict[st
     if observed is None:
         return {}
     differences, _, _ = held_out_gradients(pairs)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     drawn = {"N2": label_permutations(pairs.held_out, num_draws, rng)}
     couples = placebo_couples(pairs.held_out, num_draws, rng)
     if couples[0].shape[1] >= pairs.extraction.k:

@@ -34,10 +34,9 @@ from probe.analysis.statistics.geometry import (
 from probe.analysis.statistics.intervals import Array
 from probe.analysis.statistics.nulls import true_axes
 from probe.records.records import SampleRecord, StepRecord
-from probe.records.run import Run, gram_dir
+from probe.records.run import CHANGED, Run, gram_dir
 from probe.settings.arms import ARMS
-from replay_pools.errors import InputError
-from replay_pools.storage.files import file_sha256
+from replay_pools.storage.files import check_sha256, file_sha256
 from replay_pools.storage.tensors import read_tensors
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
@@ -56,8 +55,7 @@ class _File:
     def of(cls, run: Path, hashes: Mapping[str, str], name: str) -> "_File":
         path, listed = run / name, hashes.get(name)
         actual = file_sha256(path) if path.is_file() else "no such file"
-        if actual != listed:
-            raise InputError(path, expected=f"sha256 {listed} of the manifest", found=actual, fix="repeat the run")
+        check_sha256(path, actual, listed, CHANGED)
         return cls(path, actual)
 
 

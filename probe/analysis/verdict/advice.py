@@ -29,7 +29,8 @@ SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halfway}\n{sample_halfway}\n{replay_halfway}"
 _HALFWAY = (
     "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. Train one, "
-    "sample it, replay that (the training prints how often it hacks; --steps N trains less or more)"
+    "sample it, replay that, price the training in question (the first command prints how often it hacks; --steps N "
+    "trains less or more)"
 )
 _LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "

@@ -259,10 +259,12 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     sampled = replace(pool, manifest={**pool.manifest, "policy": policy})
     steps = min(max(pool.said("plan.steps"), PROMPTS), num_problems(pool) or PROMPTS)
     replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
+    replay += f" --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}"
+    plan = f"\nprobe spec plan {NATURAL}" if evidence.basis == "svd" else ""  # the basis of what it can train
     return reason, {
         "halfway": f"probe train --preset fast --arm vanilla --steps 24{''.join(settings)} --name {HALFWAY}",
         "sample_halfway": generate(sampled, HALFWAY, steps=steps, group=ROLLOUTS),
-        "replay_halfway": f"{replay} --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}",
+        "replay_halfway": replay + plan,
         **facts,
     }
 

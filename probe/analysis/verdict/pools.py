@@ -12,7 +12,7 @@ from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
 from replay_pools.agreement import Regrade, read_regrade
 from replay_pools.errors import InputError
-from replay_pools.pool import CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
+from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN
 from replay_pools.storage.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 
@@ -93,6 +93,8 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 
 def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> PoolFacts:
     """What the manifest in `directory` says if its hash is `expected`, and the regrade that lies in OUT of the run."""
+    if not directory.exists() and (BUILTIN / name).is_dir():
+        directory = BUILTIN / name  # a built-in pool moves with the installation
     path, out_dir = directory / MANIFEST_NAME, out_of(run.path)
     data = read_plain(path) if path.is_file() else b"{}"
     manifest, identity = {key: value for key, value in parse_json(data, path).items() if key != SEAL}, expected
@@ -101,7 +103,7 @@ def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> P
         identity = sha256(dump_json(manifest))
     elif sha256(dump_json(manifest)) != expected:
         manifest = {}
-    # Of a pool that was moved the name may find a copy, as of a built-in one; its old path finds nothing.
+    # Of a pool that was moved the name may find a copy; its old path finds nothing.
     reference = pool_reference(directory, out_dir) if path.is_file() else name
     regrade = read_regrade(out_dir, identity)
     here = directory if manifest else None

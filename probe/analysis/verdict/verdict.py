@@ -42,6 +42,11 @@ class Next:
     text: str = ""
     command: str = ""
 
+    @property
+    def in_line(self) -> str:
+        """The commands, or the sentence where there is none."""
+        return "; then: ".join(self.command.splitlines()) or self.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
