@@ -1,6 +1,9 @@
 """The remedies of the bench by what one replay forecasts of each.
 
-A remedy of the gate (number of directions, dose, side) changes the first-order forecast, which the inner products of
+With a lookahead (`probe.runs.screening`) every remedy but a penalty for leaving a reference has a forecast: a fall by the
+law of `probe.analysis.foretold` for what its steps moved. It was chosen on the remedies of the bench.
+
+Without one, a remedy of the gate (number of directions, dose, side) changes the first-order forecast, which the inner products of
 the replay give for all of them. Of these, the trainings that set the line of `probe.analysis.foretold` differ from one
 another in their directions alone: points are forecast for other numbers of directions, and for nothing else.
 

@@ -16,6 +16,7 @@ are fewer. Every arm starts at the weights of the replay, and its steps are undo
     overlap                    of these two: mean squared cosine of the principal angles
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,7 @@ class Lookahead:
     texts: "_Texts"
     held_out: Callable[[Policy, Coordinates], HeldOut] | None  # samples on held-out problems
     say: Callable[[str], None]
+    seconds: list[float] = field(default_factory=list)  # of the CPU, of the steps of each arm in turn
 
     @classmethod
     @contextmanager
@@ -151,7 +153,9 @@ class Lookahead:
         bases = replace(setup.bases, coordinates=[coordinates])
         with coordinates.at(coordinates.values()):
             before = self.texts.score_at_start(bases)
+            start = time.process_time()
             updater = _stepped(config, setup, source, measure, bases, self.say)
+            self.seconds.append(time.process_time() - start)
             with updater.deployed():
                 found = self.texts.gained(before, self.texts.score(bases))
                 if self.held_out is not None:

@@ -26,13 +26,13 @@ from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
-from probe.settings.run import ReplayConfig
+from probe.settings.run import ReplayConfig, read_config
 from probe.step.distributed import SOLO
 from replay_pools.errors import InputError
-from replay_pools.storage.files import encode_jsonl, write_atomic
+from replay_pools.storage.files import encode_jsonl, write_atomic, write_json
 from replay_pools.terminal import report
 
-SCREEN_DIR = "screen"
+SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
 TRAINING_STEPS = 64  # of the training that `steps` shortens
 LENGTH, ARMS_KEY, INTERVENTION = "steps", "intervention.arms", "intervention."
@@ -46,10 +46,12 @@ def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayCon
     """
     arm = "projected" if any(key.startswith(INTERVENTION) for key in settings) else "vanilla"
     share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
-    options = {ARMS_KEY: [arm], "conditions": [], "lookahead.steps": max(1, round(share * steps))}
+    options = {ARMS_KEY: [arm], "lookahead.steps": max(1, round(share * steps))}
+    config = read_config(run.settings, run.path)
+    plain = replace(config, objective=config.objectives()[config.primary], conditions=())
     return configure(
         "replay",
-        start=run.settings,
+        start=asdict(plain),
         where=run.path,
         options=options | {key: value for key, value in settings.items() if key != LENGTH},
     )
@@ -64,6 +66,8 @@ def look_at_remedies(
     say: Callable[[str], None],
 ) -> tuple[dict[str, list[LookaheadRecord]], dict[str, str]]:
     """({remedy: what it moved}, {remedy: why it cannot look ahead}), with `PLAIN` among the first.
+
+    A remedy that was looked at before, with the same settings, is read.
 
     Args:
         run: a complete replay at frozen weights.
@@ -95,11 +99,9 @@ def _look(
 ) -> None:
     inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
     policy, groups = inputs.policy, inputs.groups()
-    config = inputs.config
-    arms = [get_arm(name) for remedy in remedies.values() for name in remedy.intervention.arms]
-    every = replace(config, intervention=replace(config.intervention, arms=(*dict.fromkeys(arm.name for arm in arms),)))
+    names = (*dict.fromkeys(name for remedy in remedies.values() for name in remedy.intervention.arms),)
     setup = assemble(
-        every,
+        replace(inputs.config, intervention=replace(inputs.config.intervention, arms=names)),
         policy,
         folders[PLAIN],
         out_dir / "cache",
@@ -112,13 +114,10 @@ def _look(
     with Lookahead.of(plain, policy, setup, groups, inputs.pools, say) as ahead:
         for number, (name, remedy) in enumerate(remedies.items()):
             directions = ArmDirections(remedy.intervention, remedy.seed, policy, bases, out_dir / "cache", say)
-            objective = remedy.objective
-            if objective.lacks_divisor:  # as of all
-                objective = replace(objective, max_completion_length=config.objective.max_completion_length)
-            remedy = replace(remedy, objective=objective)
             losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
             (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
             source, own = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
             records = ahead.records(remedy, own, source, measure, folders[name])
+            write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
             write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
             report("remedies that looked ahead", number + 1, len(remedies))
