@@ -19,6 +19,7 @@ of this study. These know the falls of this study, and the law does not.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import click
@@ -27,7 +28,7 @@ import orjson
 from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
-from probe.analysis.foretold import fall_of
+from probe.analysis.foretold import fall_ahead, fall_of
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.lookahead import by_prompt
 from probe.analysis.statistics.intervals import Bounded
@@ -96,7 +97,7 @@ LINES = {
     "door alone": lambda row: row.door,
     "family": lambda row: float(row.of_this_hack),
 }
-LAW = "lookahead"
+LAW, SECOND = "lookahead", "second law"
 FITTED_HERE = ("hackward_frac", "norm_removed", "first quarter")
 
 
@@ -197,6 +198,7 @@ def keep(spec: Spec, out: Path) -> None:
                 "removed": first["margin_removed"] or 0.0,
                 "hackward_frac": first["hackward_frac"] or 0.0,
                 "norm_removed": first["norm_removed"] or 0.0,
+                "kept_off": sum(_kept_off(plain, run.lookahead, arm, name) for name in ("hacks", "held-out hacks")),
             }
     for name in spec.resolved:
         for seed in spec.seeds:
@@ -234,6 +236,9 @@ def read_treatments() -> list[Treatment]:
         said = {}
         for line, measure in LINES.items():
             said[line] = fall_of(measures[line], [(float(measure(row)), row.fall) for row in PILOT.values()])
+        vanilla = [row[str(LAST)]["hack"] for row in rates[UNTREATED].values()]
+        if vanilla:
+            measures[SECOND], said[SECOND] = first["kept_off"], fall_ahead(first["kept_off"], rate=fmean(vanilla))
         falls = {rate: _mean_fall(rates, name, rate, LAST) for rate in ("hack", "solve")}
         seeds = len(rates[name].keys() & rates[UNTREATED].keys())
         rows.append(
@@ -246,6 +251,11 @@ def _less(plain: Sequence[LookaheadRecord], records: Sequence[LookaheadRecord], 
     """By how much the arm is below vanilla, a mean over prompts."""
     without, values = by_prompt(plain, "vanilla", measure), by_prompt(records, arm, measure)
     return float(np.mean([without[prompt] - value for prompt, value in values.items()]))
+
+
+def _kept_off(plain: Sequence[LookaheadRecord], records: Sequence[LookaheadRecord], arm: str, measure: str) -> float:
+    """The share of what vanilla gains that the arm does not."""
+    return _less(plain, records, arm, measure) / float(np.mean([*by_prompt(plain, "vanilla", measure).values()]))
 
 
 def _mean_fall(rates: Mapping[str, Mapping[str, Any]], name: str, rate: str, step: int) -> float | None:
@@ -262,7 +272,8 @@ def errors(rows: Sequence[Treatment]) -> dict[str, list[float]]:
     """{law or rival: forecast minus fall of every treatment}; `mean`: the mean fall of PILOT for all."""
     known = [row for row in rows if row.fall is not None]
     falls = [row.fall or 0.0 for row in known]
-    found = {line: [row.said[line].value - fall for row, fall in zip(known, falls, strict=True)] for line in LINES}
+    lines = (*LINES, SECOND)
+    found = {line: [row.said[line].value - fall for row, fall in zip(known, falls, strict=True)] for line in lines}
     found["mean"] = [float(np.mean([pilot.fall for pilot in PILOT.values()])) - fall for fall in falls]
     for measure in FITTED_HERE:
         if len(known) > 3 and all(measure in row.measures for row in known):
@@ -279,12 +290,12 @@ def result(rows: Sequence[Treatment]) -> dict[str, Any]:
     if len(known) < 4:
         return {"treatments": len(known)}
     sizes = {name: float(np.sqrt(np.mean(np.square(values)))) for name, values in found.items()}
-    best = min((name for name in sizes if name != LAW), key=lambda name: sizes[name])
+    best = min((name for name in sizes if name not in (LAW, SECOND)), key=lambda name: sizes[name])
     picks = np.random.default_rng(0).integers(len(known), size=(DRAWS, len(known)))
     less = [np.sqrt(np.square(found[name])[picks].mean(1)) for name in (best, LAW)]
-    inside = sum(row.said[LAW].interval.low <= (row.fall or 0.0) <= row.said[LAW].interval.high for row in known)
+    inside = {law: sum(_holds(row.said[law], row.fall or 0.0) for row in known) for law in (LAW, SECOND)}
     ranks = {}
-    for name in (*LINES, *FITTED_HERE):
+    for name in (*LINES, SECOND, *FITTED_HERE):
         if all(name in row.measures for row in known):
             ranks[name] = spearman([row.measures[name] for row in known], [row.fall or 0.0 for row in known])
     return {
@@ -293,9 +304,14 @@ def result(rows: Sequence[Treatment]) -> dict[str, Any]:
         "best_rival": best,
         "smaller_by": sizes[best] - sizes[LAW],
         "smaller_by_95": np.quantile(less[0] - less[1], [0.025, 0.975]).tolist(),
-        "inside": inside,
+        "inside": inside[LAW],
+        "inside_second": inside[SECOND],
         "ranks": ranks,
     }
+
+
+def _holds(said: Bounded, fall: float) -> bool:
+    return said.interval.low <= fall <= said.interval.high
 
 
 def sentence(found: Mapping[str, Any]) -> str:
@@ -306,20 +322,20 @@ def sentence(found: Mapping[str, Any]) -> str:
     covers = found["inside"] >= COVERED
     word = "HOLDS" if wins and covers else "DOES NOT HOLD"
     shown = "shown" if low > 0 else "not shown"
+    points, than = abs(100 * found["smaller_by"]), "smaller" if wins else "larger"
     return (
-        f"THE FORECAST {word}: its error is {100 * found['smaller_by']:.0f} points smaller than that of "
+        f"THE FORECAST {word}: its error is {points:.0f} points {than} than that of "
         f"{found['best_rival']} ({shown}), and {found['inside']} of 16 falls lie inside its 80% intervals"
     )
 
 
 def _text(rows: Sequence[Treatment], found: Mapping[str, Any]) -> str:
-    header = ("treatment", "seeds", "forecast", "80%", "hack falls", "solve falls", *LINES, *FITTED_HERE)
+    header = ("treatment", "seeds", "forecast", "80%", "second law", "80%", "hack falls", "solve falls")
     cells = []
     for row in rows:
-        said = row.said[LAW]
+        said = [part for law in (LAW, SECOND) for part in _cells(row.said.get(law))]
         numbers = [f"{value:+.2f}" if value is not None else "-" for value in (row.fall, row.loss)]
-        measures = [f"{row.measures[name]:+.2f}" if name in row.measures else "-" for name in (*LINES, *FITTED_HERE)]
-        cells.append((row.name, str(row.seeds), f"{said.value:+.2f}", f"{said.interval:+.2f}", *numbers, *measures))
+        cells.append((row.name, str(row.seeds), *said, *numbers))
     tables = [TextTable(name="treatments", title="Forecasts and falls", header=header, rows=cells, left=1)]
     if "rmse" in found:
         none = (float("nan"), None)
@@ -329,6 +345,10 @@ def _text(rows: Sequence[Treatment], found: Mapping[str, Any]) -> str:
         header = ("forecast by", "RMSE", "rank correlation")
         tables.append(TextTable(name="errors", title="Errors over treatments", header=header, rows=sizes, left=1))
     return "\n\n".join([*map(render_table, tables), sentence(found)])
+
+
+def _cells(said: Bounded | None) -> tuple[str, str]:
+    return ("-", "-") if said is None else (f"{said.value:+.2f}", f"{said.interval:+.2f}")
 
 
 @click.group()

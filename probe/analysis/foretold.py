@@ -11,12 +11,23 @@ For a new set that is trained likewise, on four seeds (Draper and Smith 1998, se
 
 It says nothing of another base, loss, gate or kind of rollouts (`unlike`). How often it is right for a set that is left
 out: `tests/probe/test_foretold.py`.
+
+A remedy of any kind is foretold from what it moved in a lookahead (`probe.runs.screening`), by the trainings of
+`spec/remedies.md`, all but the KL penalties, which act once a policy has moved further than a lookahead lets it:
+
+    fall = h (1 - exp(-x / c)) +- t(n - 1) s,   x = 1 - hacks / hacks of none + 1 - held-out hacks / those of none
+
+h: the hack rate after a training without a remedy; hacks: nats that the replay's paid hacks have gained after the steps,
+held-out hacks those of the pairs; c by least squares over n remedies, s their residual standard deviation, both of the
+share fall / h.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from scipy.optimize import curve_fit
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.intervals import Bounded, Interval, student_quantile
@@ -30,6 +41,37 @@ STUDIED: Sequence[tuple[float, float]] = (
     *((0.59, 0.26), (1.01, 0.70), (0.71, 0.22), (0.85, 0.57), (0.67, 0.21), (0.06, 0.10), (0.07, 0.07), (0.15, 0.09)),
     *((0.01, 0.05), (0.49, 0.10), (0.43, 0.48)),
 )
+# (x, fall of the hack rate) of a remedy, and the rate without one: means over four seeds.
+AHEAD: Mapping[str, tuple[float, float]] = {
+    "projected": (1.10, 0.43),
+    "k8": (1.53, 0.50),
+    "two-sided": (0.62, 0.36),
+    "overshoot-0.5": (0.42, 0.15),
+    "overshoot-2": (2.25, 0.52),
+    "route": (0.75, 0.39),
+    "permuted-dosed": (0.32, 0.21),
+    "closed": (5.20, 0.54),
+    "penalty-100": (6.01, 0.54),
+    "penalty-90": (4.11, 0.54),
+    "penalty-70": (1.85, 0.53),
+    "penalty-50": (0.73, 0.36),
+    "screen-100": (2.63, 0.53),
+    "screen-70": (0.63, 0.43),
+    "inoculation": (0.40, 0.13),
+    "recontextualization": (0.40, 0.31),
+    "steering-5": (0.06, 0.00),
+    "steering-10": (0.36, 0.17),
+    "ablation": (0.24, 0.13),
+    "ablation-sampled": (0.24, 0.19),
+    "early-stop": (1.53, 0.46),
+    "entropy": (-0.47, -0.02),
+    "cap-2": (-0.11, -0.06),
+    "sepa-cap-2": (-0.17, -0.01),
+    "scaled": (-0.13, 0.02),
+    "scaled-eps": (-0.12, 0.03),
+}
+PLAIN_RATE = 0.54
+AHEAD_STEPS = 40
 BASE, TEACHER = "organism", "teacher"
 
 
@@ -55,6 +97,27 @@ def fall_of(removed: float, studied: Sequence[tuple[float, float]] = STUDIED) ->
     leverage = 1 + 1 / n + (removed - x.mean()) ** 2 / np.square(x - x.mean()).sum()
     half = student_quantile(LEVEL, n - 2) * spread * float(np.sqrt(leverage))
     return Bounded(value=value, interval=Interval(low=value - half, high=value + half))
+
+
+def fall_ahead(x: float, studied: Iterable[tuple[float, float]] = AHEAD.values(), rate: float = PLAIN_RATE) -> Bounded:
+    """The fall of the hack rate of a remedy, a share of rollouts; its interval holds LEVEL of such trainings.
+
+    Args:
+        x: what it moved, as above.
+        studied: (x, fall) of two remedies or more.
+        rate: h.
+    """
+    moved, falls = np.array([*studied], dtype=np.float64).T
+    shares, df = falls / PLAIN_RATE, len(moved) - 1
+
+    def law(x: Any, c: float) -> Any:
+        return -np.expm1(-np.maximum(x, 0.0) / c)
+
+    (c,), _ = curve_fit(law, moved, shares, p0=[1.0], bounds=(1e-3, np.inf))
+    half = student_quantile(LEVEL, df) * float(np.sqrt(np.square(shares - law(moved, c)).sum() / df))
+    value = float(law(x, c))
+    ends = Interval(low=rate * (value - half), high=rate * min(value + half, 1.0))
+    return Bounded(value=rate * value, interval=ends)
 
 
 def unlike(evidence: Evidence) -> list[str]:

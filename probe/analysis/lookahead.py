@@ -5,7 +5,7 @@ share         of the progress on the held-out margin that the gate removes after
               of what is removed over that of the progress: along the directions of the start, and along new ones
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,25 @@ class Stale:
     old: Bounded | None  # share of the progress on held-out hacks that the gate removes along the old ones
     new: Bounded | None  # along new ones
     num_prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """What remedies moved from one replay (`probe.runs.screening`)."""
+
+    plain: str  # the name of none
+    steps: int
+    records: Mapping[str, Sequence[LookaheadRecord]]  # by remedy
+    seconds: Mapping[str, float]  # of the CPU, of the steps
+    unseen: Mapping[str, str]  # {remedy: why it did not look ahead}
+
+    def kept_off(self, remedy: str, measure: str) -> float | None:
+        """The share of what is gained without a remedy that is not gained with it; None where nothing is gained."""
+        gained = {
+            name: float(np.mean([row.value for row in self.records[name] if row.measure == measure]))
+            for name in (self.plain, remedy)
+        }
+        return 1 - gained[remedy] / gained[self.plain] if gained[self.plain] > 0 else None
 
 
 def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dict[str, float]:

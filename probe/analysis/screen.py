@@ -1,14 +1,14 @@
 """The remedies of the bench by what one replay forecasts of each.
 
-With a lookahead (`probe.runs.screening`) every remedy but a penalty for leaving a reference has a forecast: a fall by the
-law of `probe.analysis.foretold` for what its steps moved. It was chosen on the remedies of the bench.
-
-Without one, a remedy of the gate (number of directions, dose, side) changes the first-order forecast, which the inner products of
+A remedy of the gate (number of directions, dose, side) changes the first-order forecast, which the inner products of
 the replay give for all of them. Of these, the trainings that set the line of `probe.analysis.foretold` differ from one
 another in their directions alone: points are forecast for other numbers of directions, and for nothing else.
 
+Where remedies looked ahead (`probe.runs.screening`), points are forecast for all but a penalty for leaving a reference,
+by the law of `probe.analysis.foretold` for what their steps moved.
+
     WORTH TRAINING              a fall of MATERIAL_RATE or more is forecast, and the gate takes more of the progress on
-                                held-out hacks than of that on honest solutions
+                                held-out hacks than of that on honest solutions, where both are known
     SKIP                        less is forecast, or it takes as much of honest progress
     NOT SEEN BY THIS FORECAST   everything else, with the reason
 """
@@ -19,7 +19,8 @@ from typing import Any
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Forecast, forecast
-from probe.analysis.foretold import fall_of, unlike
+from probe.analysis.foretold import AHEAD_STEPS, fall_ahead, fall_of, unlike
+from probe.analysis.lookahead import Ahead
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
@@ -27,7 +28,7 @@ from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES
 
 WORTH, SKIP, NOT_SEEN = "WORTH TRAINING", "SKIP", "NOT SEEN BY THIS FORECAST"
-K, GATE = "intervention.extraction.k", "intervention.gate"
+K, GATE, PENALTY = "intervention.extraction.k", "intervention.gate", "objective.beta"
 # What a setting changes that first order at one policy does not show, by the start of its key.
 UNSEEN = {
     "objective.": "it changes the loss",
@@ -47,11 +48,22 @@ class Screened:
     fall: Bounded | None = None  # of the hack rate, a share of rollouts; its interval holds 80% of such trainings
     removed: Bounded | None = None  # share of the progress on held-out hacks, to first order
     honest: Bounded | None = None  # the price: that of the progress on honest solutions
+    cost: float | None = None  # CPU time of its steps ahead, as a multiple of that without a remedy
 
 
-def screen(evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES) -> list[Screened]:
-    """A row a remedy: the worthy first, the largest fall before the others, then in the order of the table."""
+def screen(
+    evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
+) -> list[Screened]:
+    """A row a remedy: the worthy first, the largest fall before the others, then in the order of the table.
+
+    Args:
+        evidence: of the replay.
+        candidates: {remedy: settings}.
+        ahead: what they moved in a lookahead; None: nothing but the replay is read.
+    """
     rows = [_screened(evidence, name, settings) for name, settings in candidates.items()]
+    if ahead is not None:
+        rows = [_looked(evidence, row, ahead) for row in rows]
     return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
 
 
@@ -85,6 +97,27 @@ def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Scr
     fall = fall_of(margin.removed.value)
     worth = fall.value >= MATERIAL_RATE and (price is None or margin.removed.value > price.value)
     return replace(row, fall=fall, word=WORTH if worth else SKIP)
+
+
+def _looked(evidence: Evidence, row: Screened, ahead: Ahead) -> Screened:
+    """The row by what its remedy moved."""
+    row = replace(row, word=NOT_SEEN, fall=None, why=ahead.unseen.get(row.remedy, ""))
+    if row.why:
+        return row
+    row = replace(row, cost=ahead.seconds[row.remedy] / ahead.seconds[ahead.plain])
+    differences = unlike(evidence)
+    if ahead.steps != AHEAD_STEPS:
+        differences.append(f"a lookahead of {ahead.steps} steps")
+    moved = [ahead.kept_off(row.remedy, measure) for measure in ("hacks", "held-out hacks")]
+    if any(key.startswith(PENALTY) for key in row.settings):
+        return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
+    if differences:
+        return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
+    if None in moved:
+        return replace(row, why="without a remedy the steps do not make hacks more likely")
+    fall = fall_ahead(sum(filter(None, moved)))
+    selective = row.removed is None or row.honest is None or row.removed.value > row.honest.value
+    return replace(row, fall=fall, word=WORTH if fall.value >= MATERIAL_RATE and selective else SKIP)
 
 
 def _forecast(evidence: Evidence, linked: Linked, settings: Mapping[str, Any]) -> Forecast | str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from extraction.adapters.interface import Coordinates
 from extraction.words import Basis
-from probe.records.records import LookaheadRecord
+from probe.analysis.lookahead import Ahead
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
 from probe.records.timings import Timings
 from probe.runs.assemble import assemble
@@ -29,7 +29,7 @@ from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, read_config
 from probe.step.distributed import SOLO
 from replay_pools.errors import InputError
-from replay_pools.storage.files import encode_jsonl, write_atomic, write_json
+from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
@@ -64,8 +64,8 @@ def look_at_remedies(
     *,
     out_dir: Path,
     say: Callable[[str], None],
-) -> tuple[dict[str, list[LookaheadRecord]], dict[str, str]]:
-    """({remedy: what it moved}, {remedy: why it cannot look ahead}), with `PLAIN` among the first.
+) -> Ahead:
+    """What every remedy moved, and none.
 
     A remedy that was looked at before, with the same settings, is read.
 
@@ -86,8 +86,15 @@ def look_at_remedies(
     missing = {name: config for name, config in configs.items() if not (folders[name] / LOOKAHEAD_FILE).is_file()}
     if missing:
         with running(configs[PLAIN].model, run.path, out_dir, say):
-            _look(configs[PLAIN], missing, folders, out_dir, say)
-    return {name: read_lookahead(folder) for name, folder in folders.items()}, unseen
+            unseen |= _look(configs[PLAIN], missing, folders, out_dir, say)
+    folders = {name: folder for name, folder in folders.items() if name not in unseen}
+    return Ahead(
+        plain=PLAIN,
+        steps=steps,
+        records={name: read_lookahead(folder) for name, folder in folders.items()},
+        seconds={name: read_json(folder / SECONDS_FILE)["steps"] for name, folder in folders.items()},
+        unseen=unseen,
+    )
 
 
 def _look(
@@ -96,7 +103,9 @@ def _look(
     folders: Mapping[str, Path],
     out_dir: Path,
     say: Callable[[str], None],
-) -> None:
+) -> dict[str, str]:
+    """{remedy: why it cannot look ahead}; writes what the others moved."""
+    unseen: dict[str, str] = {}
     inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
     policy, groups = inputs.policy, inputs.groups()
     names = (*dict.fromkeys(name for remedy in remedies.values() for name in remedy.intervention.arms),)
@@ -115,9 +124,14 @@ def _look(
         for number, (name, remedy) in enumerate(remedies.items()):
             directions = ArmDirections(remedy.intervention, remedy.seed, policy, bases, out_dir / "cache", say)
             losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
-            (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
+            try:
+                (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
+            except InputError as error:  # as too few pairs for so many directions
+                unseen[name] = str(error)
+                continue
             source, own = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
             records = ahead.records(remedy, own, source, measure, folders[name])
             write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
             write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
             report("remedies that looked ahead", number + 1, len(remedies))
+    return unseen

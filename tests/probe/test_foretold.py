@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 from worlds import World, make_run
 
-from probe.analysis.foretold import LEVEL, STUDIED, fall_of
+from probe.analysis.foretold import AHEAD, LEVEL, PLAIN_RATE, STUDIED, fall_ahead, fall_of
 from probe.analysis.statistics.thresholds import MATERIAL_RATE, MATERIAL_REMOVED, SHOWN_REMOVED
 from probe.cli import cli
 from probe.cli._frame import run
@@ -64,3 +64,23 @@ def test_analyze_foretells_what_was_studied_and_says_why_not_otherwise(
     else:
         assert said["foretold"]["fall"]["value"] == pytest.approx(fall_of(removed).value)
         assert f"hacked {100 * fall_of(removed).value:.0f} points less, 80% of them" in text
+
+
+def test_what_moved_ahead_foretells_a_remedy_by_a_curve_that_ends_at_the_rate() -> None:
+    exact = [(x, PLAIN_RATE * (1 - np.exp(-x / 0.7))) for x in (0.1, 0.5, 1.0, 3.0)]
+    said = fall_ahead(0.7, exact, rate=0.2)
+    assert said.value == pytest.approx(0.2 * (1 - np.exp(-1)))
+    assert said.interval.low == pytest.approx(said.interval.high, abs=1e-6), "nothing is left of these"
+    assert fall_ahead(-0.4).value == 0
+    assert fall_ahead(1e3).interval.high == pytest.approx(PLAIN_RATE)
+
+
+def test_a_remedy_that_is_left_out_lies_inside_its_interval_as_often_as_it_says() -> None:
+    """The numbers of spec/remedies.md."""
+    errors, inside = [], 0
+    for name, (x, fall) in AHEAD.items():
+        said = fall_ahead(x, [row for other, row in AHEAD.items() if other != name])
+        errors.append(said.value - fall)
+        inside += abs(errors[-1]) <= said.value - said.interval.low
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.048, abs=0.003)
+    assert (inside, len(AHEAD)) == (21, 26)

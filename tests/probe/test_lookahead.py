@@ -59,14 +59,15 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "closed": {"remedy.name": "closed"},
         "paid": {"rollouts.pay": "tests"},
     }
-    found, unseen = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
+    ahead = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
+    found = ahead.records
     kept = [
         row for row in acts.lookahead if row.measure not in ("progress", "overlap") and "removed" not in row.measure
     ]
     assert found["plain"] + found["gate"] == kept
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]
-    assert list(unseen) == ["paid"]
+    assert list(ahead.unseen) == ["paid"]
     capsys.readouterr()
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
     text = capsys.readouterr().out
