@@ -17,9 +17,9 @@ A remedy of any kind is foretold from what it moved in a lookahead (`probe.runs.
 
     fall = h (1 - exp(-x / c)) +- t(n - 1) s,   x = 1 - hacks / hacks of none + 1 - held-out hacks / those of none
 
-h: the hack rate after a training without a remedy; hacks: nats that the replay's paid hacks have gained after the steps,
-held-out hacks those of the pairs; c by least squares over n remedies, s their residual standard deviation, both of the
-share fall / h.
+h: the hack rate after a training without a remedy; hacks: nats that the replay's paid hacks have gained after the
+steps, held-out hacks those of the pairs; c by least squares over n remedies, s their residual standard deviation, both
+of the share fall / h.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -39,16 +39,16 @@ def screen(run: Path, spec_file: Path | None, lookahead: int | None, out: Path, 
     from probe.analysis.screen import best
     from probe.analysis.screen import screen as screened
     from probe.experiments.screen_spec import write_screen_spec
+    from probe.settings.remedy import CANDIDATES
 
     directory = resolve_run(run, out)
     stored, ahead = read_run(directory), None
     if lookahead is not None:
         from probe.runs.screening import look_at_remedies  # torch
-        from probe.settings.remedy import CANDIDATES
 
         ahead = look_at_remedies(stored, CANDIDATES, lookahead, out_dir=out, say=say)
     evidence = Evidence(stored)
-    rows = screened(evidence, ahead=ahead)
+    rows = screened(evidence, CANDIDATES, ahead)
     picks, path = best(rows), None
     if picks:
         path = spec_file or Path("spec") / f"{directory.resolve().name}-screen.toml"

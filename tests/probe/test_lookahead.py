@@ -1,5 +1,6 @@
 """The lookahead of a replay: arms that do the same move alike, what moved is said by prompt; transfer by its labels."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.evidence import Evidence
 from probe.analysis.lookahead import moves, stale
+from probe.analysis.screen import K
 from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.transfer import Transfer, transfer
@@ -27,7 +29,7 @@ def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
 
 
 def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
-    quick: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+    quick: list[str], out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Same steps, same noise: every measure is equal to the last bit; a gate that removes something moves it less."""
     pairs = builtin_pairs("run_tests")
@@ -68,7 +70,14 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]
     assert list(ahead.unseen) == ["paid"]
+    # The command reads what is there, and says what it cannot see.
+    monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
+    assert run(cli, ["screen", str(out / "runs" / "acts"), "--lookahead", "3", "--out", str(out), "--json"]) == 0
+    closed, k99 = json.loads(capsys.readouterr().out)["remedies"]
+    assert (closed["remedy"], closed["fall"], "a lookahead of 3 steps" in closed["why"]) == ("closed", None, True)
+    assert closed["cost"] > 0
+    assert "99" in k99["why"]
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
     text = capsys.readouterr().out
     assert "Lookahead: after steps of each arm" in text

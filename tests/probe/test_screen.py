@@ -1,6 +1,7 @@
 """`probe screen` on planted worlds: it forecasts what a replay of each dose reads, and says what it does not see."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
 from probe.analysis.evidence import Evidence
+from probe.analysis.foretold import AHEAD_STEPS, fall_ahead
+from probe.analysis.lookahead import Ahead
 from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, screen
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
+from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES
 
@@ -75,3 +79,32 @@ def test_a_remedy_that_is_a_row_is_screened(tmp_path: Path) -> None:
     (row,) = screen(evidence, {"three": {"intervention.extraction.k": 3}})
     assert (row.remedy, row.word) == ("three", WORTH)
     assert row.fall is not None
+
+
+def test_what_remedies_moved_ahead_foretells_any_kind_but_a_penalty(tmp_path: Path) -> None:
+    evidence = Evidence(read_run(make_run(tmp_path / "runs" / "go", World())))
+    gained = {"plain": (2.0, 1.0), "closed": (-1.0, -0.5), "cap-2": (2.0, 1.0), "kl-1": (1.0, 0.5)}
+    records = {
+        name: [
+            LookaheadRecord(arm="vanilla", measure=measure, prompt=prompt, value=value)
+            for measure, value in zip(("hacks", "held-out hacks"), values, strict=True)
+            for prompt in ("a", "b")
+        ]
+        for name, values in gained.items()
+    }
+    ahead = Ahead(
+        plain="plain",
+        steps=AHEAD_STEPS,
+        records=records,
+        seconds={name: 2.0 if name == "kl-1" else 1.0 for name in gained},
+        unseen={"clip": "no such key"},
+    )
+    candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip")}
+    rows = {row.remedy: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "closed"}}, ahead)}
+    assert next(iter(rows)) == "closed"
+    assert (rows["closed"].word, rows["closed"].fall) == (WORTH, fall_ahead(3.0))
+    assert (rows["cap-2"].word, rows["cap-2"].fall) == (SKIP, fall_ahead(0.0))
+    assert (rows["kl-1"].word, rows["kl-1"].cost) == (NOT_SEEN, 2.0)
+    assert (rows["clip"].word, rows["clip"].why) == (NOT_SEEN, "no such key")
+    few = screen(evidence, {"cap-2": CANDIDATES["cap-2"]}, replace(ahead, steps=3))
+    assert "a lookahead of 3 steps" in few[0].why
