@@ -8,13 +8,13 @@ forward, the backward and an AdamW step; a ratio is of CPU seconds.
 
 import argparse
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from peft import LoraConfig, get_peft_model
 from timing import interleaved
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import probe
 from extraction.adapters.coordinates import attach
@@ -29,8 +29,17 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
     """Prints a line for every kind of model."""
     torch.manual_seed(0)
     plain = Qwen3ForCausalLM(CONFIG)
-    directions = random_directions(copy.deepcopy(plain))
     ids = torch.randint(CONFIG.vocab_size, (samples, tokens))
+    print(f"probe.attach, {samples} samples of {tokens} tokens:")
+    for name, steps in ways(plain, ids):
+        taken = interleaved(steps, repeats)
+        alone, attached = taken["alone"].cpu, taken["attached"].cpu
+        print(f"  {name}: {attached / alone:.2f} times a step without it ({attached:.2f} s, {alone:.2f} s)")
+
+
+def ways(plain: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, dict[str, Callable[[], None]]]]:
+    """Every kind of model, and a step of it `alone` and `attached`."""
+    directions = random_directions(copy.deepcopy(plain))
     lora = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM"))
     of_all = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
     kinds: dict[str, tuple[nn.Module, bool]] = {
@@ -40,12 +49,8 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
         "all weights, W.grad": (plain, False),
         "all weights, projected": (plain, True),
     }
-    print(f"probe.attach, {samples} samples of {tokens} tokens:")
     for name, (model, project) in kinds.items():
-        ways = {"alone": step(model, ids), "attached": step(model, ids, directions, project)}
-        taken = interleaved(ways, repeats)
-        alone, attached = taken["alone"].cpu, taken["attached"].cpu
-        print(f"  {name}: {attached / alone:.2f} times a step without it ({attached:.2f} s, {alone:.2f} s)")
+        yield name, {"alone": step(model, ids), "attached": step(model, ids, directions, project)}
 
 
 def step(
@@ -70,7 +75,7 @@ def step(
     return run
 
 
-def random_directions(model: Qwen3ForCausalLM) -> Directions:
+def random_directions(model: PreTrainedModel) -> Directions:
     """Four in every module."""
     coordinates = attach(model, basis="svd", model_id="random", cache_dir=None)
     four = {module: torch.zeros(4, r) for module, r in coordinates.sizes.items()}
