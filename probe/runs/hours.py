@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.svd import POWER_ITERATIONS, enlarged, is_randomised
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.words import Basis
-from probe.settings.machines import UTILISATION, Machine
+from probe.settings.machines import SAMPLING, Machine
 from probe.settings.training import ModelConfig
 from probe.settings.words import Dtype
 
@@ -110,7 +110,8 @@ class Cost:
         """Seconds: operations, and what a token has to wait for of the memory."""
         weights = math.ceil(rows.number / BATCH) * rows.completion * self._bytes
         cache = rows.number * rows.completion * (rows.prompt + rows.completion / 2) * self._cache
-        return self.seconds(self.forward(rows), machine) + (weights + cache) / (machine.bandwidth * UTILISATION)
+        operations = machine.seconds(self.forward(rows), self._dtype, SAMPLING)
+        return operations + (weights + cache) / (machine.bandwidth * SAMPLING)
 
     def svd(self, machine: Machine) -> float:
         """Seconds of the factors of all modules, where no cache has them."""

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from probe.settings.words import Dtype
 
-UTILISATION = 0.4  # of the peak that passes and sampling reach: assumed
-SVD_SHARE = 0.01  # of the peak that `torch.linalg.svd` reaches on a GPU: assumed
+# Shares of the peak. Measured on an H200 with Qwen3-4B's shape (spec/guide/processes.md#on-a-gpu):
+PASSES = 0.3  # gradients, bfloat16
+SVD_SHARE = 0.02  # all triplets, float32
+# Assumed of a server:
+SAMPLING = 0.4
 GIB = 2**30
 
 
@@ -20,17 +23,18 @@ class Machine:
     memory: int | None = None  # bytes; None: of a CPU
     svd_share: float = SVD_SHARE
 
-    def seconds(self, flops: float, dtype: Dtype, share: float = UTILISATION) -> float:
+    def seconds(self, flops: float, dtype: Dtype, share: float = PASSES) -> float:
         """Of so many operations."""
         return flops / (self.flops[dtype] * share)
 
     @property
     def source(self) -> str:
         """Where the speeds come from, and what is assumed."""
-        peak = "the vendor's peak" if self.memory else "the speed of a product, measured now,"
+        of_speed = "as an H200 reached of the vendor's peak" if self.memory else "assumed of the speed of a product now"
         return (
-            f"counted for one {self.name}; assumed: {UTILISATION:.0%} of {peak} in passes and sampling, "
-            f"{self.svd_share:.0%} in SVDs; nothing for the host and the grader"
+            f"counted for one {self.name}; {of_speed}: {PASSES:.0%} in passes, {self.svd_share:.0%} in SVDs; "
+            f"assumed of a server: {SAMPLING:.0%} in sampling; "
+            "nothing for the host, the grader and a step's check and merge"
         )
 
 

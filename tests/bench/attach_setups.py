@@ -492,7 +492,7 @@ DOUBLE = [
 
 
 NOT_RUN = (
-    "any GPU, nccl, Mamba and attention kernels",
+    "any GPU ([timed](processes.md#on-a-gpu), not compared), nccl, Mamba and attention kernels",
     "FSDP2 with CPU offload",
     "FSDP1 (refused by name)",
     "DeepSpeed ZeRO-1, 2, 3 (refused by name)",

@@ -9,14 +9,14 @@ forward, the backward and an AdamW step; a ratio is of CPU seconds.
 import argparse
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
 from timing import interleaved
 from torch import nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import probe
 from extraction.adapters.coordinates import attach
@@ -33,9 +33,18 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
     """Prints a line for every kind of model."""
     torch.manual_seed(0)
     plain = Qwen3ForCausalLM(CONFIG)
+    ids = torch.randint(CONFIG.vocab_size, (samples, tokens))
+    print(f"probe.attach, {samples} samples of {tokens} tokens:")
+    for name, steps in ways(plain, ids):
+        taken = interleaved(steps, repeats)
+        alone, attached = taken["alone"].cpu, taken["attached"].cpu
+        print(f"  {name}: {attached / alone:.2f} times a step without it ({attached:.2f} s, {alone:.2f} s)")
+
+
+def ways(plain: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, dict[str, Callable[[], None]]]]:
+    """Every kind of model, and a step of it `alone` and `attached`."""
     coordinates = attach(copy.deepcopy(plain), basis="svd", model_id="random", cache_dir=None)
     directions = random_directions(coordinates, k=4)
-    ids = torch.randint(CONFIG.vocab_size, (samples, tokens))
     lora = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM"))
     of_all = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
     kinds: dict[str, tuple[nn.Module, bool]] = {
@@ -45,12 +54,8 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
         "all weights, W.grad": (plain, False),
         "all weights, projected": (plain, True),
     }
-    print(f"probe.attach, {samples} samples of {tokens} tokens:")
     for name, (model, project) in kinds.items():
-        ways = {"alone": step(model, ids), "attached": step(model, ids, directions, project)}
-        taken = interleaved(ways, repeats)
-        alone, attached = taken["alone"].cpu, taken["attached"].cpu
-        print(f"  {name}: {attached / alone:.2f} times a step without it ({attached:.2f} s, {alone:.2f} s)")
+        yield name, {"alone": step(model, ids), "attached": step(model, ids, directions, project)}
 
 
 def step(

@@ -16,7 +16,7 @@ from extraction.gradients import per_sample_gradients
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.hours import Cost, Rows, this_cpu
-from probe.settings.machines import GPUS, UTILISATION
+from probe.settings.machines import GPUS, PASSES
 from probe.settings.training import ModelConfig
 
 ROOT = Path(__file__).parents[2]
@@ -99,12 +99,12 @@ def test_a_dry_run_says_hours(few_pairs: list[str], tmp_path: Path, capsys: pyte
     for gpu in ("a100", "h100"):
         assert run(cli, [*args, "--gpu", gpu, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert f"one {gpu}; assumed: {UTILISATION:.0%} of the vendor's peak" in found["hours_source"]
+        assert f"one {gpu}; as an H200 reached of the vendor's peak: {PASSES:.0%} in passes" in found["hours_source"]
         steps[gpu] = found["hours"]["steps"] * GPUS[gpu].flops["float32"]
         assert list(found["hours"]) == ["SVDs, once", "gradients of the pairs, once", "steps"]
     assert steps["a100"] == pytest.approx(steps["h100"])
     assert run(cli, args) == 0
-    assert "Hours, counted for one CPU like this one; assumed: 40% of the speed of a product" in capsys.readouterr().out
+    assert "counted for one CPU like this one; assumed of the speed of a product now: 30%" in capsys.readouterr().out
     assert run(cli, args[:-1]) == 0
     (out / "runs" / "x" / "manifest.json").unlink()
     capsys.readouterr()

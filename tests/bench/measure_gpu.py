@@ -1,0 +1,276 @@
+"""What cost_table.py counts, beside what a GPU takes; and whether a GPU gives what a CPU gives:
+
+    python tests/bench/measure_gpu.py [--model Qwen3-4B] [--device cuda] [--parts svd,...]
+
+    svd         one SVD of each shape of the adapted modules, times how many there are; the weights' hash beside it
+    gradient    per-sample gradients of 8 rollouts, as of `probe replay` and `probe train`; their peak memory; a forward
+    sampling    the engine of `replay_pools.sampling`, prompts in groups of 8
+    attach      what `probe.attach` adds to a step: bench_attach.py on 8 layers of the shape
+    exactness   `probe replay` of the organism, on the GPU against the CPU, and twice on the GPU
+
+Weights are random; factors of the gradients are random orthonormal ones, so that nobody waits for SVDs. About four
+minutes on an H200. `--model tiny --device cpu` checks in minutes that all runs; its numbers mean nothing.
+"""
+
+import argparse
+import gc
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from bench_attach import ways
+from cost_table import MODELS, RANKS
+from timing import interleaved
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+import probe
+from extraction.adapters.coordinates import attach
+from extraction.adapters.svd import BATCH, Factorised, Factors, as_computed, digest_all, is_randomised, needed_factors
+from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.batch import make_batch
+from extraction.logprobs import CHUNK_SIZE, split_model
+from extraction.passes import activation_bytes, tokens_that_fit
+from probe.runs.footprint import KERNELS, LOGITS, memory
+from probe.runs.hours import Cost, Rows, this_cpu
+from probe.settings.arms import get_arm
+from probe.settings.machines import GIB, GPUS, PASSES, Machine
+from probe.settings.training import ModelConfig
+from probe.step.bases import Bases
+from replay_pools.engines import Sampler
+from replay_pools.policy.load import Policy, load_tokenizer
+from replay_pools.sampling import sample
+
+GROUP = 8  # rollouts of a step, and of a prompt that is sampled
+PROMPT, COMPLETION = 500, 1000  # tokens, mean
+BATCHES, NEW = (64, 256), 128  # rows that sample at a time, and how many tokens
+LAYERS, TOKENS = 8, 1024  # of the model whose steps are measured, of each of its 4 samples
+TINY = Qwen3Config(
+    hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=512,
+    num_hidden_layers=2, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What is measured, and where."""
+
+    config: PreTrainedConfig
+    device: str
+    machine: Machine
+
+    def model(self, device: str | None = None, **changes: Any) -> PreTrainedModel:
+        """Random bfloat16 weights, made on the device."""
+        torch.manual_seed(0)
+        config = type(self.config).from_dict({**self.config.to_dict(), **changes})
+        with torch.device(device or self.device):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
+
+    def cost(self, rank: int | None) -> Cost:
+        """What is counted."""
+        return Cost(self.model("meta"), ModelConfig(dtype="bfloat16", svd_rank=rank), ("svd",))
+
+    def ids(self, length: int) -> list[int]:
+        """Random ones."""
+        return torch.randint(1, self.config.vocab_size, (length,)).tolist()
+
+
+def show(what: str, seconds: float, counted: float | None = None, assumed: float | None = None, **more: float) -> None:
+    """A line: seconds, those counted, and the share of the peak that would have given the time."""
+    words = [f"{seconds:.4g} s"]
+    if counted is not None:
+        words.append(f"counted {counted:.4g}: {seconds / counted:.3g} times that")
+        if assumed is not None:
+            words.append(f"share of the peak {assumed * counted / seconds:.3g}, counted {assumed:g}")
+    words += [f"{name} {value:.5g}" for name, value in more.items()]
+    print(f"  {what}: {'; '.join(words)}", flush=True)
+
+
+def timed(way: Callable[[], object], repeats: int = 1) -> float:
+    """Seconds of the fastest call."""
+
+    def finished() -> None:
+        way()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return interleaved({"": finished}, repeats, warm_up=False)[""].wall
+
+
+def random_factors(
+    weights: Mapping[str, Tensor], _digests: Mapping[str, str], _cache_dir: object, *, rank: int | None = None
+) -> dict[str, Factorised]:
+    """In the place of `factorise_all`: orthonormal factors, those that it would keep of well-conditioned weights."""
+    drawn: dict[tuple[int, int], Tensor] = {}
+    made = {}
+    for name, weight in weights.items():
+        (d_out, d_in), like = weight.shape, as_computed(weight[:1, :1])
+        small = min(d_out, d_in)
+        key = small, min(small, rank or small)
+        if key not in drawn:
+            drawn[key] = torch.linalg.qr(torch.randn(key, dtype=like.dtype, device=like.device)).Q
+        U, Vh = (drawn[key].clone() if d_out <= d_in else None, drawn[key].T.contiguous() if d_out >= d_in else None)
+        made[name] = Factorised(Factors(U, torch.linspace(2, 1, key[1]).to(like), Vh), None)
+    return made
+
+
+@contextmanager
+def without_svds() -> Iterator[None]:
+    """While open, models are adapted by random factors, and weights are not hashed."""
+    with ExitStack() as stack:
+        for module in ("extraction.adapters.delta_s", "extraction.adapters.frames"):
+            stack.enter_context(patch(f"{module}.factorise_all", random_factors))
+            stack.enter_context(patch(f"{module}.digest_all", lambda weights: dict.fromkeys(weights, "")))
+        yield
+
+
+def svds(work: Work) -> None:
+    """On the device of the weights, as the product does them."""
+    model = work.model()
+    weights = {name: weight_matrix(model.get_submodule(name), name) for name in find_targets(model)}
+    show("hash of the weights, for every start", timed(lambda: digest_all(weights)))
+    shapes = Counter(tuple(weight.shape) for weight in weights.values())
+    needed_factors([torch.randn(64, 96, device=work.device)], None)  # the first call of a library loads it
+
+    @cache
+    def taken(shape: tuple[int, int], rank: int | None) -> float:
+        weight = torch.randn(shape, device=work.device, dtype=torch.bfloat16)
+        # As many at a time as the product stacks; of all triplets one, since cuSOLVER takes them in turn.
+        size, repeats = (BATCH, 2) if rank else (1, 1)
+        seconds = timed(lambda: needed_factors([weight] * size, rank), repeats) / size
+        show(f"SVD of one {shape[0]} x {shape[1]}, {rank or 'all'}", seconds)
+        return seconds
+
+    for rank in RANKS:
+        total = sum(n * taken(shape, rank if is_randomised(rank, shape) else None) for shape, n in shapes.items())
+        # Randomised ones are counted with both shares.
+        assumed = None if rank else work.machine.svd_share
+        show(f"SVDs of {len(weights)} modules, {rank or 'all'}", total, work.cost(rank).svd(work.machine), assumed)
+
+
+def gradients(work: Work) -> None:
+    """Of all triplets and of some."""
+    for rank in RANKS[:2]:
+        gradients_of(work, rank)
+
+
+def gradients_of(work: Work, rank: int | None) -> None:
+    """At delta_S = 0, which a replay has, and merged; the forward that a reference is."""
+    spread = [0.65 + 0.1 * i for i in range(GROUP)]  # of the lengths, with mean 1
+    prompts, completions = ([round(mean * f) for f in spread] for mean in (PROMPT, COMPLETION))
+    batch = make_batch([work.ids(n) for n in prompts], [work.ids(n) for n in completions], 0).to(work.device)
+    rows, cost, name = Rows.of(prompts, completions), work.cost(rank), str(rank or "all")
+    with without_svds():
+        coordinates = attach(work.model(), basis="svd", model_id="random", cache_dir=None, rank=rank)
+    bases, (backbone, _) = Bases(coordinates=[coordinates]), split_model(coordinates.model)
+    budget = min(tokens_that_fit(backbone), rows.tokens)
+    settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
+    held = memory(work.model("meta"), settings, arms=[get_arm("vanilla")], num_samples=GROUP, k=0, num_pairs=0)
+    logits = LOGITS * min(CHUNK_SIZE, budget) * work.config.vocab_size * 2
+    footprint = sum(held.values()) + budget * activation_bytes(backbone) + logits + 2 * KERNELS
+    counted = cost.seconds(cost.gradient(rows), work.machine)
+    bases.run(batch)  # warm-up
+    gc.collect()  # what went before
+    seconds = timed(lambda: bases.run(batch), 3)
+    # 0 on a CPU.
+    more = {"tokens/s": rows.tokens / seconds, "GiB": torch.cuda.max_memory_allocated() / GIB}
+    show(f"gradients, {name}", seconds, counted, PASSES, **more, **{"GiB counted": footprint / GIB})
+    seconds = timed(lambda: bases.run_checked(batch, turn=0, whole=False), 2)
+    show(f"gradients with a step's check, {name}", seconds, counted, PASSES)
+    forward = cost.seconds(cost.forward(rows), work.machine)
+    show("forward", timed(lambda: bases.score(batch), 3), forward, PASSES)
+    for parameter in coordinates.parameters():
+        parameter.data.normal_(std=1e-3)
+    seconds = timed(lambda: bases.run(batch), 2)
+    show(f"gradients, delta_S merged as in a training, {name}", seconds, counted, PASSES)
+
+
+def sampling(work: Work) -> None:
+    """Beside what is counted for a server."""
+    policy = Policy(work.model(), load_tokenizer("organism"), "random", None, "")
+    for number in BATCHES:
+        prompts = [prompt for _ in range(number // GROUP) for prompt in [work.ids(PROMPT)] * GROUP]
+        make = lambda new: sample(policy, prompts, Sampler(max_new_tokens=new), seeds=range(number))  # noqa: E731
+        make(2)  # warm-up
+        made: list[Any] = []
+        seconds = timed(lambda: made.extend(make(NEW)))
+        tokens = sum(len(completion.ids) for completion in made)  # some end early
+        rows = Rows(number=number, prompt=PROMPT, completion=tokens / number)
+        counted = work.cost(None).sampling(rows, work.machine)
+        show(f"sampling {number} x {NEW}", seconds, counted, **{"tokens/s": tokens / seconds})
+
+
+def attaching(work: Work) -> None:
+    """Steps without and with the probe."""
+    plain = work.model(num_hidden_layers=LAYERS, layer_types=None).train().requires_grad_(True)
+    ids = torch.randint(1, work.config.vocab_size, (4, TOKENS), device=work.device)
+    with without_svds():
+        for name, of_kind in ways(plain, ids):
+            for way in of_kind.values():
+                way()  # warm-up
+            alone, attached = (timed(of_kind[way], 3) for way in ("alone", "attached"))
+            show(f"a step with probe.attach, {name}", attached, alone=alone, ratio=attached / alone)
+
+
+def exactness(work: Work) -> None:
+    """Each run in a folder of its own, so that nothing is shared; at last one with the SVDs of the CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {}
+        for name in ("cpu", "first", "second", "SVDs of the CPU"):
+            out = Path(folder) / name
+            if name.startswith("SVDs"):
+                copytree(Path(folder) / "cpu" / "cache" / "svd", out / "cache" / "svd")
+            words = ["probe", "replay", "--steps", "4", "--arm", "vanilla,projected,random", "--name", "run"]
+            device = "cpu" if name == "cpu" else work.device
+            command = [sys.executable, "-m", *words, "--set", f"model.device={device}", "--out", str(out)]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            runs[name] = probe.read_run("run", out)
+        first, second = (runs[name].manifest["files"] for name in ("first", "second"))
+        differing = [file for file in first if first[file] != second[file]]
+        print(f"  two runs: {len(first)} files, differing: {', '.join(differing) or 'none'}")
+        for name, run in runs.items():
+            for records, field in (("steps", "cos_in"), ("samples", "cos_S_contrib")):
+                pairs = zip(getattr(runs["cpu"], records), getattr(run, records), strict=True)
+                # Null, where a gradient is zero, reads 0.
+                furthest = max(abs((getattr(a, field) or 0.0) - (getattr(b, field) or 0.0)) for a, b in pairs)
+                print(f"  {name}: {field} differs from that of the CPU by {furthest:.3g} at most")
+
+
+PARTS: dict[str, Callable[[Work], None]] = {
+    "svd": svds, "gradient": gradients, "sampling": sampling, "attach": attaching, "exactness": exactness
+}  # fmt: skip
+
+
+def main() -> None:
+    """All parts, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["Qwen3-4B", "tiny"], default="Qwen3-4B")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    options = parser.parse_args()
+    name = "a CPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
+    machines = [this_cpu("bfloat16")] if name == "a CPU" else [gpu for key, gpu in GPUS.items() if key in name.lower()]
+    if not machines:
+        parser.error(f"no row in probe.settings.machines for {name}")
+    print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, {options.model}", flush=True)
+    work = Work(config=MODELS.get(options.model, TINY), device=options.device, machine=machines[0])
+    for part in options.parts.split(","):
+        print(part, flush=True)
+        start = time.perf_counter()
+        PARTS[part](work)
+        show("in all", time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
