@@ -20,7 +20,7 @@ from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
 from probe.settings.run import TrainConfig
-from probe.step.groups import RolloutKey, make_group, stored_reward
+from probe.step.groups import RolloutKey, make_group
 from replay_pools.environments.loopholes import instructed, uninstructed
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
@@ -47,14 +47,13 @@ class Source:
     num_steps = 1
 
     def __init__(self, rollouts: list[Rollout], pools: str | list[str] = "rollouts") -> None:
-        self.reward: Callable[[RolloutKey, Rollout], float] = stored_reward
         pools = [pools] * len(rollouts) if isinstance(pools, str) else pools
         self.sampled = {
             RolloutKey(pool, 0, i): each for i, (pool, each) in enumerate(zip(pools, rollouts, strict=True))
         }
 
     def groups(self, step: int) -> tuple[Any, ...]:
-        return (make_group(step, [*self.sampled.items()], self.reward),)
+        return (make_group(step, [*self.sampled.items()]),)
 
     def rollout(self, key: RolloutKey) -> Rollout:
         return self.sampled[key]
@@ -65,10 +64,11 @@ def four(make_rollout: Callable[..., Rollout]) -> Source:
     return Source([make_rollout(0, i, hacked=hack, gt_pass=right) for i, (hack, right) in enumerate(LABELS)])
 
 
+CLOSED = {"plain": [], "closed": ["--set", "remedy.name=closed"]}
+
+
 def remedied(source: Source, *, seed: int = 0, **settings: Any) -> ChangedSource:
-    remedy = AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat())
-    source.reward = remedy.reward
-    return apply(source, remedy)
+    return apply(source, AppliedRemedy(RemedyConfig(**settings), seed=seed, chat=chat()))
 
 
 def advantages(rewards: tuple[float, ...]) -> list[float]:
@@ -264,3 +264,13 @@ def check_inoculated(record: Any, stored: dict[tuple[int, int], Rollout], direct
     policy = load_policy("organism")
     for group in open_pool(directory / "rollouts").steps:
         assert {policy.render(each.messages) == (each.prompt, each.prompt_ids) for each in group} == {True}
+
+
+def test_a_replay_takes_a_remedy(replay: Callable[..., Path], quick: list[str]) -> None:
+    """With the loophole closed, no hack that does not solve is better than its group."""
+    options = [*quick, "--steps", "2", "--arm", "vanilla"]
+    plain, closed = (read_run(replay(f"of-{name}", *options, *more)) for name, more in CLOSED.items())
+    paid = [sample for sample in plain.samples if sample.hacked and not sample.gt_pass and sample.advantage > 0]
+    assert paid
+    advantages = {(sample.step, sample.sample_id): sample.advantage for sample in closed.samples}
+    assert all(advantages[sample.step, sample.sample_id] <= 0 for sample in paid)
