@@ -33,6 +33,7 @@ def treatments(noise: float, *, follows: str) -> list:
             points = [(float(measure(pilot)), pilot.fall) for pilot in study.PILOT.values()]
             said[line] = study.fall_of(measures[line], points)
         measures |= {name: rng.uniform() for name in study.FITTED_HERE}
+        measures[study.SECOND], said[study.SECOND] = row.removed, study.fall_ahead(row.removed)
         fall = said[follows].value + noise * rng.normal()
         rows.append(study.Treatment(name=f"t{i}", measures=measures, said=said, seeds=4, fall=fall, loss=0.0))
     return rows
@@ -48,6 +49,19 @@ def test_the_forecast_holds_where_falls_follow_the_law_and_not_where_they_follow
     assert found["best_rival"] == "margin_removed"
     assert found["smaller_by"] < 0
     assert study.sentence(found).startswith("THE FORECAST DOES NOT HOLD: ")
+    assert "points larger than that of margin_removed" in study.sentence(found)
+
+
+def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
+    rows = study.read_treatments()
+    found, page = study.result(rows), SCRIPT.with_suffix(".md").read_text()
+    row = next(row for row in rows if row.name == "tests-k8")
+    assert f"| tests-k8 | {100 * row.said[study.LAW].value:.0f} |" in page
+    assert (
+        f"| the law | {100 * found['rmse'][study.LAW]:.0f} | {found['ranks'][study.LAW][0]:.2f} |".replace("0.", ".")
+        in page
+    )
+    assert f"{found['inside']} of 16 falls lie inside the law's intervals" in page
 
 
 def test_a_part_of_the_treatments_decides_nothing() -> None:
