@@ -13,7 +13,7 @@ by the law of `probe.analysis.foretold` for what their steps moved.
     NOT SEEN BY THIS FORECAST   everything else, with the reason
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,9 +61,10 @@ def screen(
         candidates: {remedy: settings}.
         ahead: what they moved in a lookahead; None: nothing but the replay is read.
     """
-    rows = [_screened(evidence, name, settings) for name, settings in candidates.items()]
+    differences = unlike(evidence)
+    rows = [_screened(evidence, name, settings, differences) for name, settings in candidates.items()]
     if ahead is not None:
-        rows = [_looked(evidence, row, ahead) for row in rows]
+        rows = [_looked(row, ahead, differences) for row in rows]
     return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
 
 
@@ -72,7 +73,7 @@ def best(rows: Iterable[Screened], number: int = 3) -> list[Screened]:
     return [row for row in rows if row.word == WORTH][:number]
 
 
-def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Screened:
+def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any], differences: Sequence[str]) -> Screened:
     row = Screened(remedy=name, settings=settings, word=NOT_SEEN)
     for key in settings:
         for start, why in UNSEEN.items():
@@ -89,9 +90,8 @@ def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Scr
         return replace(row, why="the update makes no progress on held-out hacks whose interval excludes 0")
     price = honest.removed if honest is not None else None
     row = replace(row, removed=margin.removed, honest=price)
-    differences = unlike(evidence)
     if settings.keys() - {K}:
-        differences.append("a gate of another dose or side: such were forecast wrongly")
+        differences = [*differences, "a gate of another dose or side: such were forecast wrongly"]
     if differences:
         return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
     fall = fall_of(margin.removed.value)
@@ -99,15 +99,14 @@ def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Scr
     return replace(row, fall=fall, word=WORTH if worth else SKIP)
 
 
-def _looked(evidence: Evidence, row: Screened, ahead: Ahead) -> Screened:
+def _looked(row: Screened, ahead: Ahead, differences: Sequence[str]) -> Screened:
     """The row by what its remedy moved."""
     row = replace(row, word=NOT_SEEN, fall=None, why=ahead.unseen.get(row.remedy, ""))
     if row.why:
         return row
     row = replace(row, cost=ahead.seconds[row.remedy] / ahead.seconds[ahead.plain])
-    differences = unlike(evidence)
     if ahead.steps != AHEAD_STEPS:
-        differences.append(f"a lookahead of {ahead.steps} steps")
+        differences = [*differences, f"a lookahead of {ahead.steps} steps"]
     moved = [ahead.kept_off(row.remedy, measure) for measure in ("hacks", "held-out hacks")]
     if any(key.startswith(PENALTY) for key in row.settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")

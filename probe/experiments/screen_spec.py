@@ -1,4 +1,4 @@
-"""The training spec of what a screen picks: the best remedies beside vanilla and a control of the size of the first."""
+"""The training spec of what a screen picks: the best remedies beside vanilla, and a control of the first if a gate."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from probe.analysis.evidence import Evidence
 from probe.analysis.screen import Screened
 from probe.experiments.training_spec import training_settings
+from probe.settings.remedy import arm_of
 from probe.settings.run import read_config
 from replay_pools.storage.files import write_once
 from replay_pools.storage.tables import toml_text
@@ -13,7 +14,7 @@ from replay_pools.storage.tables import toml_text
 CONTROL = "permuted-dosed"
 SEEDS = 4
 TEMPLATE = """\
-# What the screen of {run} picks, beside vanilla and directions of shuffled pairs that remove as much as the first pick.
+# What the screen of {run} picks, beside vanilla; and, if the first pick is a gate, shuffled pairs that remove as much.
 # Written by `probe screen`. ASSUMED, and yours to change before the first run: {seeds} seeds, and the training itself.
 arms = ["projected", "vanilla", "{control}"]
 seeds = {seed_list}
@@ -39,7 +40,7 @@ comparison = "<"
 threshold = 0.0
 unit = "seed"
 role = "primary"
-arm = "projected"
+arm = "{arm}"
 condition = "{first}"
 versus_arm = "vanilla"
 versus_condition = "plain"
@@ -67,7 +68,8 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
     settings = training_settings(run, read_config(run.settings, run.path), evidence.condition, out_dir)
     parts = []
     for number, pick in enumerate(picks):
-        arms = ["projected", CONTROL] if number == 0 else ["projected"]
+        arm = arm_of(pick.settings)
+        arms = [arm, CONTROL] if number == 0 and arm == "projected" else [arm]
         changes = [f"settings.{key} = {toml_text(value)}" for key, value in pick.settings.items()]
         lines = ["[[conditions]]", f'name = "{pick.remedy}"', f"arms = {toml_text(arms)}", *changes]
         parts.append("\n".join([*lines, ""]))
@@ -75,6 +77,7 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
         run=run.path.name,
         name=path.stem,
         first=first.remedy,
+        arm=arm_of(first.settings),
         points=100 * first.fall.value,
         control=CONTROL,
         seeds=SEEDS,

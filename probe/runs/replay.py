@@ -167,14 +167,14 @@ def with_remedy(config: ReplayConfig, policy: Policy, source: GroupSource, setup
     """
     if config.remedy is None:
         return source, setup
-    activations = [activation_remedy(config, policy, coordinates) for coordinates in setup.bases.coordinates]
+    of_bases = [activation_remedy(config, policy, coordinates) for coordinates in setup.bases.coordinates]
+    activations = [remedy for remedy in of_bases if remedy is not None]
 
     @contextmanager
     def in_update() -> Iterator[None]:
         with ExitStack() as stack:
             for remedy in activations:
-                if remedy is not None:
-                    stack.enter_context(remedy.in_update())
+                stack.enter_context(remedy.in_update())
             yield
 
     remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=policy)

@@ -26,6 +26,7 @@ from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
+from probe.settings.remedy import arm_of
 from probe.settings.run import ReplayConfig, read_config
 from probe.step.distributed import SOLO
 from replay_pools.errors import InputError
@@ -35,7 +36,7 @@ from replay_pools.terminal import report
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
 TRAINING_STEPS = 64  # of the training that `steps` shortens
-LENGTH, ARMS_KEY, INTERVENTION = "steps", "intervention.arms", "intervention."
+LENGTH = "steps"
 
 
 def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
@@ -44,9 +45,8 @@ def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayCon
     Raises:
         InputError: settings that a replay does not have, as those of sampling.
     """
-    arm = "projected" if any(key.startswith(INTERVENTION) for key in settings) else "vanilla"
     share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
-    options = {ARMS_KEY: [arm], "lookahead.steps": max(1, round(share * steps))}
+    options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
     config = read_config(run.settings, run.path)
     plain = replace(config, objective=config.objectives()[config.primary], conditions=())
     return configure(
@@ -129,8 +129,8 @@ def _look(
             except InputError as error:  # as too few pairs for so many directions
                 unseen[name] = str(error)
                 continue
-            source, own = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
-            records = ahead.records(remedy, own, source, measure, folders[name])
+            source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
+            records = ahead.records(remedy, changed, source, measure, folders[name])
             write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
             write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
             report("remedies that looked ahead", number + 1, len(remedies))

@@ -66,6 +66,11 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+def arm_of(settings: Mapping[str, Any]) -> str:
+    """The arm that a remedy of CANDIDATES is trained in: that of the gate, where it is one of the gate."""
+    return "projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class RemedyConfig:
     """Of a training: what is done to its groups between sampling and the step, or to activations in the step."""

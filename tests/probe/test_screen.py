@@ -12,10 +12,11 @@ from probe.analysis.analyze import analyze
 from probe.analysis.evidence import Evidence
 from probe.analysis.foretold import AHEAD_STEPS, fall_ahead
 from probe.analysis.lookahead import Ahead
-from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, screen
+from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, best, screen
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
+from probe.experiments.screen_spec import write_screen_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES
@@ -106,5 +107,9 @@ def test_what_remedies_moved_ahead_foretells_any_kind_but_a_penalty(tmp_path: Pa
     assert (rows["cap-2"].word, rows["cap-2"].fall) == (SKIP, fall_ahead(0.0))
     assert (rows["kl-1"].word, rows["kl-1"].cost) == (NOT_SEEN, 2.0)
     assert (rows["clip"].word, rows["clip"].why) == (NOT_SEEN, "no such key")
+    path = tmp_path / "closed-screen.toml"
+    write_screen_spec(evidence, best(rows.values()), path, out_dir=tmp_path)
+    closed = load_spec(path).resolved["closed"]
+    assert (closed.arms, closed.config.remedy.name) == (("vanilla",), "closed"), "no gate: it is none of the gate"
     few = screen(evidence, {"cap-2": CANDIDATES["cap-2"]}, replace(ahead, steps=3))
     assert "a lookahead of 3 steps" in few[0].why
