@@ -32,7 +32,7 @@ from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.errors import InputError
-from replay_pools.policy.load import Policy, adapter_directory, load_policy
+from replay_pools.policy.load import Policy, load_policy, scaled_adapter
 
 
 def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None = None) -> Policy:
@@ -56,9 +56,9 @@ def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None
     )
 
 
-def configured_adapter(model: ModelConfig) -> Path | None:
-    """The directory of the adapter of the table `model`; None without one."""
-    return None if model.adapter is None else adapter_directory(str(model.name), model.adapter)
+def configured_adapter(model: ModelConfig) -> tuple[Path, float] | None:
+    """Directory and scale of the adapter of the table `model`; None without one."""
+    return None if model.adapter is None else scaled_adapter(str(model.name), model.adapter)
 
 
 def steps_apart(config: StepConfig) -> bool:

@@ -202,7 +202,7 @@ class ReplayInputs:
         if self.circular:
             record["circular"] = self.circular
         adapter = configured_adapter(self._model)
-        return record if adapter is None else record | {"adapter_sha256": adapter_sha(adapter)}
+        return record if adapter is None else record | {"adapter_sha256": adapter_sha(*adapter)}
 
 
 def _copies(circular: dict[str, Any]) -> str:

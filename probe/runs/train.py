@@ -84,7 +84,8 @@ def train(
         return
     if (start := configured_adapter(config.model)) is not None:
         # The adapter that is written is nothing without it, and the original may change or go while the run goes on.
-        world.on_main(partial(copy_adapter, start, directory / ADAPTER_DIR / START))
+        source, scale = start
+        world.on_main(partial(copy_adapter, source, directory / ADAPTER_DIR / START, scale))
     setup = assemble(
         config,
         policy,

@@ -57,7 +57,7 @@ class TrainingInputs:
             "settings": asdict(self.config),
             "pools": [] if self.teacher is None else [self.teacher.identity()],
             "directions": directions_source(self.config.intervention),
-            "adapter_sha256": None if start is None else adapter_sha(start),
+            "adapter_sha256": None if start is None else adapter_sha(*start),
         }
 
     def held_out_sampler(self, maker: RolloutMaker) -> HeldOut:

@@ -25,7 +25,9 @@ class ModelConfig:
     name: Maybe[str] = setting(
         None, "`organism`, a directory, a .gguf file or a hub id; none: a replay takes the one that its pools name"
     )
-    adapter: Maybe[str] = setting(None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory")
+    adapter: Maybe[str] = setting(
+        None, "merges this into the weights: `teacher` (of the organism) or a PEFT directory; with `:0.5` half of it"
+    )
     template: Template = setting("chat", "of prompts: the tokenizer's, or `plain` text for a model without one")
     dtype: Dtype = setting("float32", "of the weights")
     device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")

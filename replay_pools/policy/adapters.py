@@ -2,6 +2,9 @@
 
 An adapter that was trained on top of another one has that one in its folder `start`, which is merged before it; so has
 that one in turn, if it was. Every way in which a directory can be no adapter of this model is one InputError.
+
+A scale multiplies what the adapter adds to the weights, not what its start does: between 0 and 1 lie policies between
+the one that it was trained from and the one that it makes (Ilharco et al. 2023, Editing models with task arithmetic).
 """
 
 import hashlib
@@ -12,6 +15,9 @@ from pathlib import Path
 
 from peft import PeftConfig, PeftModel
 from peft.utils import PeftType
+from peft.utils.save_and_load import set_peft_model_state_dict
+from safetensors.torch import load_file, save
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from replay_pools.errors import InputError
@@ -21,23 +27,29 @@ from replay_pools.storage.tensors import check_tensors
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DELTA_S = "DELTA_S"  # the kind of `extraction.adapters.delta_s`, which registers it with peft
 START = "start"  # the folder in an adapter's directory with the adapter that it was trained on top of
+LINEAR = ("lora_B", "lora_embedding_B", "delta_S")  # tensors of a module that the change of its weights is linear in
+BESIDE = ("lora_A", "lora_embedding_A")  # those that a scale leaves alone
 
 
-def merge_adapter(model: PreTrainedModel, directory: Path, *, svd_cache: Path | None = None) -> PreTrainedModel:
+def merge_adapter(
+    model: PreTrainedModel, directory: Path, *, scale: float = 1.0, svd_cache: Path | None = None
+) -> PreTrainedModel:
     """The model with the adapter of a peft directory merged into its weights, after the one in its folder `start`.
 
     Args:
         model: the base model.
         directory: of the adapter.
+        scale: multiplies what it adds.
         svd_cache: folder of the SVDs of the weights, which an adapter of kind delta_S multiplies; None computes them.
 
     Raises:
         InputError: no adapter, one whose weights are damaged or not safetensors, of a kind that peft does not know or
-            that cannot be merged, or one of another model.
+            that cannot be merged or scaled, or one of another model.
     """
     config = _checked_config(directory)
     if (directory / START).is_dir():
         model = merge_adapter(model, directory / START, svd_cache=svd_cache)
+    scaled = {} if scale == 1 else _scaled(directory, scale)
     if svd_cache is not None and config.peft_type == DELTA_S:
         config.svd_cache = str(svd_cache)  # type: ignore[attr-defined]
     try:
@@ -45,15 +57,17 @@ def merge_adapter(model: PreTrainedModel, directory: Path, *, svd_cache: Path | 
             # An adapter of which a part is missing would be another policy.
             warnings.filterwarnings("error", ".*missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(directory), config=config)
+            if scale != 1:
+                set_peft_model_state_dict(adapted, scaled)
             return adapted.merge_and_unload()  # type: ignore[return-value]
     # Shapes, names of modules and options that do not fit raise whatever the code of the adapter meets first.
     except Exception as error:
         raise _no_adapter(directory, f"an adapter of {model.config.model_type}", str(error)) from error
 
 
-def adapter_sha(directory: Path) -> str:
-    """sha256 over the files of an adapter, and of the adapters that it was trained on top of; InputError for none."""
-    digest = hashlib.sha256()
+def adapter_sha(directory: Path, scale: float = 1.0) -> str:
+    """sha256 over the files of an adapter, those that it was trained on top of, and its scale; InputError for none."""
+    digest = hashlib.sha256(b"" if scale == 1 else repr(scale).encode())
     for folder in _chain(directory):
         _checked_config(folder)
         for name in (CONFIG, WEIGHTS):
@@ -61,11 +75,26 @@ def adapter_sha(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def copy_adapter(source: Path, target: Path) -> None:
-    """Copy an adapter, with those that it was trained on top of; every file is written whole or not at all."""
+def copy_adapter(source: Path, target: Path, scale: float = 1.0) -> None:
+    """Copy an adapter by its scale, with those that it was trained on top of; every file is written whole or not."""
     for folder in _chain(source):
-        for name in (CONFIG, WEIGHTS):
-            write_atomic(target / folder.relative_to(source) / name, (folder / name).read_bytes())
+        files = {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+        if folder == source and scale != 1:
+            files[WEIGHTS] = save(_scaled(source, scale), metadata={"format": "pt"})
+        for name, content in files.items():
+            write_atomic(target / folder.relative_to(source) / name, content)
+
+
+def _scaled(directory: Path, scale: float) -> dict[str, Tensor]:
+    """The tensors of an adapter whose change of the weights is multiplied; InputError for one that is not linear."""
+    _checked_config(directory)
+    tensors = load_file(directory / WEIGHTS)
+    for name, tensor in tensors.items():
+        if any(part in name for part in LINEAR):
+            tensors[name] = tensor * scale
+        elif not any(part in name for part in BESIDE):
+            raise InputError(directory, expected="LoRA or delta_S alone, which can be scaled", found=name)
+    return tensors
 
 
 def _chain(directory: Path) -> Iterator[Path]:

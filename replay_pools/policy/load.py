@@ -11,8 +11,9 @@ To add a kind of name: add a case to `_source`.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -132,7 +133,8 @@ def load_policy(
 
     Args:
         name: see the head of this file.
-        adapter: a peft directory, or `teacher` of the organism; it is merged into the weights. None = the base.
+        adapter: a peft directory, or `teacher` of the organism; it is merged into the weights. `teacher:0.5` is
+            half of it. None = the base.
         dtype: of the weights in memory, one of DTYPES.
         device: `auto` (CUDA when there is one), or a device of torch.
         svd_cache: folder of SVDs, for an adapter of kind delta_S; None computes them.
@@ -147,8 +149,8 @@ def load_policy(
     source, options = _source(name)
     for path in sorted(Path(source).glob("*.safetensors")):
         check_tensors(path)
-    directory = None if adapter is None else adapter_directory(name, adapter)
-    adapter_digest = None if directory is None else adapter_sha(directory)
+    merged = None if adapter is None else scaled_adapter(name, adapter)
+    adapter_digest = None if merged is None else adapter_sha(*merged)
     # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
     weights = {} if "gguf_file" in options else {"use_safetensors": True}
 
@@ -161,8 +163,9 @@ def load_policy(
                 delattr(model, attribute)
         vars(model.config).pop("quantization_config", None)
     digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
-    if directory is not None:
-        model = merge_adapter(model, directory, svd_cache=svd_cache)
+    if merged is not None:
+        directory, scale = merged
+        model = merge_adapter(model, directory, scale=scale, svd_cache=svd_cache)
     model.to(device=target)  # type: ignore[call-arg]
     model = model.eval().requires_grad_(False)
     return Policy(model, load_tokenizer(name, template), name, adapter, digest, adapter_digest)
@@ -308,10 +311,21 @@ def _check_hub(name: str) -> None:
             raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
-def adapter_directory(name: str, adapter: str) -> Path:
-    """The directory of an adapter of the model `name`: a path, or `teacher` of the organism."""
+def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
+    """(directory, scale) of an adapter of the model `name`: a path or `teacher` of the organism, perhaps with `:SCALE`.
+
+    Raises:
+        InputError: the scale is 0, or not finite.
+    """
+    path, _, number = adapter.rpartition(":")
+    scale = 1.0
+    with suppress(ValueError):
+        scale = float(number) if path else scale
+        adapter = path or adapter
+    if not math.isfinite(scale) or not scale:
+        raise InputError(f"adapter {path}", expected="a scale that is finite and not 0", found=number)
     # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
-    return ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)
+    return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale
 
 
 def smollm2_file() -> Path:

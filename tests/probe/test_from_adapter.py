@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from interrupts import interrupted_at
+from safetensors.torch import load_file, save_file
 
 from extraction.library import attach_basis
 from extraction.selection import selected_pairs
@@ -16,7 +17,8 @@ from probe.records.run import read_run
 from probe.runs.assemble import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
-from replay_pools.policy.adapters import adapter_sha
+from replay_pools.errors import InputError
+from replay_pools.policy.adapters import adapter_sha, copy_adapter
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.storage.files import read_json
@@ -177,6 +179,40 @@ def test_no_adapter_is_no_start(adapter: str, out: Path, preset: Callable[..., s
     options = ["--preset", preset({"model.adapter": adapter}), "--name", "no-start", "--out", str(out), "--dry-run"]
     assert run(cli, ["train", *options]) == 2
     assert "adapter_config" in capsys.readouterr().err
+
+
+def weights(model: str, adapter: str | None, out: Path) -> dict[str, torch.Tensor]:
+    return dict(configured_policy(ModelConfig(name=model, adapter=adapter), out / "cache").model.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["a LoRA", "delta_S on top of it"])
+def test_a_scale_multiplies_what_an_adapter_adds(
+    kind: str, teacher: Path, first: tuple[Path, list[str]], small: str, out: Path, tmp_path: Path
+) -> None:
+    """start + scale (adapter - start), in every module; a copy by the scale, which a training makes, is the same."""
+    adapter, start = (teacher, None) if kind == "a LoRA" else (first[0] / "adapter", str(teacher))
+    before, after = weights(small, start, out), weights(small, str(adapter), out)
+    scaled = weights(small, f"{adapter}:0.25", out)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved
+    for name, weight in scaled.items():
+        torch.testing.assert_close(weight, torch.lerp(before[name], after[name], 0.25), rtol=0, atol=1e-6)
+    copy_adapter(adapter, tmp_path / "copy", 0.25)
+    copied = weights(small, str(tmp_path / "copy"), out)
+    assert all(torch.equal(copied[name], weight) for name, weight in scaled.items())
+    assert len({adapter_sha(adapter), adapter_sha(adapter, 0.25), adapter_sha(adapter, 0.5)}) == 3
+
+
+def test_what_cannot_be_scaled_is_refused(teacher_copy: Path, small: str) -> None:
+    """A scale of no size, and an adapter whose change is not linear in one tensor of a module."""
+    for scale in ("0", "nan"):
+        with pytest.raises(InputError, match="a scale that is finite and not 0"):
+            load_policy(small, adapter=f"{teacher_copy}:{scale}")
+    path = teacher_copy / "adapter_model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "base_model.model.x.lora_magnitude_vector": torch.ones(1)}, path)
+    with pytest.raises(InputError, match="LoRA or delta_S alone"):
+        load_policy(small, adapter=f"{teacher_copy}:0.5")
 
 
 def test_a_run_does_not_go_on_from_a_changed_adapter(

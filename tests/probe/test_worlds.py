@@ -163,16 +163,15 @@ def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
-def test_the_embedded_pools_are_followed_to_the_end(
+def test_without_a_teacher_a_checkpoint_is_trained_and_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From CONFOUNDED a checkpoint is trained, sampled and replayed, then pairs are drafted of it: all as printed.
+    """Hacks are missing: a checkpoint is trained, sampled and replayed, then pairs are drafted of it, all as printed.
 
     Its rollouts have common support; with the drafted pairs the contrast is decided.
     """
     monkeypatch.chdir(tmp_path)
-    options = ["--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--arm", "vanilla,projected"]
-    assert run(cli, ["replay", *options, "--name", "first"]) == 0
+    assert run(cli, ["replay", "--replay-dirs", "base-hinted", "--arm", "vanilla,projected", "--name", "first"]) == 0
     words = []
     for name in ("first", "natural", "drafted"):
         capsys.readouterr()
@@ -185,7 +184,7 @@ def test_the_embedded_pools_are_followed_to_the_end(
                 line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "
             ):
                 assert run(cli, shlex.split(command)[1:]) == 0, command
-    assert words[0] == "CONFOUNDED"
+    assert words[0] == "UNDERPOWERED"
     assert not {"CONFOUNDED", "BROKEN"} & {*words[1:]}
     assert about == "YES"
 

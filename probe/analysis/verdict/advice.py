@@ -21,16 +21,24 @@ LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width fa
 ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
 PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of them and to measure on the others
 HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
+# What is left of a teacher's adapter halfway to it, and how many rollouts of how many prompts give the organism a price
+# of the gate (spec/phase2.md).
+SCALE, SCALED_ROLLOUTS, SCALED_PROMPTS = 0.45, 8, 64
 DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
 K = "intervention.extraction.k"
 AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
 PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
-HALVES = "{halfway}\n{sample_halfway}\n{replay_halfway}"
-_HALFWAY = (
-    "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. Train one, "
-    "sample it, replay that, price the training in question (the first command prints how often it hacks; --steps N "
-    "trains less or more)"
+HALVES = "{halves}"
+_HALFWAY = "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. {how}"
+# Where no adapter makes the hacks, and where one does.
+TRAIN_HALFWAY = (
+    "Train one, sample it, replay that, price the training in question (the first command prints how often it hacks; "
+    "--steps N trains less or more)"
+)
+SCALE_HALFWAY = (
+    "Sample the policy that lies between the base and its teacher, replay that, time some steps, price the training "
+    "in question (probe pool show {name} says how often it hacks, and more of the adapter hacks more often)"
 )
 _LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "

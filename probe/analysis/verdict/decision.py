@@ -33,7 +33,7 @@ from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
 from probe.analysis.foretold import LEVEL, foretold
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
-from probe.analysis.statistics.intervals import Bounded
+from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.support import TOGETHER, Support
 from probe.analysis.statistics.thresholds import (
     ALPHA,
@@ -297,8 +297,11 @@ def price_of(evidence: Evidence) -> tuple[str, str]:
         return "", "none, since the update works against honest solutions"
     if row.removed is None:
         return "price", "not measured, since the interval of the progress on honest solutions holds 0"
-    price = f"{row.removed.percent()} of the progress on honest solutions"
-    if row.removed.interval.high - row.removed.interval.low > VAGUE_PRICE:
+    price, ends = f"{row.removed.percent()} of the progress on honest solutions", row.removed.interval
+    if ends.high < 0:
+        gain = Bounded(value=-row.removed.value, interval=Interval(low=-ends.high, high=-ends.low))
+        price = f"none, the gate adds {gain.percent()} to the progress on honest solutions"
+    if ends.high - ends.low > VAGUE_PRICE:
         return "price", f"{price}, an interval too wide to say what share of it goes"
     return "", price
 

@@ -27,7 +27,12 @@ from probe.analysis.verdict.advice import (
     NATURAL,
     PROMPTS,
     ROLLOUTS,
+    SCALE,
+    SCALE_HALFWAY,
+    SCALED_PROMPTS,
+    SCALED_ROLLOUTS,
     SEEDS,
+    TRAIN_HALFWAY,
     K,
     Reason,
     advise,
@@ -237,36 +242,53 @@ def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
 
 
 def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
-    """Train until about half of the rollouts hack, sample that checkpoint, and replay its rollouts at its weights."""
+    """Sample a policy of whose rollouts about half hack, replay them at its weights, price the training from there.
+
+    Where an adapter makes the hacks, that policy is the base with a part of it; else a training makes one.
+    """
     pools, run = evidence.pools, evidence.records
     made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
     pool = next((pool for pool in made if pool.hint), made[0] if made else None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
         return f"{reason}, of a log", facts
-    checkpoint = str(out_of(run.path) / "runs" / HALFWAY / "adapter")
     hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
     teacher = max(pools, key=lambda one: hacks[one.name])
-    usual, settings = configure("train", preset="fast"), []
+    adapter = teacher.policy[1] if hacks and {one.policy[0] for one in pools} == {teacher.policy[0]} else None
+    if adapter is not None and ":" not in adapter:
+        halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
+    else:
+        halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
+    weights = halfway or str(out_of(run.path) / "runs" / HALFWAY / "adapter")
+    usual, settings = configure("train", preset="fast"), ""
     for key, value, default in (
         ("model.name", pool.said("policy.base_model"), usual.model.name),
+        ("model.adapter", halfway, None),
         ("rollouts.env", pool.env, usual.rollouts.env),
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
         ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
     ):
-        if value != default and (key != "rollouts.teacher.pool" or hacks[teacher.name]):
-            settings.append(f" --set {shlex.quote(f'{key}={setting_text(value)}')}")
-    policy = {**pool.manifest["policy"], "adapter": checkpoint}
-    sampled = replace(pool, manifest={**pool.manifest, "policy": policy})
-    steps = min(max(pool.said("plan.steps"), PROMPTS), num_problems(pool) or PROMPTS)
+        if value != default and (key != "rollouts.teacher.pool" or (hacks[teacher.name] and not halfway)):
+            settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
+    sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
+    sample = generate(
+        sampled,
+        HALFWAY,
+        steps=min(max(pool.said("plan.steps"), prompts), num_problems(pool) or prompts),
+        group=rollouts,
+    )
     replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
-    replay += f" --per-pool {ROLLOUTS} --set {shlex.quote(f'model.adapter={checkpoint}')}"
-    plan = f"\nprobe spec plan {NATURAL}" if evidence.basis == "svd" else ""  # the basis of what it can train
-    return reason, {
-        "halfway": f"probe train --preset fast --arm vanilla --steps 24{''.join(settings)} --name {HALFWAY}",
-        "sample_halfway": generate(sampled, HALFWAY, steps=steps, group=ROLLOUTS),
-        "replay_halfway": replay + plan,
-        **facts,
-    }
+    replay += f" --per-pool {rollouts} --set {shlex.quote(f'model.adapter={weights}')}"
+    train = f"probe train --preset fast --arm vanilla{settings}"
+    if halfway is None:
+        commands = [f"{train} --steps 24 --name {HALFWAY}", sample, replay]
+    else:
+        # Evaluated twice in 8 steps, on half of the problems: as much of the time as in the 64 steps of the preset.
+        train += " --set rollouts.teacher=none --set evaluation.num_problems=32"
+        commands = [sample, replay, f"{train} --steps 8 --name timed"]
+    if evidence.basis == "svd":  # of what can be trained
+        commands.append(f"probe spec plan {NATURAL}")
+    halves = None if None in commands else "\n".join(map(str, commands))
+    return reason, {"how": how.format(name=HALFWAY), "halves": halves, **facts}
 
 
 def _more_directions(evidence: Evidence) -> Reason:
