@@ -244,7 +244,7 @@ def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
 def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     """Sample a policy of whose rollouts about half hack, replay them at its weights, price the training from there.
 
-    Where an adapter makes the hacks, that policy is the base with a part of it; else a training makes one.
+    Where pools are of the base and of an adapter that hacks, that policy has a part of it; else a training makes one.
     """
     pools, run = evidence.pools, evidence.records
     made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
@@ -253,8 +253,8 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         return f"{reason}, of a log", facts
     hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
     teacher = max(pools, key=lambda one: hacks[one.name])
-    adapter = teacher.policy[1] if hacks and {one.policy[0] for one in pools} == {teacher.policy[0]} else None
-    if adapter is not None and ":" not in adapter:
+    adapter = teacher.policy[1] if hacks[teacher.name] else None
+    if adapter is not None and (teacher.policy[0], None) in {one.policy for one in pools}:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
     else:
         halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
@@ -267,7 +267,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
         ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
     ):
-        if value != default and (key != "rollouts.teacher.pool" or (hacks[teacher.name] and not halfway)):
+        if value != default and (key != "rollouts.teacher.pool" or (hacks[teacher.name] and halfway is None)):
             settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
     sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
     sample = generate(
