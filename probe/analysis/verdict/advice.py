@@ -37,8 +37,8 @@ TRAIN_HALFWAY = (
     "--steps N trains less or more)"
 )
 SCALE_HALFWAY = (
-    "Sample the policy that lies between the base and its teacher, replay that, time some steps, price the training "
-    "in question (probe pool show {name} says how often it hacks, and more of the adapter hacks more often)"
+    f"Sample the base with {SCALE:.0%} of its teacher's adapter, replay that, time some steps, price the training in "
+    f"question (probe pool show {HALFWAY} says how often it hacks; more of the adapter hacks more often)"
 )
 _LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "

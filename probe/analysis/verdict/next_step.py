@@ -288,7 +288,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     if evidence.basis == "svd":  # of what can be trained
         commands.append(f"probe spec plan {NATURAL}")
     halves = None if None in commands else "\n".join(map(str, commands))
-    return reason, {"how": how.format(name=HALFWAY), "halves": halves, **facts}
+    return reason, {"how": how, "halves": halves, **facts}
 
 
 def _more_directions(evidence: Evidence) -> Reason:
