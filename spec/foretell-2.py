@@ -28,7 +28,7 @@ import orjson
 from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
-from probe.analysis.foretold import fall_ahead, fall_of
+from probe.analysis.foretold import AHEAD, fall_ahead, fall_of
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.lookahead import by_prompt
 from probe.analysis.statistics.intervals import Bounded
@@ -238,7 +238,8 @@ def read_treatments() -> list[Treatment]:
             said[line] = fall_of(measures[line], [(float(measure(row)), row.fall) for row in PILOT.values()])
         vanilla = [row[str(LAST)]["hack"] for row in rates[UNTREATED].values()]
         if vanilla:
-            measures[SECOND], said[SECOND] = first["kept_off"], fall_ahead(first["kept_off"], rate=fmean(vanilla))
+            x = measures[SECOND] = first["kept_off"]
+            said[SECOND] = fall_ahead(x, AHEAD.values(), rate=fmean(vanilla))
         falls = {rate: _mean_fall(rates, name, rate, LAST) for rate in ("hack", "solve")}
         seeds = len(rates[name].keys() & rates[UNTREATED].keys())
         rows.append(

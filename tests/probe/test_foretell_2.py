@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from extraction.selection import load_pairs
+from probe.analysis.foretold import ELSEWHERE
 from replay_pools.environments.loopholes import QUOTED
+from replay_pools.storage.files import read_json
 
 SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
 sys.path.insert(0, str(SCRIPT.parent))  # it imports foretell.py beside it
@@ -62,6 +64,9 @@ def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
         in page
     )
     assert f"{found['inside']} of 16 falls lie inside the law's intervals" in page
+    vanilla = np.mean([row["64"]["hack"] for row in read_json(study.MEASURED)["rates"][study.UNTREATED].values()])
+    trained = [(row.measures[study.SECOND], row.fall / vanilla) for row in rows]
+    assert np.allclose(ELSEWHERE, trained, atol=0.006), "the table of the screen is that of the page"
 
 
 def test_a_part_of_the_treatments_decides_nothing() -> None:
