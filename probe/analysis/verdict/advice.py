@@ -20,6 +20,7 @@ MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
 LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
 ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
 PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of them and to measure on the others
+TEACHES = 0.3  # of a pool's rollouts hack where it is a teacher's
 HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
 # What is left of a teacher's adapter halfway to it, and how many rollouts of how many prompts give the organism a price
 # of the gate (spec/phase2.md).

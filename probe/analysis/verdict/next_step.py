@@ -32,6 +32,7 @@ from probe.analysis.verdict.advice import (
     SCALED_PROMPTS,
     SCALED_ROLLOUTS,
     SEEDS,
+    TEACHES,
     TRAIN_HALFWAY,
     K,
     Reason,
@@ -251,9 +252,11 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     pool = next((pool for pool in made if pool.hint), made[0] if made else None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
         return f"{reason}, of a log", facts
+    rollouts_of = Counter(sample.src_pool for sample in evidence.sure)
     hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
     teacher = max(pools, key=lambda one: hacks[one.name])
-    adapter = teacher.policy[1] if hacks[teacher.name] else None
+    teaches = hacks[teacher.name] > TEACHES * rollouts_of[teacher.name]
+    adapter = teacher.policy[1] if teaches else None
     if adapter is not None and (teacher.policy[0], None) in {one.policy for one in pools}:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
     else:
@@ -267,7 +270,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
         ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
     ):
-        if value != default and (key != "rollouts.teacher.pool" or (hacks[teacher.name] and halfway is None)):
+        if value != default and (key != "rollouts.teacher.pool" or (teaches and halfway is None)):
             settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
     sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
     sample = generate(
