@@ -22,6 +22,61 @@ ROOT = Path(__file__).parents[2]
 # Without those that `probe spec plan RUN` wrote there, as the demo's commands do in a clone.
 WRITTEN = "Written by `probe spec plan`"
 SHIPPED = sorted(path for path in (ROOT / "spec").glob("*.toml") if WRITTEN not in path.read_text())
+VERDICTS = OF_CRITERION
+SMALL = """
+arms = ["vanilla", "random"]
+seeds = [0, 1]
+[experiment]
+name = "small"
+question = "Does it run?"
+hypotheses = ["It does."]
+[settings]
+verb = "replay"
+steps = 2
+source.per_pool = 4
+[[conditions]]
+name = "plain"
+[[conditions]]
+name = "capped"
+settings.objective.advantage_clip = 2.0
+[[criteria]]
+name = "aligned"
+metric = "cos_in"
+statistic = "lower95"
+comparison = ">"
+threshold = 0.05
+unit = "prompt"
+null = "N2"
+role = "primary"
+arm = "vanilla"
+[[criteria]]
+name = "near"
+metric = "cos_in"
+statistic = "interval90"
+comparison = "inside"
+threshold = [-0.05, 0.05]
+unit = "prompt"
+role = "check"
+[[criteria]]
+name = "gate"
+metric = "frac_fired"
+statistic = "mean"
+comparison = ">"
+threshold = 0.1
+unit = "step"
+role = "mechanism"
+[[decisions]]
+name = "GO"
+then = "on"
+[decisions.requires]
+aligned = "PASS"
+[[decisions]]
+name = "SKIP"
+[decisions.requires]
+near = ["PASS", "VACUOUS"]
+[[decisions]]
+name = "MORE"
+"""
 
 
 @pytest.fixture
