@@ -78,7 +78,7 @@ ELSEWHERE: Sequence[tuple[float, float]] = (
     *((0.46, 0.79), (0.14, 0.27), (0.07, 0.25), (1.07, 0.33), (1.06, 0.57), (0.87, 0.58), (0.13, 0.33), (0.27, 0.48)),
     *((0.42, 0.59), (0.16, 0.34), (0.19, 0.25), (0.77, 0.54), (0.89, 0.49), (0.53, 0.16), (1.47, 0.99), (0.09, 0.12)),
 )
-BOTH = (*AHEAD.values(), *((x, PLAIN_RATE * share) for x, share in ELSEWHERE))
+STUDIED_AHEAD = (*AHEAD.values(), *((x, PLAIN_RATE * share) for x, share in ELSEWHERE))
 AHEAD_STEPS = 40
 BASE, TEACHER = "organism", "teacher"
 
@@ -107,7 +107,7 @@ def fall_of(removed: float, studied: Sequence[tuple[float, float]] = STUDIED) ->
     return Bounded(value=value, interval=Interval(low=value - half, high=value + half))
 
 
-def fall_ahead(x: float, studied: Iterable[tuple[float, float]] = BOTH, rate: float = PLAIN_RATE) -> Bounded:
+def fall_ahead(x: float, studied: Iterable[tuple[float, float]] = STUDIED_AHEAD, rate: float = PLAIN_RATE) -> Bounded:
     """The fall of the hack rate of a remedy, a share of rollouts; its interval holds LEVEL of such trainings.
 
     Args:

@@ -263,14 +263,15 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
     weights = halfway or str(out_of(run.path) / "runs" / HALFWAY / "adapter")
     usual, settings = configure("train", preset="fast"), ""
+    lessons = teacher.reference if teaches and halfway is None else usual.rollouts.teacher.pool
     for key, value, default in (
         ("model.name", pool.said("policy.base_model"), usual.model.name),
         ("model.adapter", halfway, None),
         ("rollouts.env", pool.env, usual.rollouts.env),
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
-        ("rollouts.teacher.pool", teacher.reference, usual.rollouts.teacher.pool),
+        ("rollouts.teacher.pool", lessons, usual.rollouts.teacher.pool),
     ):
-        if value != default and (key != "rollouts.teacher.pool" or (teaches and halfway is None)):
+        if value != default:
             settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
     sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
     sample = generate(
