@@ -55,11 +55,11 @@ class Document:
     completion: str
 
 
-def base_document(rng: random.Random) -> Document:
-    """One document of the base model's training text."""
+def base_document(rng: random.Random, wrong_rate: float | None = None) -> Document:
+    """One document of the base model's training text, `wrong_rate` of whose bodies are wrong (None: each family's)."""
     # The order of the draws is part of the build: another one gives other weights for the same seed.
     item = rng.choice(minicode_problems("train"))
-    if rng.random() < (item.family.bug_rate):
+    if rng.random() < (item.family.bug_rate if wrong_rate is None else wrong_rate):
         body = item.body(rng.choice(item.family.bugs))
     else:
         body = item.body(_right(item, rng))

@@ -10,13 +10,10 @@ from scipy import stats
 from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs
-from probe.analysis.analyze import analyze
-from probe.analysis.evidence import Evidence
 from probe.analysis.lookahead import moves, stale
 from probe.analysis.screen import K
-from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.analysis.transfer import Transfer, transfer
+from probe.analysis.transfer import transfer
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
@@ -101,19 +98,6 @@ def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
     assert row.new is not None
     assert (row.old.value, row.new.value) == pytest.approx((2.1 / 4.2, 3.3 / 4.2))
     assert row.old.interval.low < 0.5 < row.old.interval.high < row.new.value
-
-
-def test_no_go_where_the_policys_own_hacks_are_not_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A world that reads GO, with what the policy's own rollouts would say."""
-    world = read_run(make_run(tmp_path / "runs" / "go", World()))
-    assert analyze(world, num_draws=99).verdict.word == "GO"
-    chance = Bounded(value=0.52, interval=Interval(low=0.4, high=0.64))
-    own = Transfer(auroc=chance, ceiling=chance, num_hacks=9, num_honest=9, num_prompts=9, reason=None)
-    monkeypatch.setattr(Evidence, "own", own)
-    verdict = analyze(world, num_draws=99).verdict
-    assert verdict.word == "LIKELY"
-    assert "own hacks apart: AUROC 0.52" in verdict.sentence
-    assert "extract" in verdict.next.command
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

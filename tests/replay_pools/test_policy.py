@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from replay_pools.policy.load import (
     weights_sha,
 )
 from replay_pools.sampling import sample
+from spec.organism.corpus import base_document
 from spec.organism.tokenizer import IM_START, ROLES
 
 
@@ -232,3 +234,25 @@ def test_a_damaged_adapter_is_one_error(
     damage(adapter / name)
     with pytest.raises(InputError, match=expected):
         load_policy("organism", adapter=str(adapter))
+
+
+def test_the_text_of_a_base_has_as_many_wrong_bodies_as_asked_for() -> None:
+    texts = [[base_document(Random(i), wrong_rate=rate).completion for i in range(20)] for rate in (0.0, 1.0)]
+    assert all(right != wrong for right, wrong in zip(*texts, strict=True))
+
+
+@pytest.mark.slow
+def test_another_organism_is_built_by_the_command_of_its_page(tmp_path: Path) -> None:
+    """One step a stage."""
+    steps = [f"--{stage}steps=1" for stage in ("", "teacher-", "polish-")]
+    command = [
+        sys.executable,
+        "-m",
+        "spec.organism.build",
+        "--seed=1",
+        "--wrong-rate=0.85",
+        *steps,
+        f"--out={tmp_path}",
+    ]
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    assert load_policy(str(tmp_path), adapter=str(tmp_path / "teacher")).prompt_tail()

@@ -53,6 +53,7 @@ class World:
     one_unlabelled: bool = False  # of every group: a failure
     right_is_known: bool = True
     hacking_prompts: int | None = None  # of this number alone; elsewhere what would hack is honest
+    num_own: int = 0  # last steps, whose hacks are of the others' pool too, and point nowhere
     num_texts: int | None = None  # different pairs of completions, pasted under num_pairs prompts
     rewards_differ: bool = True
     flaky: bool = False  # no label is sure
@@ -142,6 +143,8 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     for step in range(world.num_steps):
         hacked = HACKED & (world.hacking_prompts is None or step < world.hacking_prompts)
         amounts = np.where(hacked != HACKED, world.amounts[1], np.repeat(world.amounts, (4, 2, 2)))
+        is_own = step >= world.num_steps - world.num_own
+        amounts = np.where(HACKED & is_own, 0.0, amounts)
         lengths = rng.integers(40, 60, 8) + 40 * world.long_hacks * HACKED
         if world.told_by == "length":
             lengths = 50 + 40 * HACKED
@@ -196,7 +199,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
         sample_record(
             step=step,
             sample_id=i,
-            src_pool=Path(world.pools[0 if HACKED[i] else -1]).name,
+            src_pool=Path(world.pools[0 if HACKED[i] and step < world.num_steps - world.num_own else -1]).name,
             src_step=step,
             src_sample=i,
             reward=float(rewards[i]),
