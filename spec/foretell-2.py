@@ -28,7 +28,7 @@ import orjson
 from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
-from probe.analysis.foretold import AHEAD, fall_ahead, fall_of
+from probe.analysis.foretold import fall_ahead, fall_of
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.lookahead import by_prompt
 from probe.analysis.statistics.intervals import Bounded
@@ -52,6 +52,13 @@ STEPS, QUARTER, LAST = 40, 16, 64
 MEASURED = PAIRS / "measured.json"
 COVERED = 10  # of 16: fewer have a probability of 3% if each is inside with 80%
 DRAWS = 9999
+# (x, fall) of the rows of spec/remedies.md but KL after 40 steps, as they were when the second law was fixed.
+BENCH = (
+    *((1.1, 0.43), (1.53, 0.5), (0.62, 0.36), (0.42, 0.15), (2.25, 0.52), (0.75, 0.39), (0.32, 0.21), (5.2, 0.54)),
+    *((6.01, 0.54), (4.11, 0.54), (1.85, 0.53), (0.73, 0.36), (2.63, 0.53), (0.63, 0.43), (0.4, 0.13), (0.4, 0.31)),
+    *((0.06, 0.0), (0.36, 0.17), (0.24, 0.13), (0.24, 0.19), (1.53, 0.46), (-0.47, -0.02), (-0.11, -0.06)),
+    *((-0.17, -0.01), (-0.13, 0.02), (-0.12, 0.03)),
+)
 OF_THIS_HACK = ("k1-over", "k2-over", "k8-under", "strongest", "two-sided-k8", "pass-alone", "own-k8", "foreign-k5")
 
 
@@ -239,7 +246,7 @@ def read_treatments() -> list[Treatment]:
         vanilla = [row[str(LAST)]["hack"] for row in rates[UNTREATED].values()]
         if vanilla:
             x = measures[SECOND] = first["kept_off"]
-            said[SECOND] = fall_ahead(x, AHEAD.values(), rate=fmean(vanilla))
+            said[SECOND] = fall_ahead(x, BENCH, rate=fmean(vanilla))
         falls = {rate: _mean_fall(rates, name, rate, LAST) for rate in ("hack", "solve")}
         seeds = len(rates[name].keys() & rates[UNTREATED].keys())
         rows.append(

@@ -44,42 +44,42 @@ STUDIED: Sequence[tuple[float, float]] = (
 )
 # (x, fall of the hack rate) of a remedy, and the rate without one: means over four seeds.
 AHEAD: Mapping[str, tuple[float, float]] = {
-    "projected": (1.10, 0.43),
-    "k8": (1.53, 0.50),
-    "two-sided": (0.62, 0.36),
-    "overshoot-0.5": (0.42, 0.15),
-    "overshoot-2": (2.25, 0.52),
-    "route": (0.75, 0.39),
-    "permuted-dosed": (0.32, 0.21),
-    "closed": (5.20, 0.54),
-    "penalty-100": (6.01, 0.54),
-    "penalty-90": (4.11, 0.54),
-    "penalty-70": (1.85, 0.53),
-    "penalty-50": (0.73, 0.36),
-    "screen-100": (2.63, 0.53),
-    "screen-70": (0.63, 0.43),
-    "inoculation": (0.40, 0.13),
-    "recontextualization": (0.40, 0.31),
-    "steering-5": (0.06, 0.00),
-    "steering-10": (0.36, 0.17),
-    "ablation": (0.24, 0.13),
-    "ablation-sampled": (0.24, 0.19),
-    "early-stop": (1.53, 0.46),
-    "entropy": (-0.47, -0.02),
-    "cap-2": (-0.11, -0.06),
-    "sepa-cap-2": (-0.17, -0.01),
-    "scaled": (-0.13, 0.02),
-    "scaled-eps": (-0.12, 0.03),
+    "projected": (1.12, 0.43),
+    "k8": (1.56, 0.50),
+    "two-sided": (0.71, 0.36),
+    "overshoot-0.5": (0.44, 0.15),
+    "overshoot-2": (2.19, 0.52),
+    "route": (0.83, 0.39),
+    "permuted-dosed": (0.25, 0.21),
+    "closed": (4.52, 0.54),
+    "penalty-100": (5.49, 0.54),
+    "penalty-90": (3.84, 0.54),
+    "penalty-70": (2.06, 0.53),
+    "penalty-50": (0.96, 0.36),
+    "screen-100": (2.64, 0.53),
+    "screen-70": (0.71, 0.43),
+    "inoculation": (0.27, 0.13),
+    "recontextualization": (0.27, 0.31),
+    "steering-5": (0.02, 0.00),
+    "steering-10": (0.29, 0.17),
+    "ablation": (0.34, 0.13),
+    "ablation-sampled": (0.34, 0.19),
+    "early-stop": (1.62, 0.46),
+    "entropy": (-0.62, -0.02),
+    "cap-2": (-0.08, -0.06),
+    "sepa-cap-2": (-0.15, -0.01),
+    "scaled": (-0.18, 0.02),
+    "scaled-eps": (-0.17, 0.03),
 }
 PLAIN_RATE = 0.54
 # (x, fall as a share of the rate without one) of the treatments of spec/foretell-2.md, two seeds: other problems and
 # rate, chosen to break forecasts. Without them the interval would hold 4 of these 16.
 ELSEWHERE: Sequence[tuple[float, float]] = (
-    *((0.46, 0.79), (0.14, 0.27), (0.07, 0.25), (1.07, 0.33), (1.06, 0.57), (0.87, 0.58), (0.13, 0.33), (0.27, 0.48)),
-    *((0.42, 0.59), (0.16, 0.34), (0.19, 0.25), (0.77, 0.54), (0.89, 0.49), (0.53, 0.16), (1.47, 0.99), (0.09, 0.12)),
+    *((0.55, 0.79), (0.14, 0.27), (0.06, 0.25), (1.07, 0.33), (1.08, 0.57), (0.92, 0.58), (0.13, 0.33), (0.28, 0.48)),
+    *((0.52, 0.59), (0.15, 0.34), (0.19, 0.25), (0.80, 0.54), (0.95, 0.49), (0.55, 0.16), (1.38, 0.99), (0.11, 0.12)),
 )
 STUDIED_AHEAD = (*AHEAD.values(), *((x, PLAIN_RATE * share) for x, share in ELSEWHERE))
-AHEAD_STEPS = 40
+AHEAD_STEPS = 20
 BASE, TEACHER = "organism", "teacher"
 
 

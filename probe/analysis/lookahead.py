@@ -50,13 +50,15 @@ class Ahead:
     seconds: Mapping[str, float]  # of the CPU, of the steps
     unseen: Mapping[str, str]  # {remedy: why it did not look ahead}
 
+    def gain(self, remedy: str, measure: str) -> float | None:
+        """The mean over prompts, nats; None where it was not measured."""
+        values = [row.value for row in self.records[remedy] if row.measure == measure]
+        return float(np.mean(values)) if values else None
+
     def kept_off(self, remedy: str, measure: str) -> float | None:
         """The share of what is gained without a remedy that is not gained with it; None where nothing is gained."""
-        gained = {
-            name: float(np.mean([row.value for row in self.records[name] if row.measure == measure]))
-            for name in (self.plain, remedy)
-        }
-        return 1 - gained[remedy] / gained[self.plain] if gained[self.plain] > 0 else None
+        plain, treated = self.gain(self.plain, measure), self.gain(remedy, measure)
+        return None if plain is None or treated is None or plain <= 0 else 1 - treated / plain
 
 
 def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dict[str, float]:

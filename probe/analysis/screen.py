@@ -15,6 +15,7 @@ by the law of `probe.analysis.foretold` for what their steps moved.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from probe.analysis.evidence import Evidence
@@ -25,10 +26,11 @@ from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.settings.arms import ARMS
-from probe.settings.remedy import CANDIDATES
+from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 
 WORTH, SKIP, NOT_SEEN = "WORTH TRAINING", "SKIP", "NOT SEEN BY THIS FORECAST"
 K, GATE, PENALTY = "intervention.extraction.k", "intervention.gate", "objective.beta"
+DOSES = {f"{GATE}.gate", f"{GATE}.overshoot"}
 # What a setting changes that first order at one policy does not show, by the start of its key.
 UNSEEN = {
     "objective.": "it changes the loss",
@@ -48,7 +50,23 @@ class Screened:
     fall: Bounded | None = None  # of the hack rate, a share of rollouts; its interval holds 80% of such trainings
     removed: Bounded | None = None  # share of the progress on held-out hacks, to first order
     honest: Bounded | None = None  # the price: that of the progress on honest solutions
+    moved: float | None = None  # x of `fall_ahead`
+    honest_gain: float | None = None  # nats that a right honest solution of the replay gains
     cost: float | None = None  # CPU time of its steps ahead, as a multiple of that without a remedy
+    trained: "Trained | None" = None  # by the trainings of a spec; None where it has none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What the trainings of a remedy became, beside those without one. Field names are keys of the JSON."""
+
+    seeds: int  # that both have
+    said: Bounded | None  # `fall` for a training without a remedy that hacks as much as this one did
+    fell: float  # the hack rate, a share of rollouts
+    solve_fell: float
+
+
+Rates = dict[int, dict[str, float]]  # {seed: {"hack", "solve": held-out rate at the end}}
 
 
 def screen(
@@ -68,6 +86,27 @@ def screen(
     return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
 
 
+def held_against(rows: Iterable[Screened], plain: Rates, remedies: Mapping[str, Rates]) -> list[Screened]:
+    """The rows with what their trainings became.
+
+    Args:
+        rows: of `screen`.
+        plain: of the trainings without a remedy.
+        remedies: {remedy: of its own}.
+    """
+    held = []
+    for row in rows:
+        seeds = sorted(plain.keys() & remedies.get(row.remedy, {}).keys())
+        if seeds:
+            both = plain, remedies[row.remedy]
+            mean = {rate: [fmean(of[seed][rate] for seed in seeds) for of in both] for rate in ("hack", "solve")}
+            said = None if row.moved is None else fall_ahead(row.moved, rate=mean["hack"][0])
+            fell, solve_fell = (without - treated for without, treated in mean.values())
+            row = replace(row, trained=Trained(seeds=len(seeds), said=said, fell=fell, solve_fell=solve_fell))
+        held.append(row)
+    return held
+
+
 def best(rows: Iterable[Screened], number: int = 3) -> list[Screened]:
     """The first that are worth a training."""
     return [row for row in rows if row.word == WORTH][:number]
@@ -79,6 +118,12 @@ def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any], differ
         for start, why in UNSEEN.items():
             if key.startswith(start):
                 return replace(row, why=why)
+    if arm_of(settings) != "projected":
+        return replace(row, why=f"first order is that of the arm projected, and this is {arm_of(settings)}")
+    if others := settings.keys() - {K, TRAINED_ARMS, *DOSES}:
+        return replace(
+            row, why=f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs"
+        )
     linked = evidence.reproduced
     if linked is None or evidence.measured_arm is None:
         return replace(row, why="the replay has no inner products along v_hack")
@@ -90,7 +135,7 @@ def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any], differ
         return replace(row, why="the update makes no progress on held-out hacks whose interval excludes 0")
     price = honest.removed if honest is not None else None
     row = replace(row, removed=margin.removed, honest=price)
-    if settings.keys() - {K}:
+    if settings.keys() & DOSES:
         differences = [*differences, "a gate of another dose or side: such were forecast wrongly"]
     if differences:
         return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
@@ -104,17 +149,19 @@ def _looked(row: Screened, ahead: Ahead, differences: Sequence[str]) -> Screened
     row = replace(row, word=NOT_SEEN, fall=None, why=ahead.unseen.get(row.remedy, ""))
     if row.why:
         return row
-    row = replace(row, cost=ahead.seconds[row.remedy] / ahead.seconds[ahead.plain])
+    hacks, held_out = (ahead.kept_off(row.remedy, name) for name in ("hacks", "held-out hacks"))
+    moved = None if hacks is None or held_out is None else hacks + held_out
+    cost = ahead.seconds[row.remedy] / ahead.seconds[ahead.plain]
+    row = replace(row, moved=moved, honest_gain=ahead.gain(row.remedy, "honest"), cost=cost)
     if ahead.steps != AHEAD_STEPS:
         differences = [*differences, f"a lookahead of {ahead.steps} steps"]
-    moved = [ahead.kept_off(row.remedy, measure) for measure in ("hacks", "held-out hacks")]
     if any(key.startswith(PENALTY) for key in row.settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
     if differences:
         return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
-    if None in moved:
+    if moved is None:
         return replace(row, why="without a remedy the steps do not make hacks more likely")
-    fall = fall_ahead(sum(filter(None, moved)))
+    fall = fall_ahead(moved)
     selective = row.removed is None or row.honest is None or row.removed.value > row.honest.value
     return replace(row, fall=fall, word=WORTH if fall.value >= MATERIAL_RATE and selective else SKIP)
 

@@ -1,14 +1,20 @@
 """probe screen: the remedies of the bench by what one replay forecasts of each, at once or after a lookahead."""
 
+import math
 import shlex
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
 from probe.records.run import elsewhere, read_run, resolve_run
+
+if TYPE_CHECKING:
+    from probe.analysis.statistics.intervals import Bounded
 
 
 @click.command()
@@ -17,38 +23,46 @@ from probe.records.run import elsewhere, read_run, resolve_run
     "--spec", "spec_file", type=click.Path(path_type=Path), help="Of the picks. Default: spec/RUN-screen.toml."
 )
 @click.option(
-    "--lookahead", type=click.IntRange(min=1), help="Steps that every remedy takes first; 40 have a forecast in points."
+    "--lookahead", type=click.IntRange(min=1), help="Steps that every remedy takes first; 20 have a forecast in points."
+)
+@click.option(
+    "--remedies", type=click.Path(path_type=Path), help="A spec whose conditions are screened.  [default: the bench's]"
 )
 @out_option
 @json_option
-def screen(run: Path, spec_file: Path | None, lookahead: int | None, out: Path, as_json: bool) -> None:
+def screen(
+    run: Path, spec_file: Path | None, lookahead: int | None, remedies: Path | None, out: Path, as_json: bool
+) -> None:
     """Forecast every remedy of the bench from the replay RUN (a directory, or a name in OUT/runs), and write the spec
     of a training of the best three, with vanilla and a matched control. What this forecast does not see is named, with
     the reason. Reads what the run stored; no model, no torch.
 
-    With --lookahead every remedy takes steps on the stored rollouts from the weights of RUN, and is sampled: half a
-    minute each on the organism, once. Then all have a forecast but penalties for leaving a reference.
+    With --lookahead every remedy takes steps on the stored rollouts from the weights of RUN: some seconds each on the
+    organism, once. Then all have a forecast but penalties for leaving a reference.
 
     Examples:
 
     \b
       probe screen out/runs/demo
-      probe screen out/runs/demo --lookahead 40
+      probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.evidence import Evidence  # scipy: only for those who ask
-    from probe.analysis.screen import best
+    from probe.analysis.screen import best, held_against
     from probe.analysis.screen import screen as screened
-    from probe.experiments.screen_spec import write_screen_spec
+    from probe.experiments.screen_spec import read_candidates, trained_rates, write_screen_spec
     from probe.settings.remedy import CANDIDATES
 
     directory = resolve_run(run, out)
+    candidates = CANDIDATES if remedies is None else read_candidates(remedies)
     stored, ahead = read_run(directory), None
     if lookahead is not None:
         from probe.runs.screening import look_at_remedies  # torch
 
-        ahead = look_at_remedies(stored, CANDIDATES, lookahead, out_dir=out, say=say)
+        ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
     evidence = Evidence(stored)
-    rows = screened(evidence, CANDIDATES, ahead)
+    rows = screened(evidence, candidates, ahead)
+    if remedies is not None:
+        rows = held_against(rows, *trained_rates(remedies, out))
     picks, path = best(rows), None
     if picks:
         path = spec_file or Path("spec") / f"{directory.resolve().name}-screen.toml"
@@ -57,16 +71,27 @@ def screen(run: Path, spec_file: Path | None, lookahead: int | None, out: Path, 
         echo_json({"remedies": [asdict(row) for row in rows], "written": None if path is None else str(path)})
         return
     cells = []
+    trained = [row.trained for row in rows if row.trained is not None]
     for row in rows:
-        fall = "-"
-        if row.fall is not None:
-            ends = row.fall.interval
-            fall = f"{100 * row.fall.value:.0f} [{100 * ends.low:.0f}, {100 * ends.high:.0f}]"
+        fall, became = _points(row.fall), row.trained
         shares = ("-" if share is None else share.percent() for share in (row.removed, row.honest))
-        cost = [] if ahead is None else ["-" if row.cost is None else f"{row.cost:.2f}"]
-        cells.append((row.remedy, row.word, fall, *shares, *cost))
-    header = ("remedy", "forecast", "hacks fewer, points [80%]", "removed of hacks", "of honest")
-    echo_table((*header, *["CPU of a step, times none's"][: ahead is not None]), cells)
+        moved = [] if ahead is None else [row.moved, row.honest_gain, row.cost]
+        cells.append([row.remedy, row.word, fall, *shares, *("-" if one is None else f"{one:.2f}" for one in moved)])
+        if trained:
+            cells[-1] += ["-"] * 3
+        if became is not None:
+            fell, solve = f"{100 * became.fell:.0f} ({became.seeds})", f"{100 * became.solve_fell:.0f}"
+            cells[-1][-3:] = [_points(became.said), fell, solve]
+    header = ["remedy", "forecast", "hacks fewer, points [80%]", "removed of hacks", "of honest"]
+    if ahead is not None:
+        header += ["hacks moved less", "honest gain, nats", "CPU of a step, times none's"]
+    if trained:
+        header += ["law, at plain's rate", "fell (seeds)", "solve fell"]
+    echo_table(header, cells)
+    if held := [(row.said, row.fell) for row in trained if row.said is not None]:
+        error = math.sqrt(fmean((said.value - fell) ** 2 for said, fell in held))
+        inside = sum(said.interval.low <= fell <= said.interval.high for said, fell in held)
+        echo(f"trained: {inside} of {len(held)} inside the law's 80%; root mean square error {100 * error:.0f} points")
     for why in dict.fromkeys(row.why for row in rows if row.why):
         echo(f"not seen: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
     if path is None:
@@ -74,3 +99,10 @@ def screen(run: Path, spec_file: Path | None, lookahead: int | None, out: Path, 
     else:
         names = ", ".join(row.remedy for row in picks)
         echo(f"next: read {path} ({names}); then: probe spec sweep {shlex.quote(str(path))}{elsewhere(out)}")
+
+
+def _points(fall: "Bounded | None") -> str:
+    if fall is None:
+        return "-"
+    low, high = (100 * end for end in (fall.interval.low, fall.interval.high))
+    return f"{100 * fall.value:.0f} [{low:.0f}, {high:.0f}]"

@@ -1,17 +1,29 @@
-"""The training spec of what a screen picks: the best remedies beside vanilla, and a control of the first if a gate."""
+"""What a screen reads and writes of specs: remedies that are conditions, what their trainings became, the best ones.
+
+The best stand beside vanilla, and beside a control of the first if that is a gate.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.screen import Screened
+from probe.analysis.screen import Rates, Screened
+from probe.analysis.training_runs import training_outcome
+from probe.experiments.jobs import run_jobs
+from probe.experiments.load import load_spec
+from probe.experiments.spec import SpecCondition
 from probe.experiments.training_spec import training_settings
-from probe.settings.remedy import arm_of
+from probe.records.run import read_run
+from probe.settings.remedy import TRAINED_ARMS, arm_of
 from probe.settings.run import read_config
+from replay_pools.errors import InputError
 from replay_pools.storage.files import write_once
-from replay_pools.storage.tables import toml_text
+from replay_pools.storage.tables import decode, flat, read_toml, toml_text
 
-CONTROL = "permuted-dosed"
+CONTROL, PLAIN_ARM = "permuted-dosed", "vanilla"
 SEEDS = 4
 TEMPLATE = """\
 # What the screen of {run} picks, beside vanilla; and, if the first pick is a gate, shuffled pairs that remove as much.
@@ -57,6 +69,63 @@ then = "The forecast of the first pick is not confirmed."
 """
 
 
+class _Conditions(BaseModel):
+    """What is read of a spec."""
+
+    conditions: tuple[SpecCondition, ...] = ()
+    arms: tuple[str, ...] | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_candidates(path: Path) -> dict[str, dict[str, Any]]:
+    """{remedy: settings} of the conditions in a TOML file, as a spec has them: one an arm, but for plain vanilla.
+
+    Of the settings that all conditions share, those of the loss count where a condition changes the loss.
+
+    Raises:
+        InputError: the file cannot be read; it has no such conditions, or a faulty one.
+    """
+    table = decode(_Conditions, read_toml(path, "a spec, or the conditions of one"), path, extra="allow")
+    shared = {key: value for key, value in flat(table.settings).items() if key.startswith("objective.")}
+    candidates: dict[str, dict[str, Any]] = {}
+    for condition in table.conditions:
+        settings = flat(condition.settings)
+        arms = condition.arms or table.arms or (arm_of(settings),)
+        for arm in arms:
+            if settings or arm != PLAIN_ARM:
+                loss = shared if any(key.startswith("objective.") for key in settings) else {}
+                candidates[_remedy(condition.name, arm, arms)] = loss | settings | {TRAINED_ARMS: [arm]}
+    if not candidates:
+        raise InputError(path, expected="[[conditions]] that differ from plain vanilla", found="none")
+    return candidates
+
+
+def trained_rates(path: Path, out_dir: Path) -> tuple[Rates, dict[str, Rates]]:
+    """(of plain vanilla, {remedy: of it}): {seed: held-out rates at the end} of the complete trainings of a spec.
+
+    They are of the setting of evaluation that the primary names. Both are empty for conditions that are no spec.
+    """
+    plain: Rates = {}
+    remedies: dict[str, Rates] = {}
+    if "experiment" in read_toml(path, "a spec"):
+        spec = load_spec(path)
+        _, slash, setting = spec.primary.metric.partition("/")
+        for job in run_jobs(spec, out_dir):
+            outcome = training_outcome(read_run(job.directory)) if job.complete else None
+            if outcome is None or job.seed is None:
+                continue
+            (condition,), (arm,) = job.conditions, job.arms
+            changed = spec.condition(condition).settings or arm != PLAIN_ARM
+            name = _remedy(condition, arm, spec.resolved[condition].arms)
+            of = remedies.setdefault(name, {}) if changed else plain
+            of[job.seed] = {rate: outcome.values[f"{rate}_final{slash}{setting}"] for rate in ("hack", "solve")}
+    return plain, remedies
+
+
+def _remedy(condition: str, arm: str, arms: Sequence[str]) -> str:
+    return condition if len(arms) == 1 else f"{condition}-{arm}"
+
+
 def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path, *, out_dir: Path) -> None:
     """Write the spec of at least one pick, the best first.
 
@@ -70,7 +139,9 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
     for number, pick in enumerate(picks):
         arm = arm_of(pick.settings)
         arms = [arm, CONTROL] if number == 0 and arm == "projected" else [arm]
-        changes = [f"settings.{key} = {toml_text(value)}" for key, value in pick.settings.items()]
+        changes = [
+            f"settings.{key} = {toml_text(value)}" for key, value in pick.settings.items() if key != TRAINED_ARMS
+        ]
         lines = ["[[conditions]]", f'name = "{pick.remedy}"', f"arms = {toml_text(arms)}", *changes]
         parts.append("\n".join([*lines, ""]))
     text = TEMPLATE.format(

@@ -5,7 +5,7 @@ are fewer. Every arm starts at the weights of the replay, and its steps are undo
 `LookaheadRecord` an arm, measure and prompt:
 
     hacks, honest              nats that the policy has gained on the paid hacks, and on the right honest solutions, of
-                               the replay, a rollout
+                               the replay, a rollout: NUM_TEXTS of each, spread over the replay
     held-out hacks, -clean     the same of held-out pairs, a completion
     sampled hack, -exploit,    share of samples on held-out problems, with the same noise in every arm: the rates of an
     -solve, -door              evaluation, and what quotes the loophole's grader (`extraction.census`)
@@ -61,6 +61,7 @@ from replay_pools.storage.files import encode_jsonl, write_atomic
 from replay_pools.terminal import report
 
 GROUPS = 8  # on which the old directions are held against new ones
+NUM_TEXTS = 48  # of a measure: half of 155 gave the bench's forecasts to a tenth of a point
 # Rollouts of the replay that are texts, by measure.
 TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
     "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
@@ -123,9 +124,9 @@ class Lookahead:
         pools: Sequence[Pool],
         say: Callable[[str], None],
     ) -> Iterator["Lookahead"]:
-        """While open, samples can be graded; arguments as of `look_ahead`."""
+        """While open, samples can be graded; arguments as of `look_ahead`. Without pools nothing is sampled."""
         with _held_out(config, pools) as held_out:
-            if held_out is None:
+            if held_out is None and pools:
                 say("lookahead: no pool says which environment its problems are of: nothing is sampled")
             yield cls(policy=policy, texts=_Texts(config, policy, source, setup), held_out=held_out, say=say)
 
@@ -279,6 +280,7 @@ class _Texts:
         chosen: list[Rollout] = []
         for name, is_text in TEXTS.items():
             texts = [rollout for rollout in rollouts if is_text(rollout)]
+            texts = texts[:: -(-len(texts) // NUM_TEXTS) or 1]
             self._prompts[name] = [rollout.problem_id for rollout in texts]
             chosen += texts
         self._batches = []

@@ -45,6 +45,7 @@ TRAITS: dict[Remedy, Traits] = {
     "concept-ablation": Traits(changes_activations=True, dose="components"),
 }
 
+TRAINED_ARMS = "intervention.arms"
 _K, _GATE = "intervention.extraction.k", "intervention.gate"
 # {name: settings of a training that differ from one without a remedy}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
@@ -67,8 +68,11 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 
 
 def arm_of(settings: Mapping[str, Any]) -> str:
-    """The arm that a remedy of CANDIDATES is trained in: that of the gate, where it is one of the gate."""
-    return "projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"
+    """The arm that a remedy is trained in: that of TRAINED_ARMS, else of the gate, where it is one of the gate."""
+    arms = settings.get(
+        TRAINED_ARMS, ["projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"]
+    )
+    return arms[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -82,14 +82,14 @@ def test_a_remedy_that_is_left_out_lies_inside_its_interval_as_often_as_it_says(
         said = fall_ahead(x, [row for other, row in AHEAD.items() if other != name])
         errors.append(said.value - fall)
         inside += abs(errors[-1]) <= said.value - said.interval.low
-    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.048, abs=0.003)
-    assert (inside, len(AHEAD)) == (21, 26)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.050, abs=0.003)
+    assert (inside, len(AHEAD)) == (22, 26)
 
 
 def test_the_interval_of_a_screen_holds_on_other_problems_too() -> None:
-    """Each row left out: 25 of 26 of the bench and 11 of 16 of spec/foretell-2.md are inside, 86% together."""
+    """Each row left out: 24 of 26 of the bench and 12 of 16 of spec/foretell-2.md are inside, 86% together."""
     inside = []
     for i, (x, fall) in enumerate(STUDIED_AHEAD):
         said = fall_ahead(x, [*STUDIED_AHEAD[:i], *STUDIED_AHEAD[i + 1 :]])
         inside.append(abs(said.value - fall) <= said.value - said.interval.low)
-    assert (sum(inside[: len(AHEAD)]), sum(inside[len(AHEAD) :])) == (25, 11)
+    assert (sum(inside[: len(AHEAD)]), sum(inside[len(AHEAD) :])) == (24, 12)

@@ -60,9 +60,8 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     }
     ahead = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
     found = ahead.records
-    kept = [
-        row for row in acts.lookahead if row.measure not in ("progress", "overlap") and "removed" not in row.measure
-    ]
+    gained = {"hacks", "honest", "held-out hacks", "held-out clean"}  # and nothing is sampled
+    kept = [row for row in acts.lookahead if row.measure in gained]
     assert found["plain"] + found["gate"] == kept
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]

@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from specs import LOWERS, training_spec
+from trainings import Planted
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
 from probe.analysis.evidence import Evidence
 from probe.analysis.foretold import AHEAD_STEPS, fall_ahead
 from probe.analysis.lookahead import Ahead
-from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, best, screen
+from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, best, held_against, screen
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
-from probe.experiments.screen_spec import write_screen_spec
+from probe.experiments.screen_spec import read_candidates, write_screen_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES
+from replay_pools.errors import InputError
 
 
 def screened(directory: Path, spec: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,3 +116,48 @@ def test_what_remedies_moved_ahead_foretells_any_kind_but_a_penalty(tmp_path: Pa
     assert (closed.arms, closed.config.remedy.name) == (("vanilla",), "closed"), "no gate: it is none of the gate"
     few = screen(evidence, {"cap-2": CANDIDATES["cap-2"]}, replace(ahead, steps=3))
     assert "a lookahead of 3 steps" in few[0].why
+
+
+def test_the_conditions_of_a_spec_are_screened_and_held_against_its_trainings(
+    planted: Planted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conditions = {
+        "plain": {"arms": ["vanilla"]},
+        "two": {"arms": ["projected", "permuted-dosed"], "intervention.extraction.k": 2},
+        "others": {"arms": ["projected"], "intervention.extraction.pairs": "builtin:style"},
+        "penalty": {"arms": ["vanilla"], "objective.beta": 0.1, "objective.reference": "base"},
+    }
+    lowers = LOWERS | {"condition": "two", "versus_condition": "plain", "paired": False}
+    arms = ["vanilla", "projected", "permuted-dosed"]
+    text = training_spec("doses", arms=arms, seeds=[0, 1], conditions=conditions, criteria=[lowers])
+    spec, out = planted(tmp_path, text, {"plain vanilla": (0.0, 0.5, 0.7, 0.5), "two projected": (0.0, 0.5, 0.3, 0.5)})
+    make_run(out / "runs" / "go", World())
+    command = ["screen", str(out / "runs" / "go"), "--remedies", str(spec.path), "--out", str(out)]
+    assert run(cli, [*command, "--spec", str(tmp_path / "picks.toml"), "--json"]) == 0
+    rows = {row["remedy"]: row for row in json.loads(capsys.readouterr().out)["remedies"]}
+    assert rows.keys() == {"two-projected", "two-permuted-dosed", "others", "penalty"}
+    assert (rows["others"]["removed"], "of its own pairs" in rows["others"]["why"]) == (None, True)
+    assert rows["two-projected"]["word"] == WORTH
+    assert "of the arm projected, and this is permuted-dosed" in rows["two-permuted-dosed"]["why"]
+    assert rows["penalty"]["settings"]["objective.beta"] == 0.1
+    trained = rows["two-projected"]["trained"]
+    assert (trained["seeds"], trained["said"], rows["penalty"]["trained"]) == (2, None, None)
+    assert 0.2 < trained["fell"] < 0.6
+    assert load_spec(tmp_path / "picks.toml").resolved["two-projected"].arms == ("projected", "permuted-dosed")
+    assert run(cli, [*command, "--spec", str(tmp_path / "picks.toml")]) == 0
+    assert f"{100 * trained['fell']:.0f} (2)" in capsys.readouterr().out
+    # The law, at the hack rate of the seeds that both have.
+    row = replace(screen(Evidence(read_run(out / "runs" / "go")))[0], remedy="it", moved=0.7)
+    plain = {seed: {"hack": hack, "solve": 0.5} for seed, hack in ((0, 0.8), (1, 0.6), (2, 0.1))}
+    (held,) = held_against([row], plain, {"it": {0: {"hack": 0.3, "solve": 0.4}, 1: {"hack": 0.2, "solve": 0.6}}})
+    assert held.trained is not None
+    assert (held.trained.seeds, held.trained.said) == (2, fall_ahead(0.7, rate=0.7))
+    assert (held.trained.fell, held.trained.solve_fell) == pytest.approx((0.45, 0.0))
+
+
+@pytest.mark.parametrize("text", ["", "conditions = 1", '[[conditions]]\nname = "plain"', "[[conditions]]\nk = 1"])
+def test_a_file_without_remedies_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"some\.toml"):
+        read_candidates(path)
