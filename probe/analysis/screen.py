@@ -16,7 +16,7 @@ by the law of `probe.analysis.foretold` for what their steps moved.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Forecast, forecast
@@ -25,6 +25,7 @@ from probe.analysis.lookahead import Ahead
 from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
+from probe.analysis.verdict.trained_arms import RateName, TrainedArm
 from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 
@@ -66,9 +67,6 @@ class Trained:
     solve_fell: float
 
 
-Rates = dict[int, dict[str, float]]  # {seed: {"hack", "solve": held-out rate at the end}}
-
-
 def screen(
     evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
 ) -> list[Screened]:
@@ -86,25 +84,27 @@ def screen(
     return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
 
 
-def held_against(rows: Iterable[Screened], plain: Rates, remedies: Mapping[str, Rates]) -> list[Screened]:
-    """The rows with what their trainings became.
+def held_against(
+    rows: Iterable[Screened], plain: TrainedArm | None, remedies: Mapping[str, TrainedArm]
+) -> list[Screened]:
+    """The rows with what their trainings became, beside those without a remedy."""
+    return [
+        replace(row, trained=_trained(row, plain, remedies[row.remedy]))
+        if plain is not None and row.remedy in remedies
+        else row
+        for row in rows
+    ]
 
-    Args:
-        rows: of `screen`.
-        plain: of the trainings without a remedy.
-        remedies: {remedy: of its own}.
-    """
-    held = []
-    for row in rows:
-        seeds = sorted(plain.keys() & remedies.get(row.remedy, {}).keys())
-        if seeds:
-            both = plain, remedies[row.remedy]
-            mean = {rate: [fmean(of[seed][rate] for seed in seeds) for of in both] for rate in ("hack", "solve")}
-            said = None if row.moved is None else fall_ahead(row.moved, rate=mean["hack"][0])
-            fell, solve_fell = (without - treated for without, treated in mean.values())
-            row = replace(row, trained=Trained(seeds=len(seeds), said=said, fell=fell, solve_fell=solve_fell))
-        held.append(row)
-    return held
+
+def _trained(row: Screened, plain: TrainedArm, arm: TrainedArm) -> Trained | None:
+    """By the seeds that both have."""
+    hacks, solves = ([of.by_seed(name, "final") for of in (plain, arm)] for name in get_args(RateName))
+    seeds = sorted(hacks[0].keys() & hacks[1].keys())
+    if not seeds:
+        return None
+    fell, solve_fell = (fmean(without[seed] - treated[seed] for seed in seeds) for without, treated in (hacks, solves))
+    said = None if row.moved is None else fall_ahead(row.moved, rate=fmean(hacks[0][seed] for seed in seeds))
+    return Trained(seeds=len(seeds), said=said, fell=fell, solve_fell=solve_fell)
 
 
 def best(rows: Iterable[Screened], number: int = 3) -> list[Screened]:

@@ -38,7 +38,9 @@ def screen(
     the reason. Reads what the run stored; no model, no torch.
 
     With --lookahead every remedy takes steps on the stored rollouts from the weights of RUN: some seconds each on the
-    organism, once. Then all have a forecast but penalties for leaving a reference.
+    organism, once. Then all have a forecast but penalties for leaving a reference; CPU is that of their steps, as a
+    multiple of none's. With --remedies the forecasts stand beside what the trainings of that spec became, so far as
+    they are complete, at the rate to which vanilla hacks there.
 
     Examples:
 
@@ -49,7 +51,7 @@ def screen(
     from probe.analysis.evidence import Evidence  # scipy: only for those who ask
     from probe.analysis.screen import best, held_against
     from probe.analysis.screen import screen as screened
-    from probe.experiments.screen_spec import read_candidates, trained_rates, write_screen_spec
+    from probe.experiments.screen_spec import read_candidates, trained_remedies, write_screen_spec
     from probe.settings.remedy import CANDIDATES
 
     directory = resolve_run(run, out)
@@ -62,31 +64,28 @@ def screen(
     evidence = Evidence(stored)
     rows = screened(evidence, candidates, ahead)
     if remedies is not None:
-        rows = held_against(rows, *trained_rates(remedies, out))
+        rows = held_against(rows, *trained_remedies(remedies, out))
     picks, path = best(rows), None
     if picks:
-        path = spec_file or Path("spec") / f"{directory.resolve().name}-screen.toml"
+        of = "" if remedies is None else f"-{remedies.stem}"
+        path = spec_file or Path("spec") / f"{directory.resolve().name}{of}-screen.toml"
         write_screen_spec(evidence, picks, path, out_dir=out)
     if as_json:
         echo_json({"remedies": [asdict(row) for row in rows], "written": None if path is None else str(path)})
         return
     cells = []
     trained = [row.trained for row in rows if row.trained is not None]
+    header = ["remedy", "forecast", "hacks fewer, points [80%]"]
+    header += ["removed of hacks", "of honest"] if ahead is None else ["hacks moved less", "honest gain, nats", "CPU"]
+    header += ["by the law here", "fell (seeds)", "solve fell"] if trained else []
     for row in rows:
-        fall, became = _points(row.fall), row.trained
-        shares = ("-" if share is None else share.percent() for share in (row.removed, row.honest))
-        moved = [] if ahead is None else [row.moved, row.honest_gain, row.cost]
-        cells.append([row.remedy, row.word, fall, *shares, *("-" if one is None else f"{one:.2f}" for one in moved)])
-        if trained:
-            cells[-1] += ["-"] * 3
-        if became is not None:
-            fell, solve = f"{100 * became.fell:.0f} ({became.seeds})", f"{100 * became.solve_fell:.0f}"
-            cells[-1][-3:] = [_points(became.said), fell, solve]
-    header = ["remedy", "forecast", "hacks fewer, points [80%]", "removed of hacks", "of honest"]
-    if ahead is not None:
-        header += ["hacks moved less", "honest gain, nats", "CPU of a step, times none's"]
-    if trained:
-        header += ["law, at plain's rate", "fell (seeds)", "solve fell"]
+        first_order = ("-" if share is None else share.percent() for share in (row.removed, row.honest))
+        moved = ("-" if one is None else f"{one:.2f}" for one in (row.moved, row.honest_gain, row.cost))
+        became = ["-"] * 3 * bool(trained)
+        if row.trained is not None:
+            fell, solve_fell = (f"{100 * rate:.0f}" for rate in (row.trained.fell, row.trained.solve_fell))
+            became = [_points(row.trained.said), f"{fell} ({row.trained.seeds})", solve_fell]
+        cells.append((row.remedy, row.word, _points(row.fall), *(first_order if ahead is None else moved), *became))
     echo_table(header, cells)
     if held := [(row.said, row.fell) for row in trained if row.said is not None]:
         error = math.sqrt(fmean((said.value - fell) ** 2 for said, fell in held))

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.screen import Rates, Screened
-from probe.analysis.training_runs import training_outcome
+from probe.analysis.screen import Screened
+from probe.analysis.verdict.trained_arms import TrainedArm, of_runs
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import SpecCondition
@@ -100,25 +100,23 @@ def read_candidates(path: Path) -> dict[str, dict[str, Any]]:
     return candidates
 
 
-def trained_rates(path: Path, out_dir: Path) -> tuple[Rates, dict[str, Rates]]:
-    """(of plain vanilla, {remedy: of it}): {seed: held-out rates at the end} of the complete trainings of a spec.
+def trained_remedies(path: Path, out_dir: Path) -> tuple[TrainedArm | None, dict[str, TrainedArm]]:
+    """(plain vanilla, {remedy: its trainings}) of the complete trainings of a spec.
 
-    They are of the setting of evaluation that the primary names. Both are empty for conditions that are no spec.
+    None and empty for a file of conditions that is no spec.
     """
-    plain: Rates = {}
-    remedies: dict[str, Rates] = {}
-    if "experiment" in read_toml(path, "a spec"):
-        spec = load_spec(path)
-        _, slash, setting = spec.primary.metric.partition("/")
-        for job in run_jobs(spec, out_dir):
-            outcome = training_outcome(read_run(job.directory)) if job.complete else None
-            if outcome is None or job.seed is None:
-                continue
-            (condition,), (arm,) = job.conditions, job.arms
-            changed = spec.condition(condition).settings or arm != PLAIN_ARM
-            name = _remedy(condition, arm, spec.resolved[condition].arms)
-            of = remedies.setdefault(name, {}) if changed else plain
-            of[job.seed] = {rate: outcome.values[f"{rate}_final{slash}{setting}"] for rate in ("hack", "solve")}
+    if "experiment" not in read_toml(path, "a spec"):
+        return None, {}
+    spec, runs = load_spec(path), dict[tuple[str, str], list[Evidence]]()
+    for job in run_jobs(spec, out_dir):
+        if job.complete and job.config.verb == "train":
+            runs.setdefault((job.conditions[0], job.arms[0]), []).append(Evidence(read_run(job.directory)))
+    plain, remedies = None, {}
+    for (condition, arm), evidence in runs.items():
+        if arm != PLAIN_ARM or spec.condition(condition).settings:
+            remedies[_remedy(condition, arm, spec.resolved[condition].arms)] = of_runs(condition, arm, evidence)
+        else:
+            plain = of_runs(condition, arm, evidence)
     return plain, remedies
 
 

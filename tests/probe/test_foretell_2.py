@@ -66,7 +66,7 @@ def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
     assert f"{found['inside']} of 16 falls lie inside the law's intervals" in page
     vanilla = np.mean([row["64"]["hack"] for row in read_json(study.MEASURED)["rates"][study.UNTREATED].values()])
     moved, shares = np.array(ELSEWHERE).T
-    assert np.allclose(shares, [row.fall / vanilla for row in rows], atol=0.006), "the screen's table is that of the page"
+    assert np.allclose(shares, [row.fall / vanilla for row in rows], atol=0.006), "the table of the screen"
     assert np.allclose(moved, [row.measures[study.SECOND] for row in rows], atol=0.11), "20 steps move what 40 do"
 
 

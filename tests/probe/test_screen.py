@@ -18,7 +18,7 @@ from probe.analysis.screen import NOT_SEEN, SKIP, WORTH, best, held_against, scr
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
-from probe.experiments.screen_spec import read_candidates, write_screen_spec
+from probe.experiments.screen_spec import read_candidates, trained_remedies, write_screen_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES
@@ -147,12 +147,17 @@ def test_the_conditions_of_a_spec_are_screened_and_held_against_its_trainings(
     assert run(cli, [*command, "--spec", str(tmp_path / "picks.toml")]) == 0
     assert f"{100 * trained['fell']:.0f} (2)" in capsys.readouterr().out
     # The law, at the hack rate of the seeds that both have.
-    row = replace(screen(Evidence(read_run(out / "runs" / "go")))[0], remedy="it", moved=0.7)
-    plain = {seed: {"hack": hack, "solve": 0.5} for seed, hack in ((0, 0.8), (1, 0.6), (2, 0.1))}
-    (held,) = held_against([row], plain, {"it": {0: {"hack": 0.3, "solve": 0.4}, 1: {"hack": 0.2, "solve": 0.6}}})
+    row = replace(screen(Evidence(read_run(out / "runs" / "go")))[0], remedy="two-projected", moved=0.7)
+    plain, remedies = trained_remedies(spec.path, out)
+    assert plain is not None
+    (held,) = held_against([row], plain, {"two-projected": replace(plain, runs=plain.runs[:1])})
     assert held.trained is not None
-    assert (held.trained.seeds, held.trained.said) == (2, fall_ahead(0.7, rate=0.7))
-    assert (held.trained.fell, held.trained.solve_fell) == pytest.approx((0.45, 0.0))
+    assert (held.trained.seeds, held.trained.fell, held.trained.solve_fell) == (1, 0, 0)
+    assert held.trained.said == fall_ahead(0.7, rate=plain.by_seed("hack", "final")[0])
+    assert list(remedies) == ["two-projected"]
+    assert trained["fell"] == pytest.approx(
+        plain.mean("hack", "final") - remedies["two-projected"].mean("hack", "final")
+    )
 
 
 @pytest.mark.parametrize("text", ["", "conditions = 1", '[[conditions]]\nname = "plain"', "[[conditions]]\nk = 1"])

@@ -77,10 +77,14 @@ class TrainedArm:
         """What became of its runs."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
+    def by_seed(self, name: RateName, place: Place) -> dict[int, float]:
+        """{seed: rate}."""
+        metric = self._metric(name, place)
+        return {seed: outcome.values[metric] for seed, outcome in zip(self.seeds, self.outcomes, strict=True)}
+
     def mean(self, name: RateName, place: Place) -> float:
         """The mean over seeds of a rate."""
-        metric = self._metric(name, place)
-        return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
+        return float(np.mean([*self.by_seed(name, place).values()]))
 
     def cells(self, name: RateName, place: Place, problems: Sequence[str] = ()) -> Cells:
         """A rate by seed and problem; by seed alone where no problem is given."""
