@@ -64,10 +64,23 @@ class ReplayInputs:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy with its adapter, checked against every pool; InputError where other base weights wrote one."""
+        """The policy with its adapter, checked against every pool.
+
+        Rollouts of another model, as those of its teacher, count beside some of this one, as they do in a training.
+
+        Raises:
+            InputError: other weights of that name wrote a pool, or no pool is of these.
+        """
         policy = configured_policy(self._model, self._cache_dir, device=self._device)
+        weights = policy.base_weights_sha
+        has_own = any(pool.manifest["policy"].get("base_weights_sha256") in (None, weights) for pool in self.pools)
         for pool in self.pools:
-            _check_hash(pool, "base_weights_sha256", policy.base_weights_sha, policy.base_model)
+            stored = pool.manifest["policy"]
+            if not has_own or stored.get("base_model") == policy.base_model:
+                _check_hash(pool, "base_weights_sha256", weights, policy.base_model)
+            elif stored.get("base_weights_sha256"):  # of the others `groups` says it by name
+                for sentence in other_base(policy.base_model, pool.manifest, weights):
+                    self._say(f"pool {pool.name}: {sentence}")
         return policy
 
     def groups(self) -> ReplaySource:

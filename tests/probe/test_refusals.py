@@ -63,6 +63,22 @@ def test_a_pool_of_another_model_is_refused(copied: Path, out: Path, capsys: pyt
     assert "000000" in line
 
 
+def test_rollouts_of_another_model_count_beside_some_of_this_one(
+    copied: Path, out: Path, quick: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a training takes a teacher of another base; by themselves they are no rollouts of this policy."""
+    manifest = read_sealed(copied / "manifest.json")
+    manifest["policy"] |= {"base_model": "other", "base_weights_sha256": "0" * 64}
+    write_sealed(copied / "manifest.json", manifest)
+    said = "sampled by other, replayed on organism"
+    command = ["replay", *quick, "--arm", "vanilla", "--steps", "1", "--out", str(out), "--model", "organism"]
+    assert run(cli, [*command, "--replay-dirs", "teacher,copied", "--name", "two-bases"]) == 0
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert run(cli, ["analyze", "two-bases", "--draws", "99", "--full", "--out", str(out)]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert "base weights" in refused([*command, "--replay-dirs", "copied", "--name", "refused"], capsys)
+
+
 def test_the_config_of_another_verb_is_named(
     many_arms: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

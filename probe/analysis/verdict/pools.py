@@ -132,12 +132,12 @@ def partner(run: Run, pool: PoolFacts, read: Container[str]) -> PoolFacts | None
     return None
 
 
-def other_base(model: str | None, manifest: Mapping[str, Any]) -> list[str]:
-    """A caution where a base model of another name sampled a pool, as far as is known."""
+def other_base(model: str | None, manifest: Mapping[str, Any], weights: str | None = None) -> list[str]:
+    """A caution where another base model sampled a pool: by the hash of its weights, else by name, as far as known."""
     policy = manifest.get("policy") or {}
-    sampled_by = policy.get("base_model")
-    # With the hash of the weights a name may differ: other weights are refused.
-    if None in (sampled_by, model) or sampled_by == model or policy.get("base_weights_sha256"):
+    sampled_by, recorded = policy.get("base_model"), policy.get("base_weights_sha256")
+    is_same = recorded == (weights or recorded) if recorded else sampled_by == model
+    if None in (sampled_by, model) or is_same:
         return []
     return [f"caution: sampled by {sampled_by}, replayed on {model}: an update that neither of them would make"]
 
@@ -164,8 +164,9 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
             f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools: their "
             f"{len(circular['problems'])} prompts of {circular['of_problems']} were left out"
         )
+    model, weights = run.config.get("model"), run.config.get("base_weights_sha256")
     for pool in pools:
-        cautions = [*other_base(run.config.get("model"), pool.manifest), *_moved(run, pool)]
+        cautions = [*other_base(model, pool.manifest, weights), *_moved(run, pool)]
         cautions += other_scale((run.settings.get("objective") or {}).get("scale_rewards"), pool.manifest)
         sentences += [f"pool {pool.name}: {caution.removeprefix(CAUTION)}" for caution in cautions]
     return sentences
