@@ -249,7 +249,9 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     """
     pools, run = evidence.pools, evidence.records
     made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
-    pool = next((pool for pool in made if pool.hint), made[0] if made else None)
+    model = run.config.get("model")
+    made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may have taught this one
+    pool = next(iter(made), None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
         return f"{reason}, of a log", facts
     rollouts_of = Counter(sample.src_pool for sample in evidence.sure)
