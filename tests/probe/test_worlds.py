@@ -52,6 +52,11 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
+    "no-hacks-yet": (
+        replace(SOUND, hacking_prompts=0, adapter="out/runs/halfway/adapter"),
+        "UNDERPOWERED",
+        "model.adapter=out/runs/halfway/adapter --steps 24 --name no-hacks-yet-further",
+    ),
     "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
     "one-problem": (replace(SOUND, hacking_prompts=1), "UNDERPOWERED", "hack, in 1 of 12 prompts"),
     "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels the right way round? Grade again"),
@@ -92,8 +97,8 @@ WORLDS: dict[str, tuple[World, str, str]] = {
 NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
 SEEDS = {"likely": 9, "underpowered": 9}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
-VARIANTS = {"generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid", "outweighed",
-            "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
+VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
+            "outweighed", "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

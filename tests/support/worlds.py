@@ -63,6 +63,7 @@ class World:
     trains: bool = False
     arms: tuple[str, ...] = ("vanilla", "projected", "random")
     pools: tuple[str, ...] = ("teacher", "base-hinted")  # built-in ones or paths, of the hacks and of the others
+    adapter: str | None = None  # of the policy
     strength: float = 1.0
     decay: float = 1.0  # of the spectrum: coordinate j has the standard deviation j^-decay
     method: Method = "svd"
@@ -169,6 +170,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
     pools = [open_pool(BUILTIN / name).identity() for name in world.pools]
     extraction = {"intervention.extraction.k": k, "intervention.extraction.method": world.method}
     options = {"source.replay_dirs": world.pools, "intervention.arms": world.arms, "steps": world.steps, **extraction}
+    options["model.adapter"] = world.adapter
     settings = {"verb": "train"} if world.trains else asdict(configure("replay", options=options))
     config = {"settings": settings, "pools": pools, "model": "organism", "base_weights_sha256": ""}
     write_json(directory / CONFIG_FILE, config)

@@ -263,12 +263,15 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
     else:
         halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
-    weights = halfway or str(out_of(run.path) / "runs" / HALFWAY / "adapter")
+    # From a checkpoint that such an advice made, the next goes on, under names of its own.
+    started = flat(run.settings).get("model.adapter") if halfway is None else None
+    name, natural = (f"{run.path.name}-further", f"{run.path.name}-again") if started else (HALFWAY, NATURAL)
+    weights = halfway or str(out_of(run.path) / "runs" / name / "adapter")
     usual, settings = configure("train", preset="fast"), ""
     lessons = teacher.reference if teaches and halfway is None else usual.rollouts.teacher.pool
     for key, value, default in (
         ("model.name", pool.said("policy.base_model"), usual.model.name),
-        ("model.adapter", halfway, None),
+        ("model.adapter", halfway or started, None),
         ("rollouts.env", pool.env, usual.rollouts.env),
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
         ("rollouts.teacher.pool", lessons, usual.rollouts.teacher.pool),
@@ -278,21 +281,21 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
     sample = generate(
         sampled,
-        HALFWAY,
+        name,
         steps=min(max(pool.said("plan.steps"), prompts), num_problems(pool) or prompts),
         group=rollouts,
     )
-    replay = replay_of(evidence, [HALFWAY], match="problem", name=NATURAL)
+    replay = replay_of(evidence, [name], match="problem", name=natural)
     replay += f" --per-pool {rollouts} --set {shlex.quote(f'model.adapter={weights}')}"
     train = f"probe train --preset fast --arm vanilla{settings}"
     if halfway is None:
-        commands = [f"{train} --steps 24 --name {HALFWAY}", sample, replay]
+        commands = [f"{train} --steps 24 --name {name}", sample, replay]
     else:
         # Evaluated twice in 8 steps, on half of the problems: as much of the time as in the 64 steps of the preset.
         train += " --set rollouts.teacher=none --set evaluation.num_problems=32"
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
     if evidence.basis == "svd":  # of what can be trained
-        commands.append(f"probe spec plan {NATURAL}")
+        commands.append(f"probe spec plan {natural}")
     halves = None if None in commands else "\n".join(map(str, commands))
     return reason, {"how": how, "halves": halves, **facts}
 
