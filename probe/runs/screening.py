@@ -37,6 +37,7 @@ SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
 TRAINING_STEPS = 64  # of the training that `steps` shortens
 LENGTH = "steps"
+SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
 
 
 def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
@@ -78,6 +79,9 @@ def look_at_remedies(
     """
     configs, unseen = {}, dict[str, str]()
     for name, settings in ({PLAIN: {}} | dict(remedies)).items():
+        if others := [key for key in settings if not key.startswith(SEEN)]:
+            unseen[name] = f"steps on stored rollouts do not see {', '.join(others)}"
+            continue
         try:
             configs[name] = ahead_config(run, settings, steps)
         except InputError as error:

@@ -57,6 +57,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "gate": {"intervention.arms": ["projected"]},
         "closed": {"remedy.name": "closed"},
         "paid": {"rollouts.pay": "tests"},
+        "slow": {"optimizer.lr": 0.001},
     }
     ahead = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
     found = ahead.records
@@ -65,7 +66,8 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert found["plain"] + found["gate"] == kept
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]
-    assert list(ahead.unseen) == ["paid"]
+    assert list(ahead.unseen) == ["paid", "slow"]
+    assert "do not see optimizer.lr" in ahead.unseen["slow"]
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
