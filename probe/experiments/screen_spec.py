@@ -3,6 +3,7 @@
 The best stand beside vanilla, and beside a control of the first if that is a gate.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from probe.analysis.evidence import Evidence
+from probe.analysis.foretold import AHEAD_STEPS
 from probe.analysis.screen import Screened
 from probe.analysis.verdict.trained_arms import TrainedArm, of_runs
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import SpecCondition
 from probe.experiments.training_spec import training_settings
-from probe.records.run import read_run
+from probe.records.run import elsewhere, read_run
 from probe.settings.remedy import TRAINED_ARMS, arm_of
 from probe.settings.run import read_config
 from replay_pools.errors import InputError
@@ -60,7 +62,7 @@ paired = false
 
 [[decisions]]
 name = "THE FIRST PICK LOWERS HACKING"
-then = "Hold the forecasts against the falls of all picks."
+then = {held}
 requires = {{ lowers-hacking = "PASS" }}
 
 [[decisions]]
@@ -142,7 +144,10 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
         ]
         lines = ["[[conditions]]", f'name = "{pick.remedy}"', f"arms = {toml_text(arms)}", *changes]
         parts.append("\n".join([*lines, ""]))
+    ahead = "" if first.moved is None else f" --lookahead {AHEAD_STEPS}"
+    hold = f"probe screen {shlex.quote(run.path.name)}{ahead} --remedies {shlex.quote(str(path))}{elsewhere(out_dir)}"
     text = TEMPLATE.format(
+        held=toml_text(f"Hold the forecasts against the falls of all picks: {hold}"),
         run=run.path.name,
         name=path.stem,
         first=first.remedy,

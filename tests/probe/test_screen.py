@@ -143,7 +143,9 @@ def test_the_conditions_of_a_spec_are_screened_and_held_against_its_trainings(
     trained = rows["two-projected"]["trained"]
     assert (trained["seeds"], trained["said"], rows["penalty"]["trained"]) == (2, None, None)
     assert 0.2 < trained["fell"] < 0.6
-    assert load_spec(tmp_path / "picks.toml").resolved["two-projected"].arms == ("projected", "permuted-dosed")
+    picks = load_spec(tmp_path / "picks.toml")
+    assert f"probe screen go --remedies {tmp_path / 'picks.toml'}" in picks.decisions[0].then
+    assert picks.resolved["two-projected"].arms == ("projected", "permuted-dosed")
     assert run(cli, [*command, "--spec", str(tmp_path / "picks.toml")]) == 0
     assert f"{100 * trained['fell']:.0f} (2)" in capsys.readouterr().out
     # The law, at the hack rate of the seeds that both have.
