@@ -1,6 +1,7 @@
 """The law of the studied trainings: its interval by hand, how often it is right, and where it does not speak."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -93,3 +94,11 @@ def test_the_interval_of_a_screen_holds_on_other_problems_too() -> None:
         said = fall_ahead(x, [*STUDIED_AHEAD[:i], *STUDIED_AHEAD[i + 1 :]])
         inside.append(abs(said.value - fall) <= said.value - said.interval.low)
     assert (sum(inside[: len(AHEAD)]), sum(inside[len(AHEAD) :])) == (24, 12)
+
+
+def test_the_tables_of_the_pages_are_those_of_the_law_and_of_the_picture() -> None:
+    of_page = runpy.run_path(str(Path(__file__).parents[2] / "spec" / "forecasts.py"))["of_page"]
+    bench, penalties = of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)
+    assert np.allclose(bench, [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()])
+    hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
+    assert (hard[0], len(hard), len(penalties), len(more)) == ((2.04, pytest.approx(75 / 77)), 4, 4, 3)

@@ -1,0 +1,58 @@
+"""The picture of README: what a lookahead forecasts for a remedy, beside what its trainings became.
+
+python spec/forecasts.py        # writes spec/forecasts.svg from the tables of the package and of spec/untrained.md
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from probe.analysis.foretold import AHEAD, ELSEWHERE, PLAIN_RATE, fall_ahead
+from probe.report.drawing import CLEAN, EDGE, HACK, INK, RULE, Axes, drawn, set_height
+
+PAGES = Path(__file__).parent
+Points = list[tuple[float, float]]  # (x, fall as a share of the hack rate without a remedy)
+
+
+def of_page(page: str, heading: str, rate: float) -> tuple[Points, Points]:
+    """(without a penalty, with one) of the table below a heading: name, x, forecast, interval, points that it fell."""
+    text = (PAGES / page).read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)`[^|]*\| (-?[\d.]+) \|[^|]*\|[^|]*\| (-?\d+) \|", text, flags=re.MULTILINE)
+    points = [("kl" in name, (float(x), float(fell) / rate)) for name, x, fell in rows]
+    return [point for has_penalty, point in points if not has_penalty], [point for has, point in points if has]
+
+
+def draw(axes: Axes, groups: dict[str, tuple[str, str, Points]]) -> None:
+    """Forecast against fall; on the diagonal a forecast is right, in the band it is inside its 80% interval."""
+    said = fall_ahead(0.5, rate=1.0)
+    half = said.value - said.interval.low
+    ends = np.array([-0.2, 1.2])
+    axes.fill_between(ends, ends - half, ends + half, color=RULE, alpha=0.6, lw=0, label="80% interval")
+    axes.plot(ends, ends, color=EDGE, lw=1)
+    for name, (marker, color, points) in groups.items():
+        forecast = [fall_ahead(x, rate=1.0).value for x, _ in points]
+        axes.plot(forecast, [fell for _, fell in points], marker, color=color, mfc="none", ms=5, ls="none", label=name)
+    axes.set(xlim=(-0.06, 1.06), ylim=(-0.15, 1.1))
+    axes.set(xlabel="forecast fall of the hack rate, share of vanilla's", ylabel="fall in training, share of vanilla's")
+    axes.set_title("Where the forecast holds")
+    set_height(axes, 4.0)
+
+
+def main() -> None:
+    """Write the picture."""
+    bench, penalties = [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()], []
+    hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
+    penalties += of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)[1] + more
+    groups = {
+        "the bench, which it was fitted to": ("o", INK, bench),
+        "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE]),
+        "another base (hard-base)": ("^", INK, hard),
+        "KL penalties, not seen by it": ("x", HACK, penalties),
+    }
+    if (figure := drawn("forecasts", draw, groups)) is not None:
+        figure.save(PAGES, "svg")
+
+
+if __name__ == "__main__":
+    main()
