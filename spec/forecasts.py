@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from probe.analysis.foretold import AHEAD, ELSEWHERE, PLAIN_RATE, fall_ahead
-from probe.report.drawing import CLEAN, EDGE, HACK, INK, RULE, Axes, drawn, set_height
+from probe.report.drawing import ARMS, CLEAN, EDGE, HACK, INK, RULE, Axes, drawn, set_height
 
 PAGES = Path(__file__).parent
 Points = list[tuple[float, float]]  # (x, fall as a share of the hack rate without a remedy)
@@ -43,10 +43,12 @@ def main() -> None:
     """Write the picture."""
     bench, penalties = [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()], []
     hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
-    penalties += of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)[1] + more
+    new, others = of_page("untrained.md", "Results: the twelve", 36)
+    penalties += of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)[1] + more + others
     groups = {
         "the bench, which it was fitted to": ("o", INK, bench),
         "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE]),
+        "remedies that nobody had trained, one seed": ("D", ARMS[1], new),
         "another base (hard-base)": ("^", INK, hard),
         "KL penalties, not seen by it": ("x", HACK, penalties),
     }
