@@ -1,6 +1,6 @@
 """The lookahead of every remedy from one replay: each takes the replay's steps under its own settings, from one start.
 
-A remedy is the settings of a training in which it differs from one without: `probe.settings.remedy.CANDIDATES`. Gate,
+A remedy is the settings of a training in which it differs from one without (`probe.settings.remedy.CANDIDATES`). Gate,
 loss, rewards, prompts and activations act as they do in a training; what a remedy does to sampling is not seen, since
 the rollouts are there. One that shortens the training takes as much less of the steps.
 

@@ -69,10 +69,9 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 
 def arm_of(settings: Mapping[str, Any]) -> str:
     """The arm that a remedy is trained in: that of TRAINED_ARMS, else of the gate, where it is one of the gate."""
-    arms = settings.get(
-        TRAINED_ARMS, ["projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"]
-    )
-    return arms[0]
+    if TRAINED_ARMS in settings:
+        return settings[TRAINED_ARMS][0]
+    return "projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
