@@ -243,6 +243,8 @@ def _no_model(name: str, reason: str) -> InputError:
     fix = "check the name, or download the model and pass its directory"
     if close := get_close_matches(name, [ORGANISM, SMOLLM2], n=1):
         fix = f"did you mean {close[0]}?"
+    elif (Path(name) / "adapter").is_dir():
+        fix = f"a training is its base with --adapter {name}/adapter"
     return InputError(
         f"model {name}",
         expected="`organism`, `smollm2`, a model directory, a .gguf file or a reachable hub id",
