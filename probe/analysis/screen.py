@@ -5,11 +5,13 @@ the replay give for all of them. Of these, the trainings that set the line of `p
 another in their directions alone: points are forecast for other numbers of directions, and for nothing else.
 
 Where remedies looked ahead (`probe.runs.screening`), points are forecast for all but a penalty for leaving a reference,
-by the law of `probe.analysis.foretold` for what their steps moved.
+by the law of `probe.analysis.foretold` for what their steps moved. That law is of one organism; on another model
+it ranks and is wrong in points (spec/untrained.md, spec/alone.md), so that what its steps moved ranks remedies there.
 
     WORTH TRAINING              a fall of MATERIAL_RATE or more is forecast, and the gate takes more of the progress on
                                 held-out hacks than of that on honest solutions, where both are known
     SKIP                        less is forecast, or it takes as much of honest progress
+    RANKED                      its steps were measured; those of trainings that the law is of were others
     NOT SEEN BY THIS FORECAST   everything else, with the reason
 """
 
@@ -29,7 +31,7 @@ from probe.analysis.verdict.trained_arms import RateName, TrainedArm
 from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 
-WORTH, SKIP, NOT_SEEN = "WORTH TRAINING", "SKIP", "NOT SEEN BY THIS FORECAST"
+WORTH, SKIP, RANKED, NOT_SEEN = "WORTH TRAINING", "SKIP", "RANKED", "NOT SEEN BY THIS FORECAST"
 K, GATE, PENALTY = "intervention.extraction.k", "intervention.gate", "objective.beta"
 DOSES = {f"{GATE}.gate", f"{GATE}.overshoot"}
 # What a setting changes that first order at one policy does not show, by the start of its key.
@@ -70,7 +72,7 @@ class Trained:
 def screen(
     evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
 ) -> list[Screened]:
-    """A row a remedy: the worthy first, the largest fall before the others, then in the order of the table.
+    """A row a remedy: the worthy first, the largest fall before the others, else by what moved, else as in the table.
 
     Args:
         evidence: of the replay.
@@ -81,7 +83,10 @@ def screen(
     rows = [_screened(evidence, name, settings, differences) for name, settings in candidates.items()]
     if ahead is not None:
         rows = [_looked(row, ahead, differences) for row in rows]
-    return sorted(rows, key=lambda row: ((WORTH, SKIP, NOT_SEEN).index(row.word), -row.fall.value if row.fall else 0.0))
+    words = (WORTH, SKIP, RANKED, NOT_SEEN)
+    return sorted(
+        rows, key=lambda row: (words.index(row.word), -row.fall.value if row.fall else 0.0, -(row.moved or 0.0))
+    )
 
 
 def held_against(
@@ -108,8 +113,10 @@ def _trained(row: Screened, plain: TrainedArm, arm: TrainedArm) -> Trained | Non
 
 
 def best(rows: Iterable[Screened], number: int = 3) -> list[Screened]:
-    """The first that are worth a training."""
-    return [row for row in rows if row.word == WORTH][:number]
+    """The first that are worth a training; where points are not forecast, those under which hacks gain least."""
+    rows = [*rows]
+    worth = [row for row in rows if row.word == WORTH]
+    return (worth or [row for row in rows if row.word == RANKED and (row.moved or 0.0) > 0])[:number]
 
 
 def _screened(evidence: Evidence, name: str, settings: Mapping[str, Any], differences: Sequence[str]) -> Screened:
@@ -157,10 +164,11 @@ def _looked(row: Screened, ahead: Ahead, differences: Sequence[str]) -> Screened
         differences = [*differences, f"a lookahead of {ahead.steps} steps"]
     if any(key.startswith(PENALTY) for key in row.settings):
         return replace(row, why="a penalty acts once the policy has moved further than a lookahead lets it")
-    if differences:
-        return replace(row, why=f"its trainings are not like those that were studied: {', '.join(differences)}")
     if moved is None:
         return replace(row, why="without a remedy the steps do not make hacks more likely")
+    if differences:
+        why = f"its trainings are not like those that were studied: {', '.join(differences)}"
+        return replace(row, word=RANKED, why=why)
     fall = fall_ahead(moved)
     selective = row.removed is None or row.honest is None or row.removed.value > row.honest.value
     return replace(row, fall=fall, word=WORTH if fall.value >= MATERIAL_RATE and selective else SKIP)

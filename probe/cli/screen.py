@@ -39,8 +39,8 @@ def screen(
 
     With --lookahead every remedy takes steps on the stored rollouts from the weights of RUN: some seconds each on the
     organism, once. Then all have a forecast but penalties for leaving a reference; CPU is that of their steps, as a
-    multiple of none's. With --remedies the forecasts stand beside what the trainings of that spec became, so far as
-    they are complete, at the rate to which vanilla hacks there.
+    multiple of none's. On another model they are RANKED, without points. With --remedies the forecasts stand beside
+    what the trainings of that spec became, so far as they are complete, at the rate to which vanilla hacks there.
 
     Examples:
 
@@ -49,7 +49,7 @@ def screen(
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.evidence import Evidence  # scipy: only for those who ask
-    from probe.analysis.screen import best, held_against
+    from probe.analysis.screen import RANKED, best, held_against
     from probe.analysis.screen import screen as screened
     from probe.experiments.screen_spec import read_candidates, trained_remedies, write_screen_spec
     from probe.settings.remedy import CANDIDATES
@@ -91,8 +91,9 @@ def screen(
         error = math.sqrt(fmean((said.value - fell) ** 2 for said, fell in held))
         inside = sum(said.interval.low <= fell <= said.interval.high for said, fell in held)
         echo(f"trained: {inside} of {len(held)} inside the law's 80%; root mean square error {100 * error:.0f} points")
-    for why in dict.fromkeys(row.why for row in rows if row.why):
-        echo(f"not seen: {', '.join(row.remedy for row in rows if row.why == why)}: {why}")
+    for word, why in dict.fromkeys((row.word, row.why) for row in rows if row.why):
+        names = ", ".join(row.remedy for row in rows if (row.word, row.why) == (word, why))
+        echo(f"{'ranked without points' if word == RANKED else 'not seen'}: {names}: {why}")
     if path is None:
         echo("no remedy is forecast to be worth a training; next: probe analyze " + shlex.quote(str(directory)))
     else:

@@ -16,6 +16,7 @@ from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.transfer import transfer
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.load import load_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.runs.screening import look_at_remedies
@@ -71,9 +72,13 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
-    assert run(cli, ["screen", str(out / "runs" / "acts"), "--lookahead", "3", "--out", str(out), "--json"]) == 0
-    closed, k99 = json.loads(capsys.readouterr().out)["remedies"]
+    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "3", "--spec", str(out / "picks.toml")]
+    assert run(cli, [*command, "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    closed, k99 = said["remedies"]
     assert (closed["remedy"], closed["fall"], "a lookahead of 3 steps" in closed["why"]) == ("closed", None, True)
+    assert closed["word"] == "RANKED", "its steps were measured; it is picked without points"
+    assert list(load_spec(Path(said["written"])).resolved) == ["plain", "closed"]
     assert closed["cost"] > 0
     assert "99" in k99["why"]
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
