@@ -101,7 +101,7 @@ class Pool:
         for path in step_files(self.path):
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
-        num_rollouts, ends = 0, set[int]()
+        num_rollouts = 0
         for number, (name, entry) in enumerate(files.items()):
             report("steps", number, len(files))
             try:
@@ -115,24 +115,11 @@ class Pool:
             if (entry["step"], entry["rollouts"]) != (_step(self.path / name), len(group)):
                 expected, found = f"step {_step(self.path / name)}, {len(group)} rollouts", str(entry)
                 faults.append(InputError(f"{self.path / MANIFEST_NAME} {name}", expected=expected, found=found))
-            ends |= {rollout.completion_ids[-1] for rollout in group if rollout.finish_reason == "stop" and not faults}
         counts = {"steps": len(files), "rollouts": num_rollouts}
         # With a damaged file the rollouts cannot be counted, and that file is named already.
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
             faults.append(InputError(where, expected=str(counts), found=str(self.manifest["counts"])))
-        # A completion that stopped ends with an id that ends turns, whatever the vocabulary. Not so in an imported
-        # pool, whose logger may call it a stop where a text ended it.
-        first, num_overlong = None, 0
-        for group in [] if faults or "normalised" in self.manifest else self.steps:
-            for rollout in group:
-                if ends.intersection(rollout.completion_ids[:-1]):
-                    first, num_overlong = first or rollout, num_overlong + 1
-        if first is not None:
-            where = f"{self.name} step {first.step} sample {first.sample_id} completion_ids"
-            inside = min(ends & set(first.completion_ids[:-1]))
-            actual = f"id {inside}, which ends other turns, before the end ({num_overlong} rollouts)"
-            faults.append(InputError(where, expected="no id behind the end of the turn", found=actual))
         return [*map(str, faults)]
 
 

@@ -253,17 +253,3 @@ def test_a_pool_keeps_few_of_its_groups_in_memory(fake_pool: Pool, monkeypatch: 
     assert reads == ["step_002.jsonl.gz", "step_001.jsonl.gz"], "a group was read twice, or without need"
     with pytest.raises(IndexError):
         steps[3]
-
-
-def test_ids_behind_the_end_of_a_turn_are_found_without_a_tokenizer(
-    tmp_path: Path, pool_header: Header, fake_groups: Groups
-) -> None:
-    """The id that other completions stop at stands inside one; an imported pool says nothing of its ends."""
-    ids = [5, 2, 7, 9, 2]
-    for name, header in (("sampled", pool_header), ("imported", pool_header | {"normalised": ["said"]})):
-        writer = PoolWriter(tmp_path / name, header=header)
-        writer.write_step(0, [fake_groups[0][0], replace(fake_groups[0][1], completion_ids=ids)])
-        pool = writer.finish()
-        faults = pool.verify()
-        assert len(faults) == (name == "sampled")
-        assert all("sample 1 completion_ids: expected no id behind the end" in fault for fault in faults)
