@@ -111,7 +111,7 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
                 labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
-                row = LogRow(where="", file="", lead=0, prompt_key=0, env_mode=mode, **labels)
+                row = LogRow(where="", file="", env_mode=mode, **labels)
                 grade = logged_grade(row, least_reward({labels["reward"]}, is_ours=True))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
