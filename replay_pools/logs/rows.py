@@ -46,7 +46,6 @@ PLAIN_KEYS = (*TURN, "name", "id", "source", "model")  # of a message: others ch
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["']role["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
 NEEDED = {"prompt": PROMPTS, "completion": COMPLETIONS}  # one of whose targets every rollout has
-NO_DEFAULT = ("prompt", "messages", "completion", "reward")  # targets that no rollout can do without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +163,8 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], guessed: Container[str], 
         name = "+".join(name for name, _ in columns[target])
         said = name if name == target else f"{name} ({target})"
         if target in guessed:
-            leave = f"--map {target}=COLUMN takes another"
-            leave = (
-                leave if target in NO_DEFAULT else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
-            )
-            fix = "; ".join(filter(None, [fix, f"the column was guessed: {leave}"]))
+            guess = f"the column was guessed: --map {target}=COLUMN takes another, {target}=none leaves it out"
+            fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
     for target, terms in columns.items():
