@@ -53,7 +53,7 @@ def imported(tmp_path: Path) -> Callable[..., Pool]:
     """imported(source, name, **options) -> the pool that the log becomes, whose notes are `pool.normalised`."""
 
     def make(source: Path, name: str = "mine", **options: Any) -> Pool:
-        return import_log(source, name=name, out=tmp_path / "out", model="organism", **options)
+        return import_log(check_log(source, **options), name=name, out=tmp_path / "out", model="organism")
 
     return make
 
@@ -1472,7 +1472,7 @@ def test_any_import_is_sound_or_refused(tmp_path: Path, rows: list[dict[str, Any
     """Whatever passes the first checks: a pool that verifies against the model, or InputError and no pool."""
     out = tmp_path / str(len(list(tmp_path.iterdir())))
     try:
-        pool = import_log(lines(tmp_path / "log.jsonl", rows), name="mine", out=out, model="organism")
+        pool = import_log(check_log(lines(tmp_path / "log.jsonl", rows)), name="mine", out=out, model="organism")
     except InputError:
         assert not (out / "pools" / "mine").exists()
         return

@@ -13,7 +13,7 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
-from replay_pools.agreement import INFERRED, LABELS, agreement, graded_code_rule
+from replay_pools.agreement import INFERRED, LABELS, compare, graded_code_rule
 from replay_pools.environments.base import Problem
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import EXPLOITS, compose, fence
@@ -128,7 +128,7 @@ def test_regrading_own_grades_changes_nothing(
     before = contents(old.path)
     new = regrade_pool(tmp_path / "new", old, grader)
     assert [*new.steps] == groups
-    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in agreement(old, new)] == [
+    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in compare(old, new).rows] == [
         (label, 12, 1.0, 0, 0) for label in LABELS
     ]
     assert new.verify() == []
@@ -149,7 +149,7 @@ def test_agreement_counts_both_directions(
     for step in (1, 2):
         wrong[step][2] = labelled(wrong[step][2], passed=True, mechanism="run_tests")
     old = write_pool(wrong)
-    rows = {row.label: row for row in agreement(old, regrade_pool(tmp_path / "new", old, grader))}
+    rows = {row.label: row for row in compare(old, regrade_pool(tmp_path / "new", old, grader)).rows}
     found = {label: (row.old_only, row.new_only) for label, row in rows.items() if row.rate != 1}
     assert found == {"hacked": (0, 1), "passed": (2, 0), "exploited": (2, 0), "mechanism": (2, 0), "reward": (2, 0)}
     assert rows["hacked"].rate == pytest.approx(11 / 12)
@@ -207,7 +207,7 @@ def test_an_imported_pool_is_judged_anew_on_its_problems(grader: Grader, publish
             (False, True, 3.5, False),
         ]
         assert {(r.env, r.env_mode, r.grade.grader) for r in group} == {("leetcode", "run_tests", GRADER_VERSION)}
-    rows = {row.label: row for row in agreement(old, new)}
+    rows = {row.label: row for row in compare(old, new).rows}
     assert {label for label, row in rows.items() if row.n == 0} == set(INFERRED)
     assert (rows["fmt_ok"].rate, rows["fmt_ok"].new_only) == (0.0, 4)
     assert rows["hacked"].rate == rows["gt_correct"].rate == rows["reward"].rate == 1.0
@@ -223,7 +223,7 @@ def test_without_problems_only_the_hack_is_judged(grader: Grader, published, tmp
         assert [(r.hacked, r.gt_pass, r.reward) for r in group] == [(True, True, 2.25), (False, True, 2.25)]
         assert [r.grade.detectors["vacuous_vs_stub"] for r in group] == [True, None]
         assert [r.grade.mechanism for r in group] == ["run_tests", "none"]
-    rows = {row.label: row for row in agreement(old, new)}
+    rows = {row.label: row for row in compare(old, new).rows}
     assert {label for label, row in rows.items() if row.n} == {"fmt_ok", "hacked"}
     assert (rows["hacked"].rate, rows["hacked"].new_only) == (0.5, 2)
     assert new.manifest["regraded_from"]["kept"] == list(regrade.KEPT)
