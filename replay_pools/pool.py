@@ -127,8 +127,9 @@ class PoolWriter:
     """Writes a pool step by step. A second writer of the same header goes on where a killed one stopped.
 
         writer = PoolWriter(directory, header=header)
-        for step in set(range(num_steps)) - writer.done_steps():
-            writer.write_step(step, rollouts)
+        for step in range(num_steps):
+            if writer.read_step(step) is None:
+                writer.write_step(step, rollouts)
         pool = writer.finish()
 
     Args:
@@ -159,13 +160,13 @@ class PoolWriter:
         if not finished.exists():
             write_sealed(unfinished, self.header)
 
-    def done_steps(self) -> set[int]:
-        """Steps whose file is complete, readable and consistent. All others have to be written (again)."""
-        return {_step(path) for path in step_files(self.directory) if self._read(path) is not None}
-
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
-        return self._read(self._path(step))
+        path = self._path(step)
+        try:
+            return self._parsed(read_gz(path), path, step)
+        except InputError:
+            return None
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write one group atomically.
@@ -220,13 +221,6 @@ class PoolWriter:
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step_{step:03d}.jsonl.gz"
-
-    def _read(self, path: Path) -> list[Rollout] | None:
-        """The group of a file; None where it is missing, damaged or inconsistent."""
-        try:
-            return self._parsed(read_gz(path), path, _step(path))
-        except InputError:
-            return None
 
     def _parsed(self, plain: bytes, where: object, step: int) -> list[Rollout]:
         """The group of a step; InputError for its first fault."""

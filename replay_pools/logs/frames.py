@@ -95,7 +95,7 @@ def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _column_readers(path: Path) -> list[Any]:
     """What reads the cells of each column, by all of its cells."""
-    kinds = (_truth, _number)
+    kinds = (lambda cell: TRUTHS.get(cell.lower()), _number)
     possible: list[set[Any]] = []
     for _, names, cells in _records(path):
         possible = possible or [{*kinds} for _ in names]
@@ -103,10 +103,6 @@ def _column_readers(path: Path) -> list[Any]:
             if cell and column:
                 column -= {kind for kind in column if kind(cell) is None}
     return [next((kind for kind in kinds if kind in column), str) for column in possible]
-
-
-def _truth(cell: str) -> bool | None:
-    return TRUTHS.get(cell.lower())
 
 
 def _number(cell: str) -> float | None:
