@@ -736,8 +736,8 @@ def test_an_inspect_archive_packed_with_zstd(tmp_path: Path, teacher, capsys, mo
 
 
 @pytest.mark.parametrize("damage", ["header", "sample", "deflate", "encrypted"])
-def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, capsys) -> None:
-    """Through the command, with the file and the entry."""
+def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str) -> None:
+    """With the file and the entry."""
     entry = "samples/1_epoch_2.json" if damage in ("sample", "deflate") else "header.json"
     entries = {"header.json": json.dumps({"eval": {"model": "m"}})}
     entries |= {f"samples/1_epoch_{s['epoch']}.json": json.dumps(s) for s in samples_of([teacher[0][:3]])}
@@ -752,9 +752,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str, caps
     if damage == "encrypted":
         data = marked(marked(data, b"PK\x03\x04", 6, 1), b"PK\x01\x02", 8, 1)
     path.write_bytes(data)
-    arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism"]
-    assert run(cli, [*arguments, "--out", str(tmp_path / "out")]) == 2
-    assert f"{path} {entry}" in capsys.readouterr().err
+    assert f"{path} {entry}" in refused(path)[0]
 
 
 # What formats cannot know, or would say wrongly
@@ -1147,13 +1145,39 @@ def test_a_conversation_beside_the_ids_of_its_answer(tmp_path: Path, teacher, im
         assert [getattr(rollout, name) for rollout in pool.steps[0]] == [getattr(r, name) for r in teacher[0]]
 
 
-def test_the_text_of_a_prompt_beside_its_ids_is_left_out(tmp_path: Path, imported, chat) -> None:
-    """Without markup it is not what the model saw; beside a length it is one message of the user."""
-    text, ids = chat.render([{"role": "user", "content": "Add 1 and 2."}])
-    for fields in ({"prompt_ids": ids}, {"prompt_length": len(ids)}):
-        pool = imported(lines(tmp_path / "log.jsonl", [row(**fields) for _ in range(4)]), name="-".join(fields))
-        assert pool.steps[0][0].prompt == text
-        assert any("`prompt` has no markup" in note for note in pool.normalised) == ("prompt_ids" in fields)
+TRL_ROW = {"step": 1, "r": 0.5, "advantage": 0.0, "reward": None, "hacked": None, "gt_pass": None}
+SUM = "1 + 2 ="
+BARE_BESIDE, UNLIKE = "`prompt` has no markup", "template makes of the messages"
+# {what stands beside a prompt that is a text: (other columns, options, whether it is rendered, what is said)}
+PROMPT_TEXTS: dict[str, tuple[dict[str, Any], dict[str, Any], bool, str]] = {
+    "its ids": ({"prompt_ids": "IDS"}, {}, True, BARE_BESIDE),
+    "its length": ({"prompt_length": "LENGTH"}, {}, True, ""),
+    "messages that it renders": ({"messages": "MESSAGES", "prompt": "RENDERED"}, {}, True, ""),
+    "messages": ({"messages": "MESSAGES"}, {}, True, BARE_BESIDE),
+    "messages, and the model saw it": (
+        {"messages": "MESSAGES"},
+        {"mapping": {"rendered": "prompt", "messages": "messages"}},
+        False,
+        UNLIKE,
+    ),
+    "TRL's columns": (TRL_ROW, {}, False, ""),
+    "TRL's columns, and the user names it": (TRL_ROW, {"mapping": {"reward": "r", "prompt": "prompt"}}, True, ""),
+    "TRL's columns, of no TRL": (TRL_ROW, {"mapping": {"reward": "r"}, "format_name": "columns"}, True, ""),
+}
+
+
+@pytest.mark.parametrize("case", PROMPT_TEXTS)
+def test_a_prompt_that_is_a_text(tmp_path: Path, imported, chat, case: str) -> None:
+    """A message of the user, unless it is what the trainer gives to the model, or something else says what that saw."""
+    fields, options, is_rendered, said = PROMPT_TEXTS[case]
+    messages = [{"role": "user", "content": SUM}]
+    text, ids = chat.render(messages)
+    known = {"IDS": ids, "LENGTH": len(ids), "MESSAGES": messages, "RENDERED": text}
+    fields = {name: known.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+    pool = imported(lines(tmp_path / "log.jsonl", [row(**{"prompt": SUM, **fields}) for _ in range(2)]), **options)
+    assert pool.steps[0][0].prompt == (text if is_rendered else SUM)
+    for note in (BARE_BESIDE, UNLIKE):
+        assert any(note in sentence for sentence in pool.normalised) == (note == said)
 
 
 # {what stands before prompts: (the ids before each, whether one of them begins every text)}
@@ -1289,34 +1313,6 @@ def test_an_empty_answer_is_the_end_of_its_turn(tmp_path: Path, imported, chat) 
     rows[0]["finish_reason"] = "length"
     with pytest.raises(InputError, match="line 1 completion"):
         imported(lines(tmp_path / "log.jsonl", rows))
-
-
-def test_texts_that_a_trainer_does_not_render(tmp_path: Path, imported, chat) -> None:
-    """TRL gives a prompt that is a text to the model as it is; a column of another log is a message of the user."""
-    rows = [{"step": 1, "prompt": "1 + 2 =", "completion": str(i), "r": float(i), "advantage": i - 0.5} for i in (0, 1)]
-    source = lines(tmp_path / "log.jsonl", rows)
-    assert imported(source).steps[0][0].prompt == "1 + 2 ="
-    rendered, _ = chat.render([{"role": "user", "content": "1 + 2 ="}])
-    by_column = imported(source, name="b", mapping={"reward": "r", "prompt": "prompt"})
-    by_format = imported(source, name="c", mapping={"reward": "r"}, format_name="columns")
-    assert by_column.steps[0][0].prompt == by_format.steps[0][0].prompt == rendered
-
-
-def test_a_prompt_that_the_template_does_not_make_is_said(tmp_path: Path, imported, chat) -> None:
-    """A bare text beside messages is what the model saw if the user says so: the difference is a caution."""
-    messages = [{"role": "user", "content": "1 + 2 ="}]
-    rendered, _ = chat.render(messages)
-    as_it_is = {"rendered": "prompt", "messages": "messages"}
-    for name, prompt, mapping, seen in (
-        ("a", rendered, None, rendered),
-        ("b", "1 + 2 =", None, rendered),
-        ("c", "1 + 2 =", as_it_is, "1 + 2 ="),
-    ):
-        rows = [row(messages=messages, prompt=prompt) for _ in range(2)]
-        pool = imported(lines(tmp_path / f"{name}.jsonl", rows), name=name, mapping=mapping)
-        assert pool.steps[0][0].prompt == seen
-        assert any("template makes of the messages" in text for text in pool.cautions) == (name == "c")
-        assert any("`prompt` has no markup" in text for text in pool.normalised) == (name == "b")
 
 
 def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> None:
