@@ -24,10 +24,8 @@ def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
             # A sample that was logged again repeats its name: the last one counts.
             entries = {entry.filename: entry for entry in archive.infolist()}
             headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
-            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
-            if not isinstance(evaluation, dict):
-                found = type(evaluation).__name__
-                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=found)
+            evaluation = _entry(archive, entries[headers[0]], path).get("eval") if headers else None
+            model = evaluation.get("model") if isinstance(evaluation, dict) else None
             for name in entries:
                 if not (name.startswith("samples/") and name.endswith(".json")):
                     continue
@@ -35,7 +33,7 @@ def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
                     if re.search(r"_epoch_\d+/", name):
                         where, expected = f"{path} {name}", "a sample in one file"
                         raise InputError(where, expected=expected, found="one in parts", fix=CONVERT)
-                    sample: Any = {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
+                    sample: Any = {"model": model, **_entry(archive, entries[name], path)}
                 except InputError as error:
                     sample = error
                 yield f" {name}", sample
