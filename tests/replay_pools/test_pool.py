@@ -215,6 +215,12 @@ def test_names_are_paths_then_out_then_builtin(
         ({"sampler": {"temperature": -1.0}}, "sampler.temperature: expected greater than or equal to 0"),
         ({"plan": {"mode": "sun_tests"}}, "plan.mode: expected one of run_tests"),
         ({"grader": {"version": "1", "isolation": "C"}}, "grader.isolation: expected one of A, B"),
+        # The rule and the limit are the defaults of a regrade.
+        (
+            {"grader": {"version": "1", "isolation": "B", "code_rule": "first"}},
+            "code_rule: expected 'joined' or 'last'",
+        ),
+        ({"grader": {"version": "1", "isolation": "B", "cpu_s": 10**9}}, "cpu_s: expected less than or equal to 3600"),
         ({"tokenizer_sha256": "7" * 63}, "tokenizer_sha256: expected"),
         ({"policy": {"base_model": "a\0b"}}, "policy.base_model: expected a text without null bytes"),
     ],

@@ -26,7 +26,6 @@ from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
-from replay_pools.storage.files import read_sealed, write_sealed
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
@@ -335,28 +334,6 @@ def test_what_cannot_be_regraded_is_refused(
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert "step_001.jsonl.gz" in refused(capsys, tmp_path, "old")
     assert not (tmp_path / "out" / "pools" / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("recorded", "line"),
-    [
-        ({"code_rule": "first"}, "code_rule: expected 'joined' or 'last'"),
-        ({"cpu_s": 10**9}, "cpu_s: expected less than or equal to 3600"),
-    ],
-)
-def test_a_manifest_that_asks_for_no_grader_is_refused(
-    capsys: pytest.CaptureFixture[str],
-    groups: list[list[Rollout]],
-    write_pool: Callable[..., Pool],
-    tmp_path: Path,
-    recorded: dict[str, Any],
-    line: str,
-) -> None:
-    """Its rule and its limit are the defaults of a regrade, and anybody can edit them."""
-    path = write_pool(groups).path / "manifest.json"
-    manifest = read_sealed(path)
-    write_sealed(path, manifest | {"grader": manifest["grader"] | recorded})
-    assert line in refused(capsys, tmp_path, "old")
 
 
 def test_a_name_in_use_is_refused(
