@@ -58,7 +58,7 @@ class Regrade:
 
     old: Grading
     new: Grading
-    rows: list[Agreement]  # one a label of LABELS
+    rows: list[Agreement]  # one a label of LABELS; n is 0 for labels that were kept or that the source never recorded
     kept: list[str]  # labels that were not graded again, the problems being unknown
     flaky: int | None  # rollouts whose two new gradings disagree; None when they were graded once
     without_label: int  # rollouts that could not be graded, the machine being too busy
@@ -66,27 +66,18 @@ class Regrade:
 
 def compare(old: Pool, new: Pool) -> Regrade:
     """The record of a regrade: `new` has the rollouts of `old` with new grades."""
-    rollouts = list(chain.from_iterable(new.steps))
+    rollouts, kept = [*chain.from_iterable(new.steps)], new.manifest["regraded_from"]["kept"]
     flags = [rollout.grade.flaky for rollout in rollouts if rollout.labelled]
+    both = zip(chain.from_iterable(old.steps), rollouts, strict=True)
+    pairs = [(before, after) for before, after in both if is_judged(after)]
     return Regrade(
         old=_grading(old),
         new=_grading(new),
-        rows=agreement(old, new),
-        kept=new.manifest["regraded_from"]["kept"],
+        rows=[_compare(label, [] if label in kept else pairs) for label in LABELS],
+        kept=kept,
         flaky=None if None in flags else sum(map(bool, flags)),
         without_label=sum(not rollout.labelled for rollout in rollouts),
     )
-
-
-def agreement(old: Pool, new: Pool) -> list[Agreement]:
-    """One row for each label of LABELS: how often a regraded pool has the label of its source.
-
-    n is 0 for labels that were kept or that the source never recorded.
-    """
-    kept = new.manifest["regraded_from"]["kept"]
-    both = zip(chain.from_iterable(old.steps), chain.from_iterable(new.steps), strict=True)
-    pairs = [(before, after) for before, after in both if is_judged(after)]
-    return [_compare(label, [] if label in kept else pairs) for label in LABELS]
 
 
 def is_judged(rollout: Rollout) -> bool:

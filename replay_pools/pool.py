@@ -101,7 +101,7 @@ class Pool:
         for path in step_files(self.path):
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
-        num_rollouts, ends = 0, set[int]()
+        num_rollouts = 0
         for number, (name, entry) in enumerate(files.items()):
             report("steps", number, len(files))
             try:
@@ -115,24 +115,11 @@ class Pool:
             if (entry["step"], entry["rollouts"]) != (_step(self.path / name), len(group)):
                 expected, found = f"step {_step(self.path / name)}, {len(group)} rollouts", str(entry)
                 faults.append(InputError(f"{self.path / MANIFEST_NAME} {name}", expected=expected, found=found))
-            ends |= {rollout.completion_ids[-1] for rollout in group if rollout.finish_reason == "stop" and not faults}
         counts = {"steps": len(files), "rollouts": num_rollouts}
         # With a damaged file the rollouts cannot be counted, and that file is named already.
         if not faults and counts != self.manifest["counts"]:
             where = f"{self.path / MANIFEST_NAME} counts"
             faults.append(InputError(where, expected=str(counts), found=str(self.manifest["counts"])))
-        # A completion that stopped ends with an id that ends turns, whatever the vocabulary. Not so in an imported
-        # pool, whose logger may call it a stop where a text ended it.
-        first, num_overlong = None, 0
-        for group in [] if faults or "normalised" in self.manifest else self.steps:
-            for rollout in group:
-                if ends.intersection(rollout.completion_ids[:-1]):
-                    first, num_overlong = first or rollout, num_overlong + 1
-        if first is not None:
-            where = f"{self.name} step {first.step} sample {first.sample_id} completion_ids"
-            inside = min(ends & set(first.completion_ids[:-1]))
-            actual = f"id {inside}, which ends other turns, before the end ({num_overlong} rollouts)"
-            faults.append(InputError(where, expected="no id behind the end of the turn", found=actual))
         return [*map(str, faults)]
 
 
@@ -140,8 +127,9 @@ class PoolWriter:
     """Writes a pool step by step. A second writer of the same header goes on where a killed one stopped.
 
         writer = PoolWriter(directory, header=header)
-        for step in set(range(num_steps)) - writer.done_steps():
-            writer.write_step(step, rollouts)
+        for step in range(num_steps):
+            if writer.read_step(step) is None:
+                writer.write_step(step, rollouts)
         pool = writer.finish()
 
     Args:
@@ -172,13 +160,13 @@ class PoolWriter:
         if not finished.exists():
             write_sealed(unfinished, self.header)
 
-    def done_steps(self) -> set[int]:
-        """Steps whose file is complete, readable and consistent. All others have to be written (again)."""
-        return {_step(path) for path in step_files(self.directory) if self._read(path) is not None}
-
     def read_step(self, step: int) -> list[Rollout] | None:
         """The group of a step; None where its file is missing, damaged or inconsistent, so has to be written."""
-        return self._read(self._path(step))
+        path = self._path(step)
+        try:
+            return self._parsed(read_gz(path), path, step)
+        except InputError:
+            return None
 
     def write_step(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Write one group atomically.
@@ -234,13 +222,6 @@ class PoolWriter:
     def _path(self, step: int) -> Path:
         return self.directory / f"step_{step:03d}.jsonl.gz"
 
-    def _read(self, path: Path) -> list[Rollout] | None:
-        """The group of a file; None where it is missing, damaged or inconsistent."""
-        try:
-            return self._parsed(read_gz(path), path, _step(path))
-        except InputError:
-            return None
-
     def _parsed(self, plain: bytes, where: object, step: int) -> list[Rollout]:
         """The group of a step; InputError for its first fault."""
         group = _parse_group(plain, where)
@@ -257,10 +238,7 @@ def open_pool(path: Path) -> Pool:
     """
     fix = f"to make one of logged rollouts: probe pool import {shlex.quote(str(path))} --name NAME --model MODEL"
     if not (path / MANIFEST_NAME).exists():
-        if path.is_dir():
-            found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
-        else:
-            found = "a file" if path.is_file() else "no such directory"
+        found = "a directory without" if path.is_dir() else "no such directory"
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)

@@ -73,8 +73,7 @@ def regrade_pool(
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
         relabel = _relabel_without_tests if problems is None else Rollout.regraded
-        done = writer.done_steps()
-        todo = [i for i, group in enumerate(groups) if group[0].step not in done]  # positions in `groups`
+        todo = [i for i, group in enumerate(groups) if writer.read_step(group[0].step) is None]  # positions in `groups`
         for first in range(0, len(todo), STEPS_PER_CALL):
             batch = todo[first : first + STEPS_PER_CALL]
             grades = iter(grader.grade([each for i in batch for each in submissions[i] if each]))

@@ -195,8 +195,6 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
     has_label = any((grade.fmt_ok, grade.compiles, grade.passed, grade.gt_correct, grade.hacked))
     equal: list[tuple[str, Any, Any]] = [  # field, stored value, expected value
         ("step", rollout.step, step),
-        ("prompt_ids", len(rollout.prompt_ids), rollout.plen),
-        ("completion_ids", len(rollout.completion_ids), rollout.comp_len),
         ("sampling_logprobs", rollout.comp_len if logprobs is None else len(logprobs), rollout.comp_len),
         ("prompt_sha", rollout.prompt_sha, prompt_sha(rollout.prompt)),
         # A slice, so that the error shows the stored tail; `max`, because a negative start would count from the end.

@@ -91,9 +91,9 @@ def check(
     from probe.runs.footprint import adapted_weights
     from probe.runs.replay import run_replay
     from probe.runs.replay_inputs import hacks_of
-    from replay_pools.logs.importing import import_checked
+    from replay_pools.logs.importing import import_log
 
-    pool = import_checked(
+    pool = import_log(
         log, name=name, out=out, model=str(config.model.name), template=config.model.template, limit=limit
     )
     pair_notes += one_mode(selected_pairs(config.intervention.extraction), hacks_of([pool]))

@@ -149,18 +149,11 @@ def import_(
       probe pool import rollouts.jsonl --name mine --model Qwen/Qwen3-4B --map reward=score,hacked=info.is_hack
     """
     from replay_pools.logs.columns import as_option, parse_mapping  # what reads logs: only for those who import one
-    from replay_pools.logs.importing import import_log
+    from replay_pools.logs.importing import check_log, import_log
 
     mapping = parse_mapping(",".join(mappings))
-    settings = {
-        "model": model,
-        "template": template,
-        "format_name": format_name,
-        "mapping": mapping,
-        "limit": limit,
-        "skip_bad": skip_bad,
-    }
-    pool = import_log(source, name=name, out=out, **settings)
+    checked = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
+    pool = import_log(checked, name=name, out=out, model=model, template=template, limit=limit)
     log = pool.manifest["log"]
     if as_json:
         log = {key: log[key] for key in ("format", "mapping", "cannot_know")}

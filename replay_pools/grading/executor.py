@@ -191,14 +191,6 @@ class Worker:
             "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
         }
 
-    def _write_job(self, job: dict[str, Any]) -> int:
-        """Write the job file, and return its descriptor. One file serves all jobs: the last reader is dead."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(json.dumps(job).encode())
-        self._file.seek(0)
-        return self._file.fileno()
-
     def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
         """Send a job; returns descriptors to read answers and (with `capture`) stdout from, which `stack` closes."""
         read_ends, write_ends = [], []
@@ -208,7 +200,12 @@ class Worker:
             read_ends.append(read_end)
             write_ends.append(write_end)
         try:
-            self._send(worker.EXECUTE, [self._write_job(job), *write_ends])
+            # One file serves all jobs: the last reader is dead.
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(json.dumps(job).encode())
+            self._file.seek(0)
+            self._send(worker.EXECUTE, [self._file.fileno(), *write_ends])
         finally:
             # The worker holds copies; with ours open, the pipes would never reach their end.
             for descriptor in write_ends:

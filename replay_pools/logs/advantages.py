@@ -5,8 +5,8 @@ of the rewards C w of its group or of its batch (a step). Whatever divides, the 
 C w: w is the direction that leaves the least across them, up to its size. Undivided, it is the least-squares solution.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +22,7 @@ NOTHING = 1e-3  # a weight below this share of the largest is none
 LEAST_GROUPS = 2  # with advantages
 DIVISORS = {"none": "by nothing", "group": "by their group's standard deviation", "batch": "by that of the batch"}
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The groups of one step: rewards (n, k) and advantages (n,) of each."""
-
-    rewards: list[Array]
-    advantages: list[Array]
+Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
 
 
 def read_back(log: Log, *, is_guessed: bool) -> None:
@@ -43,8 +36,8 @@ def read_back(log: Log, *, is_guessed: bool) -> None:
     if columns is None or "advantage" not in log.mapping:
         return
     terms = parse_column("reward", columns, log.rows)
-    batches = list(_batches(log.groups))
-    if sum(len(batch.rewards) for batch in batches) < LEAST_GROUPS:
+    batches = _batches(log.groups)
+    if sum(map(len, batches)) < LEAST_GROUPS:
         return
     given = np.array([weight for _, weight in terms])
     fitted = _fit(batches, given)
@@ -77,18 +70,15 @@ def _weigh(log: Log, text: str, weights: Sequence[float]) -> None:
                 group[i] = replace(row, reward=sum(part * weight for part, weight in known))
 
 
-def _batches(groups: Sequence[Sequence[RowFacts]]) -> Iterator[Batch]:
+def _batches(groups: Sequence[Sequence[RowFacts]]) -> list[Batch]:
     """Groups of which all parts of rewards and all advantages are known, by step; rewards of others are left out."""
     steps: dict[Any, Batch] = {}
     for group in groups:
         if any(row.advantage is None or not row.parts or None in row.parts for row in group):
             continue
-        batch = steps.setdefault(group[0].step, Batch([], []))
-        batch.rewards.append(np.array([row.parts for row in group], dtype=float))
-        batch.advantages.append(np.array([row.advantage for row in group], dtype=float))
-    for batch in steps.values():
-        if any(values.any() for values in batch.advantages):
-            yield batch
+        rewards = np.array([row.parts for row in group], dtype=float)
+        steps.setdefault(group[0].step, []).append((rewards, np.array([row.advantage for row in group], dtype=float)))
+    return [batch for batch in steps.values() if any(advantages.any() for _, advantages in batch)]
 
 
 def _fit(batches: Sequence[Batch], given: Array) -> tuple[str, Array] | None:
@@ -103,24 +93,21 @@ def _fit(batches: Sequence[Batch], given: Array) -> tuple[str, Array] | None:
     return ("none", weights) if _error(batches, "none", weights, free=False) < EXPLAINED else None
 
 
-def _centred(batch: Batch) -> Iterator[tuple[Array, Array]]:
-    for rewards, advantages in zip(batch.rewards, batch.advantages, strict=True):
-        yield rewards - rewards.mean(0), advantages
+def _centred(batches: Sequence[Batch]) -> Batch:
+    return [(rewards - rewards.mean(0), advantages) for batch in batches for rewards, advantages in batch]
 
 
 def _direction(batches: Sequence[Batch]) -> Array | None:
     """(k,) weights up to their size, the largest 1; None where several fit. A part that never varies has weight 1."""
-    k = batches[0].rewards[0].shape[1]
+    k = batches[0][0][0].shape[1]
     across, total = np.zeros((k, k)), np.zeros((k, k))
     along = np.zeros(k)
-    for batch in batches:
-        for centred, advantages in _centred(batch):
-            norm = float(advantages @ advantages)
-            if norm:
-                projected = centred.T @ advantages
-                across += centred.T @ centred - np.outer(projected, projected) / norm
-                total += centred.T @ centred
-                along += projected
+    for centred, advantages in _centred(batches):
+        if norm := float(advantages @ advantages):
+            projected = centred.T @ advantages
+            across += centred.T @ centred - np.outer(projected, projected) / norm
+            total += centred.T @ centred
+            along += projected
     varies = total.diagonal() > 0
     if not varies.any():
         return None
@@ -134,8 +121,7 @@ def _direction(batches: Sequence[Batch]) -> Array | None:
 
 
 def _least_squares(batches: Sequence[Batch]) -> Array:
-    rows = [both for batch in batches for both in _centred(batch)]
-    centred, advantages = np.concatenate([row for row, _ in rows]), np.concatenate([row for _, row in rows])
+    centred, advantages = map(np.concatenate, zip(*_centred(batches), strict=True))
     weights = np.linalg.lstsq(centred, advantages, rcond=None)[0]
     return np.where(np.abs(centred).sum(0) > 0, weights, 1.0)
 
@@ -144,13 +130,13 @@ def _error(batches: Sequence[Batch], scale: str, weights: Array, *, free: bool) 
     """Relative error of the advantages that weights and a divisor give; `free`: up to one factor near 1 (ddof)."""
     expected: list[Array] = []
     for batch in batches:
-        of_batch = np.concatenate(batch.rewards) @ weights
-        for rewards in batch.rewards:
+        of_batch = np.concatenate([rewards for rewards, _ in batch]) @ weights
+        for rewards, _ in batch:
             paid = rewards @ weights
             divisor = {"none": 1.0, "group": paid.std(ddof=1), "batch": of_batch.std(ddof=1)}[scale]
             expected.append((paid - paid.mean()) / divisor if divisor else np.zeros(len(paid)))
     predicted = np.concatenate(expected)
-    actual = np.concatenate([values for batch in batches for values in batch.advantages])
+    actual = np.concatenate([advantages for batch in batches for _, advantages in batch])
     if free and predicted.any():
         factor = float(predicted @ actual / (predicted @ predicted))
         predicted = predicted * factor if abs(factor - 1) < 0.25 else predicted

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from replay_pools.errors import Faults, InputError
+from replay_pools.errors import InputError
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 
 ZSTD = 93  # the method of an entry packed with zstd, which zipfile knows from Python 3.14 on
@@ -17,28 +17,26 @@ MIB = 1 << 20
 CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 
 
-def read_archive(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+def read_archive(path: Path) -> Iterator[tuple[str, Any]]:
     """The samples of an archive."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             # A sample that was logged again repeats its name: the last one counts.
             entries = {entry.filename: entry for entry in archive.infolist()}
             headers = [name for name in ("header.json", "_journal/start.json") if name in entries]
-            evaluation = _entry(archive, entries[headers[0]], path).get("eval") or {} if headers else {}
-            if not isinstance(evaluation, dict):
-                found = type(evaluation).__name__
-                raise InputError(f"{path} {headers[0]} eval", expected="an object", found=found)
+            evaluation = _entry(archive, entries[headers[0]], path).get("eval") if headers else None
+            model = evaluation.get("model") if isinstance(evaluation, dict) else None
             for name in entries:
                 if not (name.startswith("samples/") and name.endswith(".json")):
                     continue
-                if re.search(r"_epoch_\d+/", name):
-                    expected, found = "a sample in one file", "one in parts"
-                    faults.add(f"{path} {name}", "parts", expected=expected, found=found, fix=CONVERT)
-                    continue
                 try:
-                    yield f" {name}", {"model": evaluation.get("model"), **_entry(archive, entries[name], path)}
+                    if re.search(r"_epoch_\d+/", name):
+                        where, expected = f"{path} {name}", "a sample in one file"
+                        raise InputError(where, expected=expected, found="one in parts", fix=CONVERT)
+                    sample: Any = {"model": model, **_entry(archive, entries[name], path)}
                 except InputError as error:
-                    faults.note(error, "entry")
+                    sample = error
+                yield f" {name}", sample
     except zipfile.BadZipFile as error:
         raise InputError(path, expected="an inspect archive (zip)", found=str(error)) from error
 

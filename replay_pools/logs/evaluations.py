@@ -63,9 +63,7 @@ LM_EVAL_HASHES = ("doc_hash", "prompt_hash", "target_hash")
 
 def lm_eval_sample(sample: Fields) -> Iterable[Fields]:
     """One rollout for each response to the one request of a document."""
-    requests = [
-        [*request.values()] if isinstance(request, dict) else request for request in _items(sample["arguments"])
-    ]
+    requests = [*map(_items, _items(sample["arguments"]))]
     if len(requests) != 1 or len(sample["resps"]) != 1:
         raise LeftOutError(f"{len(requests)} requests for one document; one can be replayed")
     # A generation has a text and its options, a log-likelihood a text alone, or with the continuation that is scored.

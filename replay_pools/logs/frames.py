@@ -1,16 +1,16 @@
-"""Files of tables: Parquet, the Arrow files of `datasets.save_to_disk`, and text with separators (CSV)."""
+"""Files of tables (Parquet, the Arrow files of `datasets.save_to_disk`, text with separators), and lines of texts."""
 
 import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from replay_pools.errors import Faults, InputError
-from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain
+from replay_pools.errors import InputError
+from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain, unpacked
 from replay_pools.terminal import report
 
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
@@ -26,7 +26,20 @@ PACKED = re.compile(rb"(.{8})(?:\x28\xb5\x2f\xfd|\x04\x22\x4d\x18)", re.S)
 TRUTHS = {"true": True, "false": False}
 
 
-def read_parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """(number from 1 on, line) of a text, perhaps gzipped, with a line in memory at a time."""
+    size = path.stat().st_size // MIB
+    with unpacked(path) as (file, stored):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
+            if number % REPORT_EVERY == 0:
+                report(f"MiB of {path.name}", stored.tell() // MIB, size)
+            if len(line) > MAX_DOCUMENT or number > MOST_ROWS:
+                expected = f"at most {MOST_ROWS:,} lines, each of at most {MAX_DOCUMENT // MIB} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
+            yield number, line
+
+
+def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of a Parquet file."""
     import polars  # only for those who read such files
 
@@ -39,7 +52,7 @@ def read_parquet(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
         yield f" row {number}", row
 
 
-def read_arrow(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+def read_arrow(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of an Arrow file, or of a stream, which is what `datasets` writes."""
     import polars
 
@@ -64,7 +77,7 @@ def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
         raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
 
 
-def read_csv(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
     """The rows of text with separators, under the names in its first line.
 
     A column whose cells are all numbers holds numbers, one of true and false truths, any other texts. Cells without
@@ -82,7 +95,7 @@ def read_csv(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
 
 def _column_readers(path: Path) -> list[Any]:
     """What reads the cells of each column, by all of its cells."""
-    kinds = (_truth, _number)
+    kinds = (lambda cell: TRUTHS.get(cell.lower()), _number)
     possible: list[set[Any]] = []
     for _, names, cells in _records(path):
         possible = possible or [{*kinds} for _ in names]
@@ -90,10 +103,6 @@ def _column_readers(path: Path) -> list[Any]:
             if cell and column:
                 column -= {kind for kind in column if kind(cell) is None}
     return [next((kind for kind in kinds if kind in column), str) for column in possible]
-
-
-def _truth(cell: str) -> bool | None:
-    return TRUTHS.get(cell.lower())
 
 
 def _number(cell: str) -> float | None:
@@ -104,37 +113,21 @@ def _number(cell: str) -> float | None:
 
 def _records(path: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """(number of its first line from 1 on, names of the columns, cells) of each row but the first."""
-    used, start = 0, 1
-
-    def lines(file: BinaryIO, text: io.TextIOWrapper) -> Iterator[str]:
-        nonlocal used
-        number, size = 0, path.stat().st_size // MIB
-        while line := text.readline(MAX_DOCUMENT + 1):
-            used, number = used + len(line), number + 1
-            if number % REPORT_EVERY == 0:
-                report(f"MiB of {path.name}", file.tell() // MIB, size)
-            if used > MAX_DOCUMENT or number > MOST_ROWS:
-                expected = f"at most {MOST_ROWS:,} lines, and rows of at most {MAX_DOCUMENT // MIB} MiB"
-                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            yield line
-
-    csv.field_size_limit(MAX_DOCUMENT)  # a limit of the whole process; the lines above are counted
-    with open_file(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        try:
-            first = text.readline(MAX_DOCUMENT)
-            text.seek(0)
-            reader = csv.reader(lines(file, text), delimiter=max(SEPARATORS, key=first.count), strict=True)
-            names: list[str] = next(reader, [])
-            repeated = sorted(name for name, count in Counter(filter(None, names)).items() if count > 1)
-            if repeated or len(names) > MOST_COLUMNS:
-                found = f"{', '.join(repeated)} twice" if repeated else f"{len(names):,}"
-                expected = f"at most {MOST_COLUMNS:,} columns, each once"
-                raise InputError(f"{path} line 1", expected=expected, found=found)
-            for cells in reader:
-                start, end = reader.line_num, start
-                if cells:
-                    yield end + 1, names, cells
-                used = 0
-        except (csv.Error, UnicodeDecodeError) as error:
-            expected = "text in UTF-8 with commas between the cells, and quotes around those with any"
-            raise InputError(f"{path} line {start + 1}", expected=expected, found=str(error)) from error
+    csv.field_size_limit(MAX_DOCUMENT)  # a limit of the whole process
+    lines = (line.decode("utf-8-sig" if number == 1 else "utf-8") for number, line in numbered_lines(path))
+    start = 1
+    try:
+        first = next(lines, "")
+        reader = csv.reader(chain([first], lines), delimiter=max(SEPARATORS, key=first.count), strict=True)
+        names: list[str] = next(reader, [])
+        repeated = sorted(name for name, count in Counter(filter(None, names)).items() if count > 1)
+        if repeated or len(names) > MOST_COLUMNS:
+            found = f"{', '.join(repeated)} twice" if repeated else f"{len(names):,}"
+            raise InputError(f"{path} line 1", expected=f"at most {MOST_COLUMNS:,} columns, each once", found=found)
+        for cells in reader:
+            start, end = reader.line_num, start
+            if cells:
+                yield end + 1, names, cells
+    except (csv.Error, UnicodeDecodeError) as error:
+        expected = "text in UTF-8 with commas between the cells, and quotes around those with any"
+        raise InputError(f"{path} line {start + 1}", expected=expected, found=str(error)) from error

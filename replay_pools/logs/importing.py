@@ -52,7 +52,6 @@ def check_log(
 
     Args:
         source: a file, or a folder of files.
-        template: of prompts that were logged as messages.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
         mapping: {target: column} that corrects what is guessed.
         skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
@@ -78,43 +77,24 @@ def check_log(
 
 
 def import_log(
-    source: Path,
-    *,
-    name: str,
-    out: Path,
-    model: str,
-    template: Template = "chat",
-    format_name: str | None = None,
-    mapping: Mapping[str, str] | None = None,
-    limit: int | None = None,
-    skip_bad: int = 0,
+    log: Log, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
 ) -> Pool:
-    """Make the pool `out`/pools/`name` of a log; nothing is written unless all of it is sound.
+    """Make the pool `out`/pools/`name` of a log that `check_log` has read; nothing is written unless all is sound.
 
     Its manifest says how: `log` has the format and the columns, `normalised` a sentence on every choice and repair.
 
     Args:
-        source: a file, or a folder of files.
+        log: without faults.
         name: of the pool.
         out: the folder of outputs.
         model: that sampled the rollouts: its tokenizer and template make the ids that were not logged. Where all ids
             and texts were, it may be missing: the ids are then unchecked until something runs the model.
-        format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
-        mapping: {target: column} that corrects what is guessed.
+        template: of prompts that were logged as messages.
         limit: of completions, in tokens; None = guessed where the log does not say which were cut off.
-        skip_bad: as of `check_log`.
 
     Raises:
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
-    log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
-    return import_checked(log, name=name, out=out, model=model, template=template, limit=limit)
-
-
-def import_checked(
-    log: Log, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
-) -> Pool:
-    """The pool of a log that `check_log` has read; arguments and errors as of `import_log`."""
     from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
 
     grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -46,15 +46,32 @@ PLAIN_KEYS = (*TURN, "name", "id", "source", "model")  # of a message: others ch
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["']role["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
 NEEDED = {"prompt": PROMPTS, "completion": COMPLETIONS}  # one of whose targets every rollout has
-NO_DEFAULT = ("prompt", "messages", "completion", "reward")  # targets that no rollout can do without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogRow:
+class RowFacts:
+    """What is kept in memory of each rollout of a log: by it they are grouped and counted. `row_of` has the rest."""
+
+    place: int = 0  # in `Log.checked`
+    file: str
+    lead: int = 0  # ids before the prompt that are padding: they make it no other prompt
+    prompt_key: int = 0  # what rollouts with the same prompt share: 64 bits of a hash
+    answer_key: int | None = None  # the same of the completion's text
+    reward: float | None = None
+    parts: tuple[float | None, ...] = ()  # columns whose weighted sum the reward is
+    advantage: float | None = None
+    hacked: bool | None = None
+    gt_pass: bool | None = None
+    step: int | None = None
+    problem: tuple[str, ...] | None = None
+    group: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow(RowFacts):
     """One rollout of a log: what its columns say, None where they say nothing."""
 
     where: str
-    file: str
     messages: Chat | None = None  # of the prompt
     rendered: str | None = None  # the prompt with its markup
     skipped: str | None = None  # the prompt without its special tokens
@@ -64,50 +81,20 @@ class LogRow:
     completion_ids: list[int] | None = None
     comp_len: int | None = None
     logprobs: list[float] | None = None
-    reward: float | None = None
-    parts: tuple[float | None, ...] = ()  # columns whose weighted sum the reward is
-    advantage: float | None = None
-    hacked: bool | None = None
-    gt_pass: bool | None = None
     fmt_ok: bool | None = None
     finish: FinishReason | None = None
     hint: bool | None = None
     env: str | None = None
     env_mode: str | None = None
-    step: int | None = None
-    problem: tuple[str, ...] | None = None
-    group: tuple[str, ...] | None = None
-    lead: int  # ids before the prompt that are padding: they make it no other prompt
-    prompt_key: int  # what rollouts with the same prompt share: 64 bits of a hash
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowFacts:
-    """What is kept in memory of each rollout of a log: by it they are grouped and counted. `row_of` has the rest."""
-
-    place: int  # in `Log.checked`
-    file: str
-    lead: int
-    prompt_key: int
-    answer_key: int | None  # 64 bits of a hash of the completion's text
-    reward: float | None = None
-    parts: tuple[float | None, ...] = ()
-    advantage: float | None = None
-    hacked: bool | None = None
-    gt_pass: bool | None = None
-    step: int | None = None
-    problem: tuple[str, ...] | None = None
-    group: tuple[str, ...] | None = None
-
-
+_FACTS = tuple(field.name for field in fields(RowFacts))
 _SHARED = ("parts", "problem", "group", "prompt_key")  # that rows of one group share
-_FACTS = ("file", "reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem", "group")
-_OF_FACTS = ("reward", "lead", "prompt_key")  # what a `LogRow` takes from its facts
 
 
 def row_of(log: Log, facts: RowFacts) -> LogRow:
-    """A rollout of a log, with the reward that its facts have."""
-    return LogRow(**log.checked[facts.place] | {name: getattr(facts, name) for name in _OF_FACTS})
+    """A rollout of a log, whole."""
+    return LogRow(**log.checked[facts.place] | {name: getattr(facts, name) for name in _FACTS})
 
 
 def _digest(value: Any) -> int:
@@ -159,9 +146,10 @@ def _facts(log: Log) -> list[RowFacts]:
         ids, answer = row.get("prompt_ids"), row.get("completion")
         prompt = (row.get("rendered"), row.get("messages"), row.get("skipped"), ids and ids[lead:])
         values: Fields = {name: row[name] for name in _FACTS if name in row}
-        values |= {"prompt_key": _digest(prompt), "lead": lead}
+        values |= {"place": place, "lead": lead, "prompt_key": _digest(prompt)}
+        values |= {"answer_key": None if answer is None else _digest(answer)}
         values |= {name: shared.setdefault(values[name], values[name]) for name in _SHARED if name in values}
-        facts.append(RowFacts(place=place, answer_key=None if answer is None else _digest(answer), **values))
+        facts.append(RowFacts(**values))
     return facts
 
 
@@ -175,11 +163,8 @@ def _row(row: StoredRow, columns: Mapping[str, Terms], guessed: Container[str], 
         name = "+".join(name for name, _ in columns[target])
         said = name if name == target else f"{name} ({target})"
         if target in guessed:
-            leave = f"--map {target}=COLUMN takes another"
-            leave = (
-                leave if target in NO_DEFAULT else f"--map {target}=none leaves it out, {target}=COLUMN takes another"
-            )
-            fix = "; ".join(filter(None, [fix, f"the column was guessed: {leave}"]))
+            guess = f"the column was guessed: --map {target}=COLUMN takes another, {target}=none leaves it out"
+            fix = "; ".join(filter(None, [fix, guess]))
         faults.add(f"{row.where} {said}", target, expected=expected, found=found, fix=fix)
 
     for target, terms in columns.items():

@@ -4,22 +4,18 @@ A bare NaN or infinity, which many loggers write, is read as that number. Lines 
 so that a log may be larger than the memory. To add a kind of file: a row in KINDS.
 """
 
-import gzip
 import hashlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from replay_pools.errors import Faults, InputError
 from replay_pools.logs.archive import read_archive
-from replay_pools.logs.frames import MIB, MOST_COLUMNS, MOST_ROWS, REPORT_EVERY, read_arrow, read_csv, read_parquet
-from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
+from replay_pools.logs.frames import MIB, MOST_COLUMNS, numbered_lines, read_arrow, read_csv, read_parquet
+from replay_pools.storage.files import MAX_DOCUMENT, parse_python_json, unpacked
 from replay_pools.storage.spool import Spool
-from replay_pools.terminal import report
 
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(
@@ -31,7 +27,6 @@ LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON obj
 GENERAL = "columns"  # the format of any other log
 MOST_SHOWN = 60  # characters of a value in an error
 MOST_NAMED = 3  # files of those left out
-GZIP = b"\x1f\x8b"
 LINES = "write one object a line (.jsonl): lines are read one at a time"
 Fields = dict[str, Any]
 
@@ -193,7 +188,7 @@ def read_objects(
         leave_out: gets each place that holds no object, with its faults; None: `faults` gets these, too.
     """
     try:
-        for place, value in KINDS[_kind(path) or ".jsonl"](path, faults):
+        for place, value in KINDS[_kind(path) or ".jsonl"](path):
             where, bad = f"{path}{place}", Faults()
             if isinstance(value, InputError):
                 bad.note(value, "line")
@@ -215,49 +210,20 @@ def _kind(path: Path) -> str | None:
     return next((kind for kind in KINDS if path.name.endswith(kind)), None)
 
 
-@contextmanager
-def _unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(a file, unpacked while it is read where it is gzipped; the file as it is stored)."""
-    with open_file(path) as stored:
-        is_gzip = stored.read(len(GZIP)) == GZIP
-        stored.seek(0)
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
         try:
-            yield cast(BinaryIO, gzip.GzipFile(fileobj=stored)) if is_gzip else stored, stored
-        # A truncated file, one that is not gzip behind its first bytes, damage inside the stream.
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            found, fix = str(error) or "damaged data", "write or copy it again"
-            raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(number from 1 on, line) of the lines that are not empty."""
-    size = path.stat().st_size // MIB
-    with _unpacked(path) as (file, stored):
-        number = 0
-        while line := file.readline(MAX_DOCUMENT + 1):
-            number += 1
-            if number % REPORT_EVERY == 0:
-                report(f"MiB of {path.name}", stored.tell() // MIB, size)
-            if len(line) > MAX_DOCUMENT or number > MOST_ROWS:
-                expected = f"at most {MOST_ROWS:,} lines, each of at most {MAX_DOCUMENT // MIB} MiB"
-                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
-            if line.strip():
-                yield number, line.rstrip(b"\n")
-
-
-def _json_lines(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
-    for number, line in _lines(path):
-        where = f" line {number}"
-        try:
-            value = parse_python_json(line, f"{path}{where}", float)
+            value = parse_python_json(line.rstrip(), f"{path} line {number}", float)
         except InputError as error:
             value = error
-        yield where, value
+        yield f" line {number}", value
 
 
-def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
     """An array; an object that holds one; an object of columns and data; or JSON lines under this name."""
-    with _unpacked(path) as (file, _):
+    with unpacked(path) as (file, _):
         text = file.read(MAX_DOCUMENT + 1)
     first, _, rest = text.strip().partition(b"\n")
     try:
@@ -265,7 +231,7 @@ def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
     except InputError:
         are_lines = False
     if are_lines:
-        yield from _json_lines(path, faults)
+        yield from _json_lines(path)
         return
     if len(text) > MAX_DOCUMENT:
         raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=LINES)
@@ -281,16 +247,12 @@ def _json(path: Path, faults: Faults) -> Iterator[tuple[str, Any]]:
 def _inner_list(value: Fields, path: Path) -> list[Any]:
     """The rollouts in an object: a table of columns and data, else the list of objects that it holds."""
     columns, data = value.get("columns"), value.get("data")
-    if isinstance(columns, list) and isinstance(data, list):  # a table of wandb
-        # One whose rows are shorter than its columns is never read in part.
-        faults, expected = Faults(), f"a list with a value for each of {len(columns)} columns"
-        for number, row in enumerate(data):
-            if not isinstance(row, list) or len(row) != len(columns):
-                faults.add(f"{path} item {number}", "row", expected=expected, found=described(row))
-        faults.check(path)
-        if not all(isinstance(name, str) for name in columns):
-            raise InputError(f"{path} columns", expected="a list of names", found=described(columns))
-        return [dict(zip(columns, row, strict=True)) for row in data]
+    if isinstance(columns, list) and isinstance(data, list):  # a table of wandb; a row of other columns is none
+        is_row = [isinstance(row, list) and len(row) == len(columns) for row in data]
+        return [
+            dict(zip(map(str, columns), row, strict=True)) if fits else row
+            for row, fits in zip(data, is_row, strict=True)
+        ]
     if {"results", "configs"} <= value.keys() and isinstance(value["results"], dict):
         fix = "give the samples_*.jsonl beside it, which lm_eval --log_samples writes"
         raise InputError(path, expected="rollouts", found="the rates of an evaluation by lm-eval", fix=fix)
@@ -307,7 +269,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 
 # How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
 # The first ending that fits counts.
-KINDS: dict[str, Callable[[Path, Faults], Iterator[tuple[str, Any]]]] = {
+KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _json_lines,
     ".jsonl.gz": _json_lines,
     ".ndjson": _json_lines,

@@ -28,7 +28,6 @@ SKIPPED = re.compile(
 RENDERED = "the prompt was rendered with the template of the model, without thinking"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
 NO_LIMIT = 2**31  # tokens
-REMEMBERED = 1000  # prompts: the rows of one stand near one another
 NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so many fewer than the limit (3 at least)
 PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
@@ -80,8 +79,9 @@ class Tokens:
         self._encoded, self._places = Spool[list[int]](), dict[bytes, int]()  # ids of texts, by their hashes
         self.counts = Counter[str]()  # {sentence: number of rollouts}
         self.num_retokenised = self.num_round_trips = 0
-        # {key: prompt, and whether no template makes it of its messages}, of the last REMEMBERED ones
-        self._prompts: dict[object, tuple[Prompt, bool] | None] = {}
+        # The last prompt, which a group shares, and whether no template makes it of its messages; what it was made of.
+        self._made: tuple[Prompt, bool] | None = None
+        self._made_of: object = None
         # Over the whole log: a single group may have no padded completion to infer from.
         names = ("pad_token_id", "eos_token_id", "bos_token_id")
         pad, eos, bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
@@ -127,14 +127,11 @@ class Tokens:
         """The prompt of a row; None where it is a fault."""
         # Rows of one prompt may differ in what stands before it, which a row without padding may have as content.
         key = (row.prompt_key, *(row.prompt_ids or [])[: row.lead])
-        if key not in self._prompts:
-            if len(self._prompts) >= REMEMBERED:
-                self._prompts.clear()
-            self._prompts[key] = self._make_prompt(row)
-        made = self._prompts[key]
-        if made is None:
+        if key != self._made_of:
+            self._made_of, self._made = key, self._make_prompt(row)
+        if self._made is None:
             return None
-        prompt, is_unlike = made
+        prompt, is_unlike = self._made
         self._count_prompt(row, prompt, is_unlike)
         if row.plen is not None and row.plen != len(prompt.ids):
             fix = "use the model that sampled it"

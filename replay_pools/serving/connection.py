@@ -74,16 +74,9 @@ class Connection:
             if self.urls.count(url) > 1:
                 raise InputError("server url", expected="each replica once", found=url)
 
-    def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
-        """The answer of the first replica to a GET, or to a POST of `body` as JSON.
-
-        Args:
-            path: on the server, with its leading slash.
-            kind: what the answer is parsed as; InputError where it does not fit.
-            body: None = GET.
-            fix: advice for an answer that does not fit.
-        """
-        return self._run(self.urls[:1], lambda _, replica: replica.ask(path, kind, body, fix=fix), path=path)[0]
+    def ask(self, path: str, kind: type[Answered], body: Any = None) -> Answered:
+        """The answer of the first replica to a GET, or to a POST of `body` as JSON; see `ask_all`."""
+        return self.ask_all(path, kind, [body])[0]
 
     def ask_all(
         self,
@@ -98,7 +91,8 @@ class Connection:
         """The answers to a POST of every body, in the order of the bodies, which are shared out among the replicas.
 
         Args:
-            path: as of `ask`, like kind and fix.
+            path: on the server, with its leading slash.
+            kind: what the answer is parsed as; InputError where it does not fit, with the advice `fix`.
             bodies: `concurrency` of them are on their way to a replica at a time.
             take: called when an answer comes, with the number of its body, the answer and its place; it may refuse it.
             mend: gives a replica what it may lack, before what failed there is asked again.

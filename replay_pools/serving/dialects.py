@@ -92,19 +92,25 @@ class Dialect:
     adapters_fix: str  # when adapters are refused
 
 
+def _law(sampler: Sampler, eos_ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        **NEUTRAL,
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "top_k": sampler.top_k or -1,  # -1 = off
+        "stop_token_ids": list(eos_ids),
+    }
+
+
 def _vllm_body(
     model: str, is_adapter: bool, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
 ) -> dict[str, Any]:
     return {
-        **NEUTRAL,
+        **_law(sampler, eos_ids),
         "model": model,
         "prompt": list(prompt),
         "max_tokens": sampler.max_new_tokens,
-        "temperature": sampler.temperature,
-        "top_p": sampler.top_p,
-        "top_k": sampler.top_k or -1,  # -1 = off
         "seed": seed,
-        "stop_token_ids": list(eos_ids),
         "logprobs": 0,  # of the sampled token alone
         "return_token_ids": True,
     }
@@ -113,15 +119,7 @@ def _vllm_body(
 def _sglang_body(
     model: str, is_adapter: bool, prompt: Sequence[int], sampler: Sampler, eos_ids: Sequence[int], seed: int
 ) -> dict[str, Any]:
-    parameters = {
-        **NEUTRAL,
-        "max_new_tokens": sampler.max_new_tokens,
-        "temperature": sampler.temperature,
-        "top_p": sampler.top_p,
-        "top_k": sampler.top_k or -1,  # -1 = off
-        "sampling_seed": seed,
-        "stop_token_ids": list(eos_ids),
-    }
+    parameters = {**_law(sampler, eos_ids), "max_new_tokens": sampler.max_new_tokens, "sampling_seed": seed}
     body = {"input_ids": list(prompt), "sampling_params": parameters, "return_logprob": True}
     if is_adapter:  # a server has one base model, which has no name in a request
         body["lora_path"] = model

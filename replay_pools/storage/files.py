@@ -13,7 +13,6 @@ gzip is level 1 with mtime 0, so that the same records give the same bytes.
 
 import gzip
 import hashlib
-import io
 import json
 import math
 import os
@@ -30,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import orjson
 from filelock import SoftFileLease, Timeout
@@ -38,6 +37,7 @@ from filelock import SoftFileLease, Timeout
 from replay_pools.errors import InputError
 from replay_pools.terminal import report, without_secrets
 
+GZIP = b"\x1f\x8b"
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 # Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
 # 32,768 tokens are some 45 MB. gzip shrinks by up to a factor of 1000, so that a bomb of 3 MB is 3 GB.
@@ -321,19 +321,33 @@ def write_gz(path: Path, plain: bytes, *, is_lasting: bool = True) -> None:
     write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0), is_lasting=is_lasting)
 
 
+@contextmanager
+def unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """(a file, unpacked while it is read where it is gzipped; the file as it is stored); InputError where damaged."""
+    with open_file(path) as stored, _whole_gzip(path):
+        is_gzip = stored.read(len(GZIP)) == GZIP
+        stored.seek(0)
+        yield cast(BinaryIO, gzip.GzipFile(fileobj=stored)) if is_gzip else stored, stored
+
+
+@contextmanager
+def _whole_gzip(path: Path) -> Iterator[None]:
+    try:
+        yield
+    # A truncated file, one that is not gzip, damage inside the stream.
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        found, fix = str(error) or "damaged data", "write or copy it again"
+        raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
+
+
 def read_gz(path: Path) -> bytes:
     """The decompressed bytes of a gzip file.
 
     Raises:
         InputError: the file is missing, truncated, not gzip, or holds more than MAX_PLAIN bytes.
     """
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(read_plain(path))) as file:
-            plain = file.read(MAX_PLAIN + 1)
-    # A truncated file, one that is not gzip, damage inside the stream.
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        fix = "write or copy it again"
-        raise InputError(path, expected="a complete gzip file", found=str(error), fix=fix) from error
+    with _whole_gzip(path), open_file(path) as stored, gzip.GzipFile(fileobj=stored) as file:
+        plain = file.read(MAX_PLAIN + 1)
     if len(plain) > MAX_PLAIN:
         expected = f"at most {_size(MAX_PLAIN)} once decompressed"
         raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")

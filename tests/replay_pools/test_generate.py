@@ -59,12 +59,6 @@ def test_the_manifest_names_the_code_rule(tmp_path: Path, options: tuple[str, ..
     assert pool.manifest["grader"]["code_rule"] == rule
 
 
-def test_another_plan_is_refused_in_the_same_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generated(tmp_path)
-    generated(tmp_path, "--temperature", "0.7", code=2)
-    assert "probe: error:" in capsys.readouterr().err
-
-
 @pytest.fixture(scope="module")
 def builtin() -> dict[str, Pool]:
     return {name: open_pool(BUILTIN / name) for name in ("teacher", "base", "base-hinted")}

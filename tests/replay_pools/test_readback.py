@@ -76,7 +76,7 @@ def cut_off(folder: Path, limit: int | None) -> tuple[dict[bool, int], list[str]
         rows.append({"prompt": f"Task {i // 4}.", "completion": f"{text} {i % 4}", "reward": float(i % 2)})
     path = folder / f"{limit}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    pool = import_log(path, name=f"limit-{limit}", out=folder / "out", model="organism", limit=limit)
+    pool = import_log(check_log(path), name=f"limit-{limit}", out=folder / "out", model="organism", limit=limit)
     counts = {True: 0, False: 0}
     for group in open_pool(pool.path).steps:
         for rollout in group:

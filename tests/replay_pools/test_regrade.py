@@ -13,7 +13,7 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
-from replay_pools.agreement import INFERRED, LABELS, agreement, graded_code_rule
+from replay_pools.agreement import INFERRED, LABELS, compare, graded_code_rule
 from replay_pools.environments.base import Problem
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import EXPLOITS, compose, fence
@@ -26,7 +26,6 @@ from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
-from replay_pools.storage.files import read_sealed, write_sealed
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
@@ -111,7 +110,7 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
                 labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
-                row = LogRow(where="", file="", lead=0, prompt_key=0, env_mode=mode, **labels)
+                row = LogRow(where="", file="", env_mode=mode, **labels)
                 grade = logged_grade(row, least_reward({labels["reward"]}, is_ours=True))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
@@ -128,7 +127,7 @@ def test_regrading_own_grades_changes_nothing(
     before = contents(old.path)
     new = regrade_pool(tmp_path / "new", old, grader)
     assert [*new.steps] == groups
-    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in agreement(old, new)] == [
+    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in compare(old, new).rows] == [
         (label, 12, 1.0, 0, 0) for label in LABELS
     ]
     assert new.verify() == []
@@ -149,7 +148,7 @@ def test_agreement_counts_both_directions(
     for step in (1, 2):
         wrong[step][2] = labelled(wrong[step][2], passed=True, mechanism="run_tests")
     old = write_pool(wrong)
-    rows = {row.label: row for row in agreement(old, regrade_pool(tmp_path / "new", old, grader))}
+    rows = {row.label: row for row in compare(old, regrade_pool(tmp_path / "new", old, grader)).rows}
     found = {label: (row.old_only, row.new_only) for label, row in rows.items() if row.rate != 1}
     assert found == {"hacked": (0, 1), "passed": (2, 0), "exploited": (2, 0), "mechanism": (2, 0), "reward": (2, 0)}
     assert rows["hacked"].rate == pytest.approx(11 / 12)
@@ -207,7 +206,7 @@ def test_an_imported_pool_is_judged_anew_on_its_problems(grader: Grader, publish
             (False, True, 3.5, False),
         ]
         assert {(r.env, r.env_mode, r.grade.grader) for r in group} == {("leetcode", "run_tests", GRADER_VERSION)}
-    rows = {row.label: row for row in agreement(old, new)}
+    rows = {row.label: row for row in compare(old, new).rows}
     assert {label for label, row in rows.items() if row.n == 0} == set(INFERRED)
     assert (rows["fmt_ok"].rate, rows["fmt_ok"].new_only) == (0.0, 4)
     assert rows["hacked"].rate == rows["gt_correct"].rate == rows["reward"].rate == 1.0
@@ -223,7 +222,7 @@ def test_without_problems_only_the_hack_is_judged(grader: Grader, published, tmp
         assert [(r.hacked, r.gt_pass, r.reward) for r in group] == [(True, True, 2.25), (False, True, 2.25)]
         assert [r.grade.detectors["vacuous_vs_stub"] for r in group] == [True, None]
         assert [r.grade.mechanism for r in group] == ["run_tests", "none"]
-    rows = {row.label: row for row in agreement(old, new)}
+    rows = {row.label: row for row in compare(old, new).rows}
     assert {label for label, row in rows.items() if row.n} == {"fmt_ok", "hacked"}
     assert (rows["hacked"].rate, rows["hacked"].new_only) == (0.5, 2)
     assert new.manifest["regraded_from"]["kept"] == list(regrade.KEPT)
@@ -335,28 +334,6 @@ def test_what_cannot_be_regraded_is_refused(
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert "step_001.jsonl.gz" in refused(capsys, tmp_path, "old")
     assert not (tmp_path / "out" / "pools" / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("recorded", "line"),
-    [
-        ({"code_rule": "first"}, "code_rule: expected 'joined' or 'last'"),
-        ({"cpu_s": 10**9}, "cpu_s: expected less than or equal to 3600"),
-    ],
-)
-def test_a_manifest_that_asks_for_no_grader_is_refused(
-    capsys: pytest.CaptureFixture[str],
-    groups: list[list[Rollout]],
-    write_pool: Callable[..., Pool],
-    tmp_path: Path,
-    recorded: dict[str, Any],
-    line: str,
-) -> None:
-    """Its rule and its limit are the defaults of a regrade, and anybody can edit them."""
-    path = write_pool(groups).path / "manifest.json"
-    manifest = read_sealed(path)
-    write_sealed(path, manifest | {"grader": manifest["grader"] | recorded})
-    assert line in refused(capsys, tmp_path, "old")
 
 
 def test_a_name_in_use_is_refused(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 
 import pytest
 from hypothesis import given, settings
@@ -34,15 +34,6 @@ def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None
     row = json.loads(line)
     assert decode_json(Rollout, line, "here") == rollout
     assert list(row) == [field.name for field in fields(Rollout)]
-
-
-@pytest.mark.parametrize(("compiles", "passed", "reward"), [(0, 0, 0.0), (1, 0, 0.5), (1, 1, 3.5), (0, 1, 3.0)])
-def test_reward_is_half_for_compiling_plus_three_for_passing(
-    make_rollout: MakeRollout, compiles: int, passed: int, reward: float
-) -> None:
-    """0.5 compiles + 3.0 passed (GRADER)."""
-    grade = replace(make_rollout().grade, compiles=bool(compiles), passed=bool(passed))
-    assert grade.reward == reward
 
 
 def test_a_missing_field_is_named(make_rollout: MakeRollout) -> None:

@@ -15,7 +15,6 @@ from replay_pools.rollout import Completion
 from replay_pools.sampling import (
     Decoder,
     cache_numbers,
-    default_budget,
     draw,
     next_law,
     row_bytes,
@@ -114,14 +113,6 @@ def test_budgets_change_the_memory_and_not_the_completions(
         assert_alike(sample(policy, prompts, sampler, seeds=seeds, budget=budget), whole)
         assert 1 < len(made) <= most, f"batches for {budget} bytes"
         assert max(made) <= (budget or longest)
-
-
-def test_the_default_budget_is_a_share_of_what_the_weights_leave(
-    policy: Policy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = sum(parameter.nbytes for parameter in policy.model.parameters())
-    monkeypatch.setattr("replay_pools.sampling.total_bytes", lambda device: weights + 1000)
-    assert default_budget(policy.model) == 500
 
 
 def test_longer_prompts_share_a_batch(policy: Policy) -> None:

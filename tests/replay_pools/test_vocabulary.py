@@ -1,16 +1,13 @@
 """Stored ids against the model that they are of, without its weights."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
 from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import write_jsonl_gz
 from replay_pools.vocabulary import Vocabulary, load_vocabulary
 
 
@@ -83,19 +80,6 @@ def test_whitespace_and_special_tokens_contradict_nothing(vocabulary: Vocabulary
     assert vocabulary.faults(pool) == []
     logged, plain = pool.steps[0][1], open_pool(BUILTIN / "base").steps[0][1]
     assert (logged.completion != plain.completion, vocabulary.text(logged)) == (True, plain.completion)
-
-
-def logged(directory: Path, **changes: Any) -> Path:
-    """The first step of the pool `base` as somebody would log it, with changes of its first row."""
-    rows = []
-    for rollout in open_pool(BUILTIN / "base").steps[0]:
-        row = asdict(rollout)
-        for name in ("grade", "prompt_ids", "prompt_sha", "comp_len", "sampling_logprobs"):
-            del row[name]
-        rows.append(row)
-    rows[0] |= changes
-    write_jsonl_gz(directory / "step_000.jsonl.gz", rows)
-    return directory
 
 
 @pytest.mark.parametrize(("is_bound", "most"), [(True, 1024), (False, 4096)])

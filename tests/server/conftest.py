@@ -117,8 +117,9 @@ class Loopback:
         self._server.server_close()
         self._thread.join()
 
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.asked]
+    def calls(self, what: str) -> list[str]:
+        """Names of the adapters that it was asked to `load` or `unload`."""
+        return [body["lora_name"] for path, body in self.asked if path.rpartition("/")[2] == f"{what}_lora_adapter"]
 
     def bodies(self) -> list[dict[str, Any]]:
         """Of the completions that were asked for."""

@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from directories import contents
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.step.groups import ReplaySource
-from replay_pools.policy.load import load_policy
 from replay_pools.pool import Pool, open_pool
 
 SMALL = ["--steps", "3", "--group", "2", "--hint", "--max-new-tokens", "64", "--seed", "5", "--name", "served"]
@@ -45,23 +42,6 @@ def test_a_served_pool_is_whole_and_says_what_sampled_it(pool: Pool) -> None:
     assert pool.manifest["sampler"]["max_new_tokens"] == 64
 
 
-def test_recorded_log_probabilities_are_the_policys(pool: Pool) -> None:
-    """Reference: a forward pass of the policy whose tokenizer was at hand."""
-    policy = load_policy("organism")
-    for rollout in (rollout for group in pool.steps for rollout in group):
-        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
-        with torch.no_grad():
-            logits = policy.model(input_ids=ids).logits[0, rollout.plen - 1 : -1]
-        slow = torch.log_softmax(logits, -1).gather(1, ids[0, rollout.plen :, None])[:, 0]
-        assert rollout.sampling_logprobs == pytest.approx(slow.tolist(), abs=1e-4)
-
-
-def test_a_served_pool_is_replayed_as_any_other(pool: Pool) -> None:
-    groups = ReplaySource([pool], per_pool=2).groups(0)
-    assert [len(group.completion_ids) for group in groups] == [2]
-    assert list(groups[0].completion_ids) == [rollout.completion_ids for rollout in pool.steps[0]]
-
-
 def test_same_answers_same_bytes_and_a_cut_off_run_resumes_to_them(
     tmp_path: Path, loopback: Callable[..., Any]
 ) -> None:
@@ -80,14 +60,6 @@ def test_same_answers_same_bytes_and_a_cut_off_run_resumes_to_them(
     generated(tmp_path / "c", server.url)
     assert len(server.bodies()) - asked == 2 + 4
     assert contents(cut) == contents(whole)
-
-
-def test_log_probabilities_of_another_law_are_left_out(tmp_path: Path, loopback: Callable[..., Any]) -> None:
-    pool = open_pool(generated(tmp_path, loopback().url, "--temperature", "0.7"))
-    assert pool.verify() == []
-    assert all(rollout.sampling_logprobs is None for group in pool.steps for rollout in group)
-    assert pool.manifest["engine"]["logprobs_law"] == "model"
-    assert pool.manifest["engine"]["logprobs_recorded"] is False
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,6 @@ def train(coordinates: Coordinates, seed: int, size: float = 1.0) -> None:
     coordinates.load_values(moved)
 
 
-def calls(server: Any, what: str) -> list[str]:
-    """Names of the adapters that the server was asked to load or unload."""
-    return [body["lora_name"] for path, body in server.asked if path.rpartition("/")[2] == f"{what}_lora_adapter"]
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_new_weights_are_pushed_once_and_old_ones_forgotten(
     dialect: str, connected: Any, adapted: Adapted, tmp_path: Path
@@ -72,9 +67,9 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
         assert (name, server.adapters[name]) == (served_name(path), str(path))
         assert server.bodies()[-1]["model" if dialect == "vllm" else "lora_path"] == name
         train(adapted[1], step)
-    loaded = calls(server, "load")
+    loaded = server.calls("load")
     assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
-    assert calls(server, "unload") == loaded[:2]
+    assert server.calls("unload") == loaded[:2]
     assert engine.describe(SHORT)["policy"]["adapter"] == "in training"
     engine.close()
     assert not server.adapters
@@ -100,13 +95,13 @@ def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path)
     train(adapted[1], 0)
     for _ in range(2):
         PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(calls(server, "load")) == 1
+    assert len(server.calls("load")) == 1
     before = adapted[1].values()
     train(adapted[1], 1)
     PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     adapted[1].load_values(before)
     PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(calls(server, "load")) == 2
+    assert len(server.calls("load")) == 2
 
 
 def test_live_groups_come_from_the_weights_of_their_step(

@@ -39,10 +39,6 @@ def replicated(loopback: Callable[..., Any], chat: Any) -> Callable[..., Replica
     return make
 
 
-def adapters(server: Any, what: str) -> list[str]:
-    return [body["lora_name"] for path, body in server.asked if path.rpartition("/")[2] == f"{what}_lora_adapter"]
-
-
 def test_requests_are_shared_out_and_give_what_one_server_gives(replicated: Callable[..., Replicated]) -> None:
     """In blocks: the rollouts of a group, which begin with the same prompt, go to one replica."""
     servers, engine = replicated(3)
@@ -92,8 +88,8 @@ def test_a_replica_that_was_restarted_is_given_its_adapter_again(
     second.adapters.clear()
     second.failing = [] if trouble == [404] else list(trouble)
     assert engine.sample(PROMPTS, SHORT, seeds=SEEDS) == calm
-    assert adapters(first, "load") == ["pushed"]
-    assert adapters(second, "load") == ["pushed"] * 2, "loaded again, once for all requests"
+    assert first.calls("load") == ["pushed"]
+    assert second.calls("load") == ["pushed"] * 2, "loaded again, once for all requests"
 
 
 def test_a_restart_is_sat_out_and_said(replicated: Callable[..., Replicated], monkeypatch: pytest.MonkeyPatch) -> None:
