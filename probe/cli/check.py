@@ -32,12 +32,6 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@click.option(
-    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns that are guessed wrong."
-)
-@click.option(
-    "--format", "format_name", help="Read the rollouts in this format. Default: the one that recognises them."
-)
 @name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
 @settings_options(
     "replay",
@@ -58,9 +52,9 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 def check(
     ctx: click.Context,
     rollouts: Path,
-    mappings: tuple[str, ...],
-    format_name: str | None,
     name: str | None,
+    mapping: dict[str, str],
+    format_name: str | None,
     limit: int | None,
     skip_bad: int,
     out: Path,
@@ -74,9 +68,6 @@ def check(
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """
-    from replay_pools.logs.columns import parse_mapping
-
-    mapping = parse_mapping(",".join(mappings))
     config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     if "token_attribution" not in given_keys(ctx):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
+from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from replay_pools.engines import Engine
 
 
+def grader_options(function: AnyFunction) -> AnyFunction:
+    """`--workers --twice --unsafe-local`, as arguments of `Grader`."""
+    text = "Grade without isolation; recorded, and excluded from verdicts."
+    function = click.option("--unsafe-local", is_flag=True, help=text)(function)
+    text = "Grade everything twice; labels that disagree make a rollout `flaky`."
+    function = click.option("--twice", is_flag=True, help=text)(function)
+    text = "Grading processes; default: the number of cores."
+    return click.option("--workers", type=click.IntRange(1), help=text)(function)
+
+
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
 @click.option(
@@ -32,9 +42,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
-@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
-@click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
+@grader_options
 @settings_options(
     "generate",
     "model.name: --model",
@@ -63,11 +71,9 @@ def generate(
     ctx: click.Context,
     name: str,
     urls: tuple[str, ...],
-    workers: int | None,
-    twice: bool,
-    unsafe_local: bool,
     out: Path,
     as_json: bool,
+    **grading: Any,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
@@ -105,13 +111,7 @@ def generate(
         from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
-    grader = Grader(
-        workers=workers,
-        unsafe_local=unsafe_local,
-        twice=twice,
-        code_rule=rollouts.code_rule,
-        cpu_s=rollouts.cpu_limit,
-    )
+    grader = Grader(**grading, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit)
     say_defaults(ctx, config, say)
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
@@ -149,10 +149,8 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
 @click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
-@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
-@click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
-@click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
+@grader_options
 @out_option
 @json_option
 def regrade(
@@ -161,12 +159,10 @@ def regrade(
     problems: Path | None,
     mode: str | None,
     code_rule: CodeRule | None,
-    twice: bool,
     cpu_limit: int | None,
-    workers: int | None,
-    unsafe_local: bool,
     out: Path,
     as_json: bool,
+    **grading: Any,
 ) -> None:
     """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
 
@@ -185,8 +181,7 @@ def regrade(
     rule = code_rule or graded_code_rule(source)
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
-    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
-    with grader:
+    with Grader(**grading, code_rule=rule, cpu_s=cpu_s) as grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
         new = regrade_pool(
             out / "pools" / name,
