@@ -8,8 +8,8 @@ from typing import Any
 from extraction.words import Basis
 from probe.records.timings import mean_times
 from probe.runs.footprint import Footprint, model_skeleton, pair_rows, pairs_of, run_footprint, sampled_rows
-from probe.runs.heldout import eval_settings
-from probe.runs.hours import Cost, Rows, replay_hours, training_hours
+from probe.runs.heldout import evaluated_settings
+from probe.runs.hours import Flops, Rows, replay_hours, training_hours
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.training_inputs import TrainingInputs
@@ -36,9 +36,9 @@ class Preview:
         return {"path": self.path, "state": self.state, "work": self.work, **hours, **self.footprint.to_json()}
 
 
-def _cost(config: StepConfig, model: str) -> Cost:
+def _cost(config: StepConfig, model: str) -> Flops:
     bases: set[Basis] = {get_arm(name).basis for name in config.intervention.arms}
-    return Cost(model_skeleton(model, config.model.dtype), config.model, bases)
+    return Flops(model_skeleton(model, config.model.dtype), config.model, bases)
 
 
 def step_rows(source: ReplaySource) -> list[Rows]:
@@ -85,9 +85,8 @@ def num_evaluations(config: TrainConfig) -> int:
 
 def num_evaluated(config: TrainConfig) -> int:
     """Rollouts in an evaluation."""
-    rollouts, evaluation = config.rollouts, config.evaluation
-    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
-    return evaluation.num_problems * evaluation.rollouts_per_problem * len(settings)
+    evaluation = config.evaluation
+    return evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
 
 
 def preview_replay(
@@ -127,12 +126,10 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path, mac
         InputError: what `train` refuses before it loads the policy.
     """
     inputs = TrainingInputs(config, out_dir, directory)
-    config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
-    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    config, rollouts = inputs.config, inputs.config.rollouts
     num_samples = rollouts.prompts_per_step * rollouts.group
     sampled = inputs.problems.num_batches * num_samples
-    evaluated = len(inputs.held_out) * evaluation.rollouts_per_problem * len(settings)
-    times = num_evaluations(config)
+    evaluated, times = num_evaluated(config), num_evaluations(config)
     work = {
         "steps": config.steps,
         "rollouts in training": sampled,
