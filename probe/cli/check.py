@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import echo, echo_json, json_option, log_options, name_option, out_option
-from probe.cli._running import running
+from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
 from probe.records.run import default_name, elsewhere
@@ -82,6 +82,7 @@ def check(
     from probe.runs.footprint import adapted_weights
     from probe.runs.replay import run_replay
     from probe.runs.replay_inputs import hacks_of
+    from probe.runs.session import running
     from replay_pools.logs.importing import import_checked
 
     pool = import_checked(
@@ -98,7 +99,7 @@ def check(
     per_pool = config.source.per_pool if "source.per_pool" in given_keys(ctx) else _group_size(log)
     config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name
-    with running(config.model, (), directory, out) as world:
+    with running(config.model, directory, out, say) as world:
         run_replay(config, directory, out_dir=out, world=world)
     _judge(directory, name, out, as_json)
 

@@ -2,13 +2,13 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from probe.cli._running import say
-from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import ANSWERS_DIR, elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
@@ -17,11 +17,6 @@ from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
-
-if TYPE_CHECKING:
-    from probe.settings.rollouts import RolloutConfig
-    from probe.settings.training import ModelConfig
-    from replay_pools.engines import Engine
 
 
 def grader_options(function: AnyFunction) -> AnyFunction:
@@ -87,7 +82,7 @@ def generate(
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
 
-    config = run_config(ctx, "generate", out)
+    config = configured(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
     plan = PoolPlan(
         env=rollouts.env,
@@ -105,7 +100,11 @@ def generate(
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
     if urls:
-        source = _served(config.model, urls, rollouts, answers)
+        from probe.runs.sources.served import connected
+        from replay_pools.policy.load import load_served_policy
+
+        policy = load_served_policy(str(config.model.name), config.model.template)
+        source = connected(urls, rollouts, policy, answers)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -122,13 +121,6 @@ def generate(
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
-
-
-def _served(model: "ModelConfig", urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
-    from probe.runs.sources.served import connected
-    from replay_pools.policy.load import load_served_policy
-
-    return connected(urls, rollouts, load_served_policy(str(model.name), model.template), kept)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
