@@ -15,7 +15,7 @@ from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.hours import Flops, Rows, this_cpu
+from probe.runs.hours import Flops, Rows
 from probe.settings.machines import GPUS, PASSES
 from probe.settings.training import ModelConfig
 
@@ -127,10 +127,3 @@ def test_a_training_and_a_plan_say_hours(tmp_path: Path, capsys: pytest.CaptureF
     (price,) = [price for price in found["prices"] if price["what"] == "this spec, counted"]
     assert price["runs"] == found["runs"]
     assert price["hours"] > 0
-
-
-def test_this_cpu() -> None:
-    """Speeds of the dtype of the passes and of that of SVDs."""
-    machine = this_cpu("bfloat16")
-    assert set(machine.flops) == {"bfloat16", "float32"}
-    assert min(*machine.flops.values(), machine.bandwidth) > 0
