@@ -172,8 +172,14 @@ def copied(policy: Policy) -> Policy:
 
 def configured_basis(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Coordinates:
     """Adapt the policy in a basis, as the table `model` says."""
-    ranks = {"lora_rank": config.lora_rank, "svd_rank": config.svd_rank}
-    return attach_basis(policy, basis, cache_dir=cache_dir, targets=config.targets, **ranks)
+    return attach_basis(
+        policy,
+        basis,
+        cache_dir=cache_dir,
+        lora_rank=config.lora_rank,
+        svd_rank=config.svd_rank,
+        targets=config.targets,
+    )
 
 
 def attach_bases(

@@ -237,8 +237,8 @@ def evaluate_policy(
     with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)
-        asked = {"sampler": sampling.sampler, "mode": sampling.mode, "hint": True, "group": group}
-        maker = RolloutMaker(engine=LocalEngine(policy), grader=grader, **asked)
+        engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
+        maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
         settings, held_out, rollouts = evaluated_settings(config), eval_sampler(config, maker, problems), []
         for number, setting in enumerate(settings, 1):
             say(f"{setting}: {len(problems) * group} rollouts")

@@ -96,15 +96,8 @@ def extracted(
     finally:  # peft freezes what it adapts
         for weight, required in zip(weights, flags, strict=True):
             weight.requires_grad_(required)
-    return Direction(
-        vectors=found.vectors,
-        singular_values=found.singular_values,
-        votes=found.votes,
-        metadata=found.metadata,
-        pairs=library.pair_gradients,
-        adapted=coordinates.adapted and asdict(coordinates.adapted),
-        truncation=coordinates.truncation(),
-    )
+    adapted = coordinates.adapted and asdict(coordinates.adapted)
+    return Direction.of(found, pairs=library.pair_gradients, adapted=adapted, truncation=coordinates.truncation())
 
 
 def _vocabulary(policy: Policy) -> Vocabulary:
