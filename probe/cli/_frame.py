@@ -203,12 +203,28 @@ def dry_run_option(function: AnyFunction) -> AnyFunction:
     return click.option("--dry-run", is_flag=True, help=text)(function)
 
 
+def column_options(function: AnyFunction) -> AnyFunction:
+    """`--map TARGET=COLUMN,... --format NAME` -> `mapping: dict[str, str], format_name: str | None`, for logs."""
+    text = "Read the log in this format. Default: the one that recognises it."
+    function = click.option("--format", "format_name", metavar="FORMAT", help=text)(function)
+    text, settings = "Name columns that are guessed wrong, or not at all.", {"multiple": True, "callback": _mapping}
+    return click.option("--map", "mapping", metavar="TARGET=COLUMN,...", help=text, **settings)(function)
+
+
+def _mapping(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    if not texts:
+        return {}
+    from replay_pools.logs.columns import parse_mapping  # what reads logs: only for those who read one
+
+    return parse_mapping(",".join(texts))
+
+
 def log_options(function: AnyFunction) -> AnyFunction:
-    """`--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`, for logs."""
+    """Those of columns, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
     text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
     function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
     text = "Tokens at which completions were cut off. Default: as the log says, else guessed."
-    return click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function)
+    return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
 
 
 def json_option(function: AnyFunction) -> AnyFunction:

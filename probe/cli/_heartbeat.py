@@ -103,7 +103,6 @@ def _bars() -> Iterator[Hearer]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     tasks: dict[str, TaskID] = {}
@@ -120,11 +119,8 @@ def _bars() -> Iterator[Hearer]:
         heard()
         if what not in tasks:
             bars.start()
-            tasks[what] = bars.add_task(what, total=total, completed=done, rate="")
-            return
-        task = tasks[what]
-        bars.update(task, completed=done, total=total)
-        bars.update(task, rate=_pace(next(each for each in bars.tasks if each.id == task).speed))
+            tasks[what] = bars.add_task(what, total=total, completed=done)
+        bars.update(tasks[what], completed=done, total=total)
 
     def clear() -> None:
         bars.stop()
@@ -138,10 +134,3 @@ def _bars() -> Iterator[Hearer]:
     finally:
         _bars_shown.remove(clear)
         clear()
-
-
-def _pace(rate: float | None) -> str:
-    """Units a second, or seconds a unit where that is the larger number."""
-    if not rate:
-        return ""
-    return f"{rate:.1f} a second" if rate >= 1 else f"{1 / rate:.1f} s each"

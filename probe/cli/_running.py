@@ -1,26 +1,23 @@
 """A run on the command line: its processes and trackers, what it would need, what it measured."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table
+from probe.cli._frame import AnyFunction, echo, echo_json, echo_table
 from probe.records.records import StepRecord
+from probe.records.run import Run
+from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
 from probe.settings.machines import GPUS, Machine
-from probe.settings.training import ModelConfig
 from probe.settings.words import ALL, Dtype
 from replay_pools.terminal import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.footprint import Footprint
     from probe.runs.preview import Preview
-    from probe.step.distributed import World
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 GIB = 2**30
 
 
@@ -34,16 +31,18 @@ def track_option(function: AnyFunction) -> AnyFunction:
     )(function)
 
 
-def running(model: ModelConfig, track: Sequence[str], directory: Path, out: Path) -> AbstractContextManager["World"]:
-    """`probe.runs.session.running`, whose lines go to stderr."""
-    from probe.runs import session
-
-    return session.running(model, directory, out, say, track)
-
-
 def say(text: str) -> None:
     """A line about what is being done."""
     echo(visible(text, kept=""), err=True)
+
+
+def echo_end(run: Run) -> None:
+    """Why a run stopped early, its warnings, and on stderr its times."""
+    if reason := run.manifest["stopped"]:
+        echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
+    for warning in run.manifest["warnings"]:
+        echo(f"WARNING: {warning}")
+    say(describe_timings(run.path))
 
 
 def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
@@ -59,17 +58,12 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
         return
     echo(f"{preview.path}: {preview.state}")
     echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
-    echo_hours(preview.hours, preview.hours_source)
+    if preview.hours:  # of a run that is complete there are none
+        echo(f"\nHours, {preview.hours_source}")
+        rows = {**preview.hours, "sum": sum(preview.hours.values())}
+        echo_table(("", "hours"), [(what, f"{number:.3g}") for what, number in rows.items()])
     echo_footprint(preview.footprint)
     echo("\nnothing was written")
-
-
-def echo_hours(hours: Mapping[str, float], source: str) -> None:
-    """Hours by what they go to, and where they come from; nothing of a run that is complete."""
-    if hours:
-        echo(f"\nHours, {source}")
-        rows = {**hours, "sum": sum(hours.values())}
-        echo_table(("", "hours"), [(what, f"{number:.3g}") for what, number in rows.items()])
 
 
 def machine_option(function: AnyFunction) -> AnyFunction:

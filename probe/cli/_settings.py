@@ -3,7 +3,7 @@
     @click.command(cls=SettingsCommand)
     @settings_options("replay", "steps", "intervention.arms: --arm")
     @click.pass_context
-    def replay(ctx, ...): config = run_config(ctx, "replay", out)
+    def replay(ctx, ...): config = configured(ctx, "replay", out)
 
 An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
 """
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
-from probe.cli._frame import known_pools, one_of, several_of
+from probe.cli._frame import AnyFunction, known_pools, one_of, several_of
 from probe.records.run import settings_of
 from probe.settings.arms import ARMS
 from probe.settings.loss import LossCondition
@@ -28,7 +28,6 @@ from replay_pools.errors import InputError
 from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import field_of, flat, keys_of
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 COMPLETE = {
     "source.replay_dirs": several_of(known_pools),
     "intervention.arms": several_of(lambda _ctx: [*ARMS]),
@@ -37,7 +36,7 @@ PRESET, SET, CONFIG = "--preset", "--set", "--config"
 
 
 class SettingOption(click.Option):
-    """An option that `run_config` reads, and no parameter of the command.
+    """An option that `configured` reads, and no parameter of the command.
 
     Args:
         key: the setting that it gives, or the option's own name.
@@ -59,23 +58,21 @@ class SettingsCommand(click.Command):
     """A verb with settings: an option that it lacks but a setting that has its name says so.
 
     Args:
-        groups: {title: options} of its help, in this order; None = one list.
+        common: options that its help lists before the others.
     """
 
-    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, common: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.groups = groups
+        self.common = common
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click, but in groups where there are any."""
-        if self.groups is None:
-            super().format_options(ctx, formatter)
-            return
-        options = {option.opts[0]: option for option in self.get_params(ctx)}
-        for title, words in self.groups.items():
-            with formatter.section(title):
-                records = [options[word].get_help_record(ctx) for word in words]
-                formatter.write_dl([record for record in records if record is not None])
+        """As click, but in two lists where some are common."""
+        records = {option.opts[0]: option.get_help_record(ctx) for option in self.get_params(ctx)}
+        common = [records.pop(word) for word in self.common]
+        for title, rows in (("Common options", common), ("Other options" if common else "Options", records.values())):
+            if shown := [row for row in rows if row is not None]:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click, but for the hint."""
@@ -130,15 +127,19 @@ def given_keys(ctx: click.Context) -> set[str]:
     return {*given_settings(ctx), *(key for text in texts for key in flat(parse_setting(text)))}
 
 
-def configured(ctx: click.Context, verb: Verb, *, start: Mapping[str, Any] | None = None) -> Any:
+def configured(
+    ctx: click.Context, verb: Verb, out: Path | None = None, *, start: Mapping[str, Any] | None = None
+) -> Any:
     """The settings of a run, of the class of its verb, from the options of a command.
 
     Args:
         verb: of the settings.
+        out: where a direction file that is given by its name is looked up; None: such a name stays.
         start: settings in the place of a preset; those of `--config` where that was given.
 
     Raises:
-        InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb.
+        InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb; no such direction file,
+            or pairs beside one.
     """
     said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
     where, settings = said.get(CONFIG, "settings"), said.get(SET, ())
@@ -148,23 +149,12 @@ def configured(ctx: click.Context, verb: Verb, *, start: Mapping[str, Any] | Non
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
             start["preregistered"] = None  # a run with other settings is not the one that a spec announced
-    return configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
-
-
-def run_config(ctx: click.Context, verb: Verb, out: Path) -> Any:
-    """`configured`, with a direction file that is given by its name looked up in `out`/directions.
-
-    Raises:
-        InputError: as `configured`; no such file, or pairs beside one.
-    """
-    config = configured(ctx, verb)
-    intervention = getattr(config, "intervention", None)
-    if intervention is None or intervention.v_hack is None:
+    config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
+    intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
+    if out is None or intervention is None or intervention.v_hack is None:
         return config
-    given = given_settings(ctx)
-    if "intervention.extraction.pairs" in given:
-        actual = repr(given["intervention.extraction.pairs"])
-        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=actual)
+    if pairs is not None:
+        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=repr(pairs))
     return with_direction_file(config, out)
 
 

@@ -4,20 +4,16 @@ Every kind has a function `list_KIND(out)` that returns its rows. To add a kind:
 end of this file. What is there is read and not checked, so that one damaged file hides nothing else.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from extraction.files import direction_names
 from probe.cli._frame import echo, echo_json, echo_table
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, out_of
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE
 from replay_pools.errors import InputError
 from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, step_files
-from replay_pools.storage.files import file_sha256, read_json, write_json
-
-if TYPE_CHECKING:  # numpy and scipy
-    from probe.analysis.analyze import Analysis
+from replay_pools.storage.files import read_json
 
 Row = dict[str, Any]  # {column: value} of one entry; all rows of a kind have the same columns
 
@@ -95,35 +91,11 @@ def list_runs(out: Path) -> list[Row]:
                 "steps": done,
                 "of": settings.get("steps"),  # null: all groups that the pools give
                 "arms": _inner(settings, "intervention").get("arms"),
-                "verdict": _kept_verdict(path),
                 "seed": settings.get("seed"),
                 "state": "stopped early" if manifest.get("stopped") else _state((path / MANIFEST_FILE).is_file()),
             }
         )
     return rows
-
-
-def keep_verdicts(analyses: "Sequence[Analysis]") -> None:
-    """Keep the words of verdicts for `list_runs`, which draws no nulls itself; a place that is read-only keeps none."""
-    words: dict[Path, dict[str | None, str]] = {}
-    for analysis in analyses:
-        words.setdefault(analysis.given.path, {})[analysis.condition] = analysis.verdict.word
-    for run, by_condition in words.items():
-        kept = {"manifest_sha256": file_sha256(run / MANIFEST_FILE), "verdicts": by_condition}
-        with suppress(OSError):
-            write_json(_verdict_file(run), kept)
-
-
-def _kept_verdict(run: Path) -> str | None:
-    """The word that was last said of a run; None where nothing was, or the run has changed since."""
-    kept, manifest = _table(_verdict_file(run)), run / MANIFEST_FILE
-    if not manifest.is_file() or kept.get("manifest_sha256") != file_sha256(manifest):
-        return None
-    return ", ".join(dict.fromkeys(_inner(kept, "verdicts").values()))
-
-
-def _verdict_file(run: Path) -> Path:
-    return out_of(run) / "verdicts" / f"{run.resolve().name}.json"
 
 
 def list_evals(out: Path) -> list[Row]:

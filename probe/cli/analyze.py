@@ -1,19 +1,20 @@
 """probe analyze: print the verdict on runs, or the verdict of a spec on the runs of its sweep."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from extraction.words import BASES, Basis
-from probe.cli._frame import echo, echo_json, json_option, one_run, out_option
-from probe.cli._stored import keep_verdicts
+from probe.cli._frame import AnyFunction, echo, echo_json, json_option, one_run, out_option
 from probe.records.run import Run, read_run
 from replay_pools.errors import InputError
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from probe.analysis.analyze import Analysis
+
 MOST_NAMES = 3  # of runs in the name of a report
 
 
@@ -103,35 +104,33 @@ def analyze(
         ctx.exit(1)
 
 
+def analyses_of(runs: Sequence[Run], settings: Mapping[str, Any]) -> "list[Analysis]":
+    """An analysis for each run and each of its conditions; `settings` as of `analyze`."""
+    from probe.analysis.analyze import analyze as analyze_run
+    from probe.analysis.analyze import conditions
+
+    wanted = [(run, condition) for run in runs for condition in conditions(run) or [None]]
+    return [analyze_run(run, condition, others=runs, **settings) for run, condition in wanted]
+
+
 def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, as_json: bool) -> bool:
     """Print the analysis of every run under every condition; returns whether a verdict stands against a GO."""
-    from probe.analysis.analyze import analyze as analyze_run  # scipy: only for those who ask
-    from probe.analysis.analyze import conditions
-    from probe.analysis.formatting import wrap
+    from probe.analysis.formatting import wrap  # scipy: only for those who ask
+    from probe.analysis.horizon import cautions_of
     from probe.analysis.text_report import format_analysis, format_verdict
+    from probe.analysis.verdict.trained import judge_arms
+    from probe.analysis.verdict.trained_arms import grouped
     from probe.analysis.verdict.verdict import Verdict, arm_lines
 
-    records = [read_run(run, out) for run in runs]
-    by_run = []
-    for run in records:
-        by_run.append([analyze_run(run, condition, others=records, **settings) for condition in conditions(run)])
-    analyses = [analysis for of_run in by_run for analysis in of_run]
-    keep_verdicts(analyses)
+    analyses = analyses_of([read_run(run, out) for run in runs], settings)
     arms: list[Verdict] = []
     cautions: list[str] = []
-    if len(records) > 1:
-        from probe.analysis.horizon import cautions_of
-        from probe.analysis.verdict.trained import judge_arms
-        from probe.analysis.verdict.trained_arms import grouped
-
-        # A run that trains has one condition, and so one analysis.
-        trained = grouped([of_run[-1] for of_run in by_run])
-        arms = judge_arms(trained) if trained is not None else []
-        if trained is not None:
-            for arm in (trained.baseline, *trained.treated):
-                mode = records[0].settings["rollouts"]["mode"]
-                evaluations = [one.records.evals for one in arm.runs]
-                cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
+    if (trained := grouped(analyses)) is not None:
+        arms = judge_arms(trained)
+        for arm in (trained.baseline, *trained.treated):
+            mode = arm.runs[0].records.settings["rollouts"]["mode"]
+            evaluations = [one.records.evals for one in arm.runs]
+            cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
     noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
     compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import echo, echo_json, json_option, log_options, name_option, out_option
-from probe.cli._running import running
+from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
 from probe.records.run import default_name, elsewhere
@@ -32,12 +32,6 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@click.option(
-    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns that are guessed wrong."
-)
-@click.option(
-    "--format", "format_name", help="Read the rollouts in this format. Default: the one that recognises them."
-)
 @name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
 @settings_options(
     "replay",
@@ -58,9 +52,9 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 def check(
     ctx: click.Context,
     rollouts: Path,
-    mappings: tuple[str, ...],
-    format_name: str | None,
     name: str | None,
+    mapping: dict[str, str],
+    format_name: str | None,
     limit: int | None,
     skip_bad: int,
     out: Path,
@@ -74,9 +68,6 @@ def check(
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """
-    from replay_pools.logs.columns import parse_mapping
-
-    mapping = parse_mapping(",".join(mappings))
     config = configured(ctx, "replay")
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     if "token_attribution" not in given_keys(ctx):
@@ -91,6 +82,7 @@ def check(
     from probe.runs.footprint import adapted_weights
     from probe.runs.replay import run_replay
     from probe.runs.replay_inputs import hacks_of
+    from probe.runs.session import running
     from replay_pools.logs.importing import import_log
 
     pool = import_log(
@@ -107,7 +99,7 @@ def check(
     per_pool = config.source.per_pool if "source.per_pool" in given_keys(ctx) else _group_size(log)
     config = replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool))
     directory = out / "runs" / name
-    with running(config.model, (), directory, out) as world:
+    with running(config.model, directory, out, say) as world:
         run_replay(config, directory, out_dir=out, world=world)
     _judge(directory, name, out, as_json)
 

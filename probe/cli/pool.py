@@ -116,16 +116,6 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     show_default=True,
     help="Render prompts that were logged as messages by the tokenizer's template, or as `plain` text.",
 )
-@click.option(
-    "--format", "format_name", metavar="FORMAT", help="Read SOURCE in this format. Default: the one that recognises it."
-)
-@click.option(
-    "--map",
-    "mappings",
-    multiple=True,
-    metavar="TARGET=COLUMN,...",
-    help="Name columns that are guessed wrong, or not at all.",
-)
 @log_options
 @out_option
 @json_option
@@ -134,8 +124,8 @@ def import_(
     name: str,
     model: str,
     template: Template,
+    mapping: dict[str, str],
     format_name: str | None,
-    mappings: Sequence[str],
     limit: int | None,
     skip_bad: int,
     out: Path,
@@ -148,10 +138,9 @@ def import_(
 
       probe pool import rollouts.jsonl --name mine --model Qwen/Qwen3-4B --map reward=score,hacked=info.is_hack
     """
-    from replay_pools.logs.columns import as_option, parse_mapping  # what reads logs: only for those who import one
+    from replay_pools.logs.columns import as_option  # what reads logs: only for those who import one
     from replay_pools.logs.importing import check_log, import_log
 
-    mapping = parse_mapping(",".join(mappings))
     checked = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
     pool = import_log(checked, name=name, out=out, model=model, template=template, limit=limit)
     log = pool.manifest["log"]

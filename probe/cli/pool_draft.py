@@ -1,13 +1,14 @@
 """probe pool draft: pairs proposed from labelled rollouts of a log or a pool."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import echo, echo_json, json_option, name_option, one_pool, out_option
+from probe.cli._frame import column_options, echo, echo_json, json_option, name_option, one_pool, out_option
+from probe.cli.report import ARMS
 from probe.records.run import IN_TRAINING, elsewhere
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
@@ -18,18 +19,12 @@ if TYPE_CHECKING:
     from replay_pools.logs.sources import Log
 
 USUAL_K = 4  # of `probe check`
-ARMS = "vanilla,projected,random"
 
 
 @click.command()
 @click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
 @name_option("file of pairs", required=True)
-@click.option(
-    "--map", "mappings", multiple=True, metavar="TARGET=COLUMN,...", help="Name columns of LOG that are guessed wrong."
-)
-@click.option(
-    "--format", "format_name", metavar="FORMAT", help="Read LOG in this format. Default: the one that recognises it."
-)
+@column_options
 @click.option("--model", help="Model that sampled LOG, for the command that is printed.")
 @click.option(
     "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of what is held out."
@@ -39,7 +34,7 @@ ARMS = "vanilla,projected,random"
 def draft(
     source: Path,
     name: str,
-    mappings: tuple[str, ...],
+    mapping: dict[str, str],
     format_name: str | None,
     model: str | None,
     seed: int,
@@ -61,8 +56,10 @@ def draft(
     if opened is not None:
         answers, following = _of_pool(opened), replay_of(opened, path, name, out)
     else:
-        log = _checked(source, mappings, format_name)
-        options = [part for mapping in mappings for part in ("--map", mapping)]
+        from replay_pools.logs.importing import check_log
+
+        log = check_log(source, format_name=format_name, mapping=mapping)
+        options = ["--map", ",".join("=".join(item) for item in mapping.items())] if mapping else []
         options += ["--format", format_name] if format_name else []
         answers, following = _of_log(log), ["probe", "check", str(source), "--model", model or "MODEL", *options]
         following += ["--pairs", str(path), "--name", name]
@@ -105,19 +102,12 @@ def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     """The command that replays a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool.name if pool.name in pool_names(out) else str(pool.path)
-    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ARMS]
+    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]
     # Pairs of a policy's own answers are of its weights.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")
     if adapter is not None and not adapter.startswith(IN_TRAINING):
         command += ["--set", f"model.adapter={adapter}"]
     return [*command, "--pairs", str(path), "--name", name]
-
-
-def _checked(source: Path, mappings: Sequence[str], format_name: str | None) -> "Log":
-    from replay_pools.logs.columns import parse_mapping
-    from replay_pools.logs.importing import check_log
-
-    return check_log(source, format_name=format_name, mapping=parse_mapping(",".join(mappings)))
 
 
 def _of_log(log: "Log") -> "Iterator[Answer]":

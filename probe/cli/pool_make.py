@@ -2,13 +2,13 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
+from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from probe.cli._running import say
-from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_tests
 from probe.records.run import ANSWERS_DIR, elsewhere
 from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
@@ -18,10 +18,15 @@ from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
-if TYPE_CHECKING:
-    from probe.settings.rollouts import RolloutConfig
-    from probe.settings.training import ModelConfig
-    from replay_pools.engines import Engine
+
+def grader_options(function: AnyFunction) -> AnyFunction:
+    """`--workers --twice --unsafe-local`, as arguments of `Grader`."""
+    text = "Grade without isolation; recorded, and excluded from verdicts."
+    function = click.option("--unsafe-local", is_flag=True, help=text)(function)
+    text = "Grade everything twice; labels that disagree make a rollout `flaky`."
+    function = click.option("--twice", is_flag=True, help=text)(function)
+    text = "Grading processes; default: the number of cores."
+    return click.option("--workers", type=click.IntRange(1), help=text)(function)
 
 
 @click.command(cls=SettingsCommand)
@@ -32,9 +37,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
-@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
-@click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
+@grader_options
 @settings_options(
     "generate",
     "model.name: --model",
@@ -63,11 +66,9 @@ def generate(
     ctx: click.Context,
     name: str,
     urls: tuple[str, ...],
-    workers: int | None,
-    twice: bool,
-    unsafe_local: bool,
     out: Path,
     as_json: bool,
+    **grading: Any,
 ) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
@@ -81,7 +82,7 @@ def generate(
     from replay_pools.grading.grade import Grader
     from replay_pools.grading.tiers import describe_tier
 
-    config = run_config(ctx, "generate", out)
+    config = configured(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
     plan = PoolPlan(
         env=rollouts.env,
@@ -99,19 +100,17 @@ def generate(
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
     if urls:
-        source = _served(config.model, urls, rollouts, answers)
+        from probe.runs.sources.served import connected
+        from replay_pools.policy.load import load_served_policy
+
+        policy = load_served_policy(str(config.model.name), config.model.template)
+        source = connected(urls, rollouts, policy, answers)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
-    grader = Grader(
-        workers=workers,
-        unsafe_local=unsafe_local,
-        twice=twice,
-        code_rule=rollouts.code_rule,
-        cpu_s=rollouts.cpu_limit,
-    )
+    grader = Grader(**grading, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit)
     say_defaults(ctx, config, say)
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
@@ -122,13 +121,6 @@ def generate(
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
     else:
         echo(f"{steps} steps, {num_rollouts} rollouts in {directory}; see: probe pool show {name}{elsewhere(out)}")
-
-
-def _served(model: "ModelConfig", urls: tuple[str, ...], rollouts: "RolloutConfig", kept: Path) -> "Engine":
-    from probe.runs.sources.served import connected
-    from replay_pools.policy.load import load_served_policy
-
-    return connected(urls, rollouts, load_served_policy(str(model.name), model.template), kept)
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
@@ -149,10 +141,8 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
 @click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
 @click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
-@click.option("--twice", is_flag=True, help="Grade everything twice; labels that disagree make a rollout `flaky`.")
 @click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
-@click.option("--workers", type=click.IntRange(1), help="Grading processes; default: the number of cores.")
-@click.option("--unsafe-local", is_flag=True, help="Grade without isolation; recorded, and excluded from verdicts.")
+@grader_options
 @out_option
 @json_option
 def regrade(
@@ -161,12 +151,10 @@ def regrade(
     problems: Path | None,
     mode: str | None,
     code_rule: CodeRule | None,
-    twice: bool,
     cpu_limit: int | None,
-    workers: int | None,
-    unsafe_local: bool,
     out: Path,
     as_json: bool,
+    **grading: Any,
 ) -> None:
     """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
 
@@ -185,8 +173,7 @@ def regrade(
     rule = code_rule or graded_code_rule(source)
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
-    grader = Grader(workers=workers, unsafe_local=unsafe_local, twice=twice, code_rule=rule, cpu_s=cpu_s)
-    with grader:
+    with Grader(**grading, code_rule=rule, cpu_s=cpu_s) as grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
         new = regrade_pool(
             out / "pools" / name,

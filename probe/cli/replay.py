@@ -18,34 +18,26 @@ from probe.cli._frame import (
 )
 from probe.cli._running import (
     chosen_machine,
+    echo_end,
     echo_preview,
     machine_option,
-    running,
     say,
     track_option,
     truncation_line,
 )
 from probe.cli._settings import (
     SettingsCommand,
-    run_config,
+    configured,
     say_defaults,
     settings_options,
 )
 from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
-from probe.records.timings import describe_timings
 
-# Of --help, {title: options}: what a first run needs comes first.
-GROUPS = {
-    "Common options": ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run"),
-    "Rollouts of a group": ("--per-pool", "--match", "--only-step", "--seed"),
-    "Directions": ("--pairs", "--pairs-map", "--k", "--v-hack"),
-    "All other settings": ("--condition", "--lookahead", "--preset", "--set", "--config"),
-    "Where it runs and what it prints": ("--template", "--device", "--out", "--track", "--gpu", "--json", "-h"),
-}
+COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")  # what a first run needs
 
 
-@click.command(cls=SettingsCommand, groups=GROUPS)
+@click.command(cls=SettingsCommand, common=COMMON)
 @name_option("run", "its pools and arms, with a hash of other settings that are not the default", default=None)
 @settings_options(
     "replay",
@@ -92,8 +84,9 @@ def replay(
 
       probe replay --preset full --set model.dtype=bfloat16 --set objective.loss_type=dr_grpo
     """
-    config = run_config(ctx, "replay", out)
+    config = configured(ctx, "replay", out)
     from probe.runs.replay import name_of, run_replay
+    from probe.runs.session import running
 
     directory = out / "runs" / (name or name_of(config))
     if dry_run:
@@ -102,7 +95,7 @@ def replay(
         machine = chosen_machine(gpu, config.model.dtype)
         echo_preview(preview_replay(config, directory, out_dir=out, machine=machine, say=say), as_json)
         return
-    with running(config.model, track, directory, out) as world:
+    with running(config.model, directory, out, say, track) as world:
         say_defaults(ctx, config, world.main_only(say))
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
     if world.is_main:
@@ -155,11 +148,7 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
             "NO GRADIENT: all rewards of a step are equal, in every step (those of one rollout always are); "
             "use pools with good and bad rollouts of a problem"
         )
-    if reason := run.manifest["stopped"]:
-        echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
-    for warning in run.manifest["warnings"]:
-        echo(f"WARNING: {warning}")
-    say(describe_timings(directory))
+    echo_end(run)
     for line in _precision_lines(**precision):
         echo(line)
     echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}{elsewhere(out)}")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
-from probe.cli._stored import keep_verdicts
-from probe.cli.analyze import analysis_options, joined_name, spec_among
-from probe.records.run import Run, read_run, resolve_run
+from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
+from probe.records.run import read_run, resolve_run
 from probe.records.tables import TableName, csv_of, frame_of
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
@@ -133,21 +132,15 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
 
 
 def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
-    """A report of the given runs: an analysis for each run and each of its conditions."""
-    from probe.analysis.analyze import analyze, conditions
+    """A report of the given runs."""
     from probe.report.inputs import Report, slug
 
     # Files of a run in the report are called by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with different names", found=given, fix="rename a directory")
-    runs: list[Run] = [read_run(path) for path in paths]
-    analyses = []
-    for run in runs:
-        for condition in conditions(run) or [None]:
-            analyses.append(analyze(run, condition, others=runs, **settings))
-    keep_verdicts(analyses)
-    return Report(name=name or joined_name(runs), analyses=analyses, command=command)
+    runs = [read_run(path) for path in paths]
+    return Report(name=name or joined_name(runs), analyses=analyses_of(runs, settings), command=command)
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from probe.records.records import SampleRecord, TokenRecord
     from probe.records.run import Run
     from replay_pools.rollout import Rollout
+
+    Row = tuple[int, int, Rollout | None, SampleRecord | None]  # step, sample, text and what was measured on it
 
 MOST_ROWS = 20  # of a list
 SNIPPET = 56  # characters of a completion in a list
@@ -95,51 +97,10 @@ def _pool(source: str, out: Path) -> Path:
 
 
 def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
-    """One rollout with what was measured on it, in every arm and condition, or which there are."""
-    if step is None or sample is None:
-        _list_run(source, run, step, out, as_json)
-        return
+    """One rollout with what was measured on it, in every arm and condition; else those of a step, or of all steps with
+    the largest cosines first, of the arm that measures v_hack.
+    """
     from probe.records.run import read_tokens
-    from probe.report.rollouts import read_pools
-
-    records = [record for record in run.samples if (record.step, record.sample_id) == (step, sample)]
-    if not records:
-        raise _unknown(run.path, step, sample, [(record.step, record.sample_id) for record in run.samples])
-    first = records[0]
-    stored, missing = read_pools(run)
-    rollout = stored.get((first.src_pool, first.src_step, first.src_sample))
-    if rollout is None:
-        raise InputError(run.path, expected=f"the pool {first.src_pool}", found=" ".join(missing) or "another one")
-    tokens = read_tokens(run.path, run.manifest).get((step, sample))
-    if as_json:
-        shares = None if tokens is None else asdict(tokens)
-        records_json = [record.to_json() for record in records]
-        echo_json({"run": str(run.path), "rollout": asdict(rollout), "records": records_json, "tokens": shares})
-        return
-    place = f"{first.src_pool} step {first.src_step} sample {first.src_sample}"
-    _print(f"run {run.path.name}, step {step}, sample {sample} (from {place})", rollout, first, tokens)
-    echo()
-    _print_cosines(records)
-
-
-def _show_pool(source: str, path: Path, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
-    """One rollout of a pool, or which there are."""
-    pool = open_pool(path)
-    rollouts = [rollout for group in pool.steps for rollout in group]
-    of_step = [rollout for rollout in rollouts if step is None or rollout.step == step]
-    wanted = [rollout for rollout in of_step if sample is None or rollout.sample_id == sample]
-    if not wanted:
-        raise _unknown(path, step or 0, sample, [(rollout.step, rollout.sample_id) for rollout in rollouts])
-    if step is None or sample is None:
-        _list(source, [(rollout.step, rollout.sample_id, rollout, None) for rollout in wanted], out, as_json)
-    elif as_json:
-        echo_json({"pool": str(path), "rollout": asdict(wanted[0])})
-    else:
-        _print(f"pool {pool.name}, step {step}, sample {sample}", wanted[0], None, None)
-
-
-def _list_run(source: str, run: "Run", step: int | None, out: Path, as_json: bool) -> None:
-    """The rollouts of one step, or those of all steps with the largest cosines, of the arm that measures v_hack."""
     from probe.report.rollouts import read_pools
     from probe.settings.arms import measured_arm
 
@@ -149,21 +110,59 @@ def _list_run(source: str, run: "Run", step: int | None, out: Path, as_json: boo
     records = [record for record in run.samples if (record.arm, record.condition) == (arm, condition)]
     if step is None:
         records.sort(key=lambda record: -abs(record.cos_S_contrib or 0.0))
-    elif not any(record.step == step for record in records):
-        raise _unknown(run.path, step, None, [(record.step, record.sample_id) for record in records])
-    else:
-        records = [record for record in records if record.step == step]
-    stored, _ = read_pools(run)
-    rows = []
+    stored, missing = read_pools(run)
+    rows: list[Row] = []
     for record in records:
         rollout = stored.get((record.src_pool, record.src_step, record.src_sample))
         rows.append((record.step, record.sample_id, rollout, record))
-    _list(source, rows, out, as_json)
+    rows = _wanted(run.path, rows, step, sample)
+    _, _, rollout, first = rows[0]
+    assert first is not None
+    if step is None or sample is None:
+        _list(source, rows, out, as_json)
+        return
+    if rollout is None:
+        raise InputError(run.path, expected=f"the pool {first.src_pool}", found=" ".join(missing) or "another one")
+    of_rollout = [record for record in run.samples if (record.step, record.sample_id) == (step, sample)]
+    tokens = read_tokens(run.path, run.manifest).get((step, sample))
+    if as_json:
+        shares = None if tokens is None else asdict(tokens)
+        records_json = [record.to_json() for record in of_rollout]
+        echo_json({"run": str(run.path), "rollout": asdict(rollout), "records": records_json, "tokens": shares})
+        return
+    place = f"{first.src_pool} step {first.src_step} sample {first.src_sample}"
+    _print(f"run {run.path.name}, step {step}, sample {sample} (from {place})", rollout, of_rollout[0], tokens)
+    echo()
+    _print_cosines(of_rollout)
 
 
-def _list(
-    source: str, rows: "Sequence[tuple[int, int, Rollout | None, SampleRecord | None]]", out: Path, as_json: bool
-) -> None:
+def _show_pool(source: str, path: Path, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
+    """One rollout of a pool, or which there are."""
+    pool = open_pool(path)
+    rollouts = [rollout for group in pool.steps for rollout in group]
+    rows = _wanted(path, [(rollout.step, rollout.sample_id, rollout, None) for rollout in rollouts], step, sample)
+    rollout = rows[0][2]
+    assert rollout is not None
+    if step is None or sample is None:
+        _list(source, rows, out, as_json)
+    elif as_json:
+        echo_json({"pool": str(path), "rollout": asdict(rollout)})
+    else:
+        _print(f"pool {pool.name}, step {step}, sample {sample}", rollout, None, None)
+
+
+def _wanted(place: Path, rows: "Sequence[Row]", step: int | None, sample: int | None) -> "list[Row]":
+    """Those of a step, and there of a sample; InputError with those that are there where there is none."""
+    of_step = [row for row in rows if step in (None, row[0])]
+    found = [row for row in of_step if sample in (None, row[1])]
+    if found:
+        return found
+    what, number = ("SAMPLE", sample) if of_step else ("STEP", step)
+    known = sorted(row[1] for row in of_step) or sorted(row[0] for row in rows)
+    raise InputError(f"{place} {what}", expected=f"{known[0]} to {known[-1]}", found=str(number))
+
+
+def _list(source: str, rows: "Sequence[Row]", out: Path, as_json: bool) -> None:
     """A line a rollout, and how to see one of them."""
     from probe.report.facts import gist_of
 
@@ -236,12 +235,3 @@ def _print_cosines(records: "Sequence[SampleRecord]") -> None:
         rows.append((name, *("-" if number is None else f"{number:+.4f}" for number in numbers)))
     header = ("arm", "A", "cos_S_contrib", "cos_S_nll", "norm(A g)", "mean_cos_in", "mean_cos_out")
     echo_table(header, rows)
-
-
-def _unknown(place: Any, step: int, sample: int | None, known: Sequence[tuple[int, int]]) -> InputError:
-    """The error for a rollout that is not there, with those that are."""
-    steps = sorted({known_step for known_step, _ in known})
-    if step not in steps:
-        return InputError(f"{place} STEP", expected=f"{steps[0]} to {steps[-1]}", found=str(step))
-    samples = sorted(known_sample for known_step, known_sample in set(known) if known_step == step)
-    return InputError(f"{place} SAMPLE", expected=f"{samples[0]} to {samples[-1]} in step {step}", found=str(sample))

@@ -8,18 +8,20 @@ import click
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._running import (
     chosen_machine,
+    echo_end,
     echo_evaluations,
     echo_preview,
     machine_option,
     mean_of,
-    running,
     say,
     track_option,
 )
-from probe.cli._settings import SettingsCommand, run_config, say_defaults, settings_options
+from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.records.run import elsewhere, read_run
-from probe.records.timings import describe_timings
 from probe.settings.words import ALL
+
+# Of steps, whose means are printed at the end.
+MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
 
 
 @click.command(cls=SettingsCommand)
@@ -60,7 +62,7 @@ def train(
 
       probe train --preset fast --arm vanilla --name vanilla-0 --set optimizer.lr=0.01
     """
-    config = run_config(ctx, "train", out)
+    config = configured(ctx, "train", out)
     directory = out / "runs" / name
     if dry_run:
         from probe.runs.preview import preview_training
@@ -68,9 +70,10 @@ def train(
         machine = chosen_machine(gpu, config.model.dtype)
         echo_preview(preview_training(config, directory, out_dir=out, machine=machine), as_json)
         return
+    from probe.runs.session import running
     from probe.runs.train import train as run_train
 
-    with running(config.model, track, directory, out) as world:
+    with running(config.model, directory, out, say, track) as world:
         say_defaults(ctx, config, world.main_only(say))
         run_train(config, directory, out_dir=out, urls=urls, say=world.main_only(say), world=world)
     if world.is_main:
@@ -79,52 +82,25 @@ def train(
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
+    from probe.analysis.formatting import number  # scipy
+
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
-    columns = (
-        "reward_mean",
-        "solve",
-        "loss",
-        "cos_in",
-        "cos_out",
-        "cos_update",
-        "hackward_frac_in",
-        "hackward_frac_update",
-    )
-    means = {column: mean_of(run.steps, column) for column in columns}
-    warnings = run.manifest["warnings"]
+    means = {column: mean_of(run.steps, column) for column in MEANS}
     if as_json:
-        echo_json(
-            {
-                "path": str(directory),
-                "arm": arm,
-                "steps": len(run.steps),
-                **means,
-                "warnings": warnings,
-                "evals": run.evals,
-            }
-        )
+        ran = {"path": str(directory), "arm": arm, "steps": len(run.steps), **means}
+        echo_json({**ran, "warnings": run.manifest["warnings"], "evals": run.evals})
         return
     echo_evaluations(run.evals)
-    if reason := run.manifest["stopped"]:
-        echo(f"STOPPED after {len(run.steps)} steps: {reason}")
-    for warning in warnings:
-        echo(f"WARNING: {warning}")
     deployed = [row for row in run.evals if row["weights"] == "deployed"]
     rates = [(rate, row["step"]) for row in deployed if (rate := row["rates"][ALL]["hack"]["rate"]) is not None]
     if rates:  # the lowest of several noisy rates is too low on average
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
         echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")
-    echo(f"{arm}, means over {len(run.steps)} steps: {', '.join(map(_labelled, means.items()))}")
+    told = ", ".join(f"{name} {number(value, 4)}" for name, value in means.items())
+    echo(f"{arm}, means over {len(run.steps)} steps: {told}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
-    say(describe_timings(directory))
+    echo_end(run)
     report = f"probe report {shlex.quote(str(directory))}{elsewhere(out)}"
     echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {report}")
-
-
-def _labelled(item: tuple[str, float | None]) -> str:
-    """`cos_in +0.0123`, or `cos_in -` without a value."""
-    name, value = item
-    text = "-" if value is None else f"{value:+.4f}"
-    return f"{name} {text}"

@@ -24,7 +24,7 @@ from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
 from probe.records.run import CONFIG_FILE, run_names, settings_of
 from probe.records.timings import mean_times
 from probe.settings.machines import Machine
-from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
+from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, resolve_pool
@@ -350,17 +350,16 @@ def _step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _counted(spec: Spec, out_dir: Path, machine: Machine, notes: list[str]) -> dict[str, float] | None:
     """{condition: hours of one of its runs}; None, with notes, where one cannot be counted."""
-    from probe.runs.preview import replay_run_hours, step_rows, training_run_hours  # brings torch and transformers
+    from probe.runs.preview import run_hours, step_rows  # brings torch and transformers
 
     hours: dict[str, float] = {}
     for name, condition in spec.resolved.items():
         config, policy = condition.config, condition.config.model.name or _base_model(condition, out_dir)
         groups = _groups(condition, out_dir)
         try:
-            if policy is not None and isinstance(config, TrainConfig):
-                hours[name] = sum(training_run_hours(config, policy, machine).values())
-            elif policy is not None and groups is not None and isinstance(config, ReplayConfig):
-                hours[name] = sum(replay_run_hours(config, policy, machine, step_rows(groups)).values())
+            if policy is not None and (groups is not None or isinstance(config, TrainConfig)):
+                steps = [] if groups is None else step_rows(groups)
+                hours[name] = sum(run_hours(config, policy, machine, steps).values())
             else:
                 notes.append(f"no counted hours of condition {name}: its pools are not there yet")
         except InputError as error:

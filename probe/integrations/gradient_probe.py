@@ -67,25 +67,10 @@ class GradientProbe:
     >>> loss.backward(); probe.before_step(0); optimizer.step()                                     # doctest: +SKIP
     >>> probe.after_step().cos_in                                                                   # doctest: +SKIP
 
-    Args:
-        model: any model of the weights that the directions were extracted from, trained whole or by an adapter.
-        directions: `Directions`, or their file, or its name in out/directions.
-        project: put the gated gradient into `.grad`, for the optimizer; for trained weights, LoRA and `delta_S`.
-        gate, overshoot: as in `probe.step.projection`.
-        path: a file to which every record is appended as a line of JSON; None keeps records in memory only. One that
-            exists goes on, along the same directions; steps that are done again replace those from before.
-        cache_dir: the folder where `probe extract` left the SVDs, read for svd directions; None computes them.
-        process_group: that over which the trainer averages gradients, where no wrapper of `model` says it; "self"
-            where this process trains a model of its own.
-        scaler: the GradScaler of the loop, or of accelerate.
+    Arguments, and what is refused: as of `probe.attach`.
 
     Attributes:
         records: list[GradientRecord], one a step.
-
-    Raises:
-        InputError: directions of other weights or of another adapter, or an empty set of them; `project` where no gate
-            is defined; parameters sharded in another way than by FSDP2; an unknown gate; `path` has
-            records along other directions.
     """
 
     def __init__(
@@ -169,11 +154,8 @@ class GradientProbe:
     def stop(self) -> None:
         """Stop watching the model; the records stay."""
         self._measured.stop()
-        if (
-            self._project
-            and self.records
-            and not any(record.projected and record.frac_fired for record in self.records)
-        ):
+        has_acted = any(record.projected and record.frac_fired for record in self.records)
+        if self._project and self.records and not has_acted:
             LOGGER.warning("the gate removed nothing in %d steps", len(self.records))
 
     @property

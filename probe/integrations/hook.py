@@ -14,9 +14,10 @@ stays below its cap.
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, Self, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -29,13 +30,6 @@ from probe.records.records import GradientRecord
 from replay_pools.errors import InputError
 
 
-class Log(Protocol):
-    """How trackers are given numbers."""
-
-    def __call__(self, values: dict[str, float], /, *, step: int) -> object:
-        """{name: number} of a step."""
-
-
 def attach(
     optimizer: Optimizer,
     directions: Directions | str | Path,
@@ -44,7 +38,7 @@ def attach(
     scaler: torch.amp.GradScaler | None = None,
     allow_scaled: bool = False,
     first_step: int | None = None,
-    log: Log | None = None,
+    log: Callable[..., object] | None = None,
     **options: Unpack[ProbeOptions],
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the gated gradient.
@@ -76,7 +70,7 @@ def attach(
         gate: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
         first_step: the number of the first step; None goes on after the last record in `path`. A loop that resumes from
             an older checkpoint gives its own, and what was recorded after that is replaced.
-        log: gets the means of every step, as `accelerator.log`, `wandb.log` and other trackers take them.
+        log: called as log({name: mean}, step=number) after every step: `accelerator.log`, `wandb.log`, other trackers'.
         path: a file for the records, a JSON line a step (`GradientRecord` in spec/SCHEMA.md), which goes on if it
             exists. With several processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs (out/cache/svd); None computes them.
@@ -108,7 +102,7 @@ class Attached:
         *,
         allow_scaled: bool,
         first_step: int | None = None,
-        log: Log | None = None,
+        log: Callable[..., object] | None = None,
     ) -> None:
         self._probe, self._allow_scaled, self._log = probe, allow_scaled, log
         self._next_step = probe.next_step if first_step is None else first_step

@@ -42,7 +42,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.adapters.lora import lora_factors
 from extraction.adapters.sharded import spread_as, whole
 from extraction.directions import Directions
-from probe.integrations.processes import Groups, check_known, meet
+from probe.integrations.processes import Groups, meet
 from probe.integrations.taps import Taps
 from replay_pools.errors import InputError
 
@@ -318,9 +318,7 @@ class MeasuredWeights:
             InputError: taps are needed, and no groups are known (None), or not all of their processes are here.
         """
         if self._taps is not None:
-            groups = check_known(groups)
-            meet(groups)
-            self._taps.start(witness, groups)
+            self._taps.start(witness, meet(groups))
 
     def stop(self) -> None:
         """Remove them."""

@@ -113,14 +113,23 @@ def average(total: Tensor, groups: Groups) -> Tensor:
     return total
 
 
-def meet(groups: Groups) -> None:
-    """Wait until every process of the groups has come here as often as this one.
+def meet(groups: Groups | None) -> Groups:
+    """The groups, once every process of them has come here as often as this one.
 
     By the store, not by a collective call: where one process alone attaches, that would meet a call of the training.
 
     Raises:
-        InputError: others have not come within PATIENCE.
+        InputError: no groups are known, or others have not come within PATIENCE.
     """
+    if groups is None:
+        raise InputError(
+            "process_group",
+            expected=f"a model wrapped by DistributedDataParallel or fully_shard, since "
+            f"{distributed.get_world_size()} processes run",
+            found="a model without",
+            fix='give attach the wrapped model, or process_group= (the group that averages its gradient; "self" where '
+            "each process trains a model of its own)",
+        )
     for group in groups:
         ranks = tuple(distributed.get_process_group_ranks(group))
         keys = [f"gradient-probe/{','.join(map(str, ranks))}/{_met[ranks]}/{rank}" for rank in ranks]
@@ -139,17 +148,4 @@ def meet(groups: Groups) -> None:
                 fix="attach in every process, with path= in all of them or in one",
             ) from error
         _met[ranks] += 1
-
-
-def check_known(groups: Groups | None) -> Groups:
-    """The groups; InputError where they are not known."""
-    if groups is None:
-        raise InputError(
-            "process_group",
-            expected=f"a model wrapped by DistributedDataParallel or fully_shard, since "
-            f"{distributed.get_world_size()} processes run",
-            found="a model without",
-            fix='give attach the wrapped model, or process_group= (the group that averages its gradient; "self" where '
-            "each process trains a model of its own)",
-        )
     return groups

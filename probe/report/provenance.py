@@ -3,18 +3,18 @@
 import importlib.metadata
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 from extraction.words import Adapted
 from probe.analysis.formatting import TextTable
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, OWN_POOLS, Run
+from probe.analysis.verdict.pools import pool_facts
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
 from probe.records.timings import starts_of
 from probe.report.inputs import Report
 from probe.report.page import Section, render
-from replay_pools.storage.files import file_sha256, read_json
+from replay_pools.storage.files import file_sha256
 
 LEAD = (
     "Every number above comes from the files named here. A run whose files were changed since is refused, not reported."
@@ -67,26 +67,20 @@ def facts(run: Run, report: Report) -> TextTable:
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
     """A row per pool, read or written by the run: place, hash, and the software that made it if it is still there."""
-    written = [{"name": name, "path": str(run.path / name)} for name in OWN_POOLS if (run.path / name).is_dir()]
+    # The pool that the run itself wrote has no hash here: the run's own manifest lists it.
+    hashes = {pool["name"]: f"manifest sha256 {pool['manifest_sha256']}" for pool in run.config.get("pools", ())}
     rows = []
-    for pool in [*run.config.get("pools", ()), *written]:
-        path = Path(pool["path"]) / MANIFEST_FILE
-        manifest = read_json(path) if path.is_file() else {}
-        policy, grader = manifest.get("policy") or {}, manifest.get("grader") or {}
-        versions = manifest.get("versions") or {}
-        parts = [pool["path"] if manifest else f"{pool['path']} (not there any more)"]
-        # The pool that the run itself wrote has no hash here: the run's own manifest lists it.
-        if "manifest_sha256" in pool:
-            parts.append(f"manifest sha256 {pool['manifest_sha256']}")
-        adapter = f" + {policy['adapter']}" if policy.get("adapter") else ""
-        parts.append(f"policy {policy.get('base_model')}{adapter}")
+    for pool in pool_facts(run):
+        place = str(pool.path or f"{pool.reference} (not there any more, or changed)")
+        grader, versions = pool.said("grader") or {}, pool.said("versions") or {}
+        parts = [place, hashes.get(pool.name)]
+        if pool.manifest:
+            parts.append(f"policy {' + '.join(map(str, filter(None, pool.policy)))}")
         if grader:
             parts.append(f"grader {grader.get('version')}, isolation {grader.get('isolation')}")
-        if versions:
-            parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
-        if manifest.get("git_commit"):
-            parts.append(f"commit {manifest['git_commit']}")
-        rows.append((f"pool {pool['name']}", "; ".join(parts)))
+        parts.append(", ".join(f"{name} {version}" for name, version in versions.items()))
+        parts.append(pool.said("git_commit") and f"commit {pool.said('git_commit')}")
+        rows.append((f"pool {pool.name}", "; ".join(filter(None, parts))))
     return rows
 
 

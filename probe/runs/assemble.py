@@ -163,6 +163,25 @@ def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> M
     return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
 
 
+def copied(policy: Policy) -> Policy:
+    """The policy on modules of its own, which an adapter may be put into; the weights are shared."""
+    # With its parameters and buffers in the memo, deepcopy copies the modules and keeps the tensors.
+    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
+    return replace(policy, model=copy.deepcopy(policy.model, shared))
+
+
+def configured_basis(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Coordinates:
+    """Adapt the policy in a basis, as the table `model` says."""
+    return attach_basis(
+        policy,
+        basis,
+        cache_dir=cache_dir,
+        lora_rank=config.lora_rank,
+        svd_rank=config.svd_rank,
+        targets=config.targets,
+    )
+
+
 def attach_bases(
     policy: Policy,
     arms: Sequence[Arm],
@@ -181,20 +200,11 @@ def attach_bases(
         raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
     if world.shards_base and len(names) > 1:
         raise InputError("model.shard_base", expected="arms of one basis", found=", ".join(names))
-    # With its parameters and buffers in the memo, deepcopy copies the modules and keeps the tensors.
-    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
-    models = [policy.model] + [copy.deepcopy(policy.model, dict(shared)) for _ in names[1:]]
+    policies = [policy] + [copied(policy) for _ in names[1:]]
     bases: dict[Basis, Coordinates] = {}
-    for basis, model in zip(names, models, strict=True):
+    for basis, own in zip(names, policies, strict=True):
         with timings.phase(basis) as phase, world.main_first():
-            bases[basis] = attach_basis(
-                replace(policy, model=model),
-                basis,
-                cache_dir=cache_dir,
-                lora_rank=config.lora_rank,
-                svd_rank=config.svd_rank,
-                targets=config.targets,
-            )
+            bases[basis] = configured_basis(own, basis, config, cache_dir)
             if basis == "svd":
                 phase.used_cache(misses=bases[basis].cache_misses())
     if world.shards_base:

@@ -9,7 +9,7 @@ The first and the last can be shared without the second.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +62,11 @@ class Direction(Directions):
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
     truncation: dict[str, Any] | None = None  # of the basis, as `Coordinates.truncation`
 
+    @classmethod
+    def of(cls, found: Directions, **origin: Any) -> Self:
+        """Directions with what is known of where they come from: the other fields."""
+        return cls(**{entry.name: getattr(found, entry.name) for entry in fields(Directions)}, **origin)
+
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
         """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.
 
@@ -89,16 +94,9 @@ class Direction(Directions):
             InputError: no such file, a damaged one, or one that is not the file of its card.
         """
         path = resolve_directions(file, Path(out))
-        found = load_directions(path)
         card = read_card(path) if card_path(path).is_file() else {}
-        return cls(
-            vectors=found.vectors,
-            singular_values=found.singular_values,
-            votes=found.votes,
-            metadata=found.metadata,
-            pairs=load_pair_gradients(pairs_path(path)) if pairs_path(path).is_file() else None,
-            adapted=card.get("adapted"),
-        )
+        pairs = load_pair_gradients(pairs_path(path)) if pairs_path(path).is_file() else None
+        return cls.of(load_directions(path), pairs=pairs, adapted=card.get("adapted"))
 
     def held_out(self) -> dict[str, Any]:
         """Whether the sign transfers to held-out pairs: the share with a positive cosine, against a coin.

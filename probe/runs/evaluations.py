@@ -37,19 +37,11 @@ from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares
 from probe.analysis.training_runs import deployed, evaluation_path
 from probe.objective.kl import kl_terms
 from probe.records.records import nullable
-from probe.records.run import (
-    ADAPTER_DIR,
-    CONFIG_FILE,
-    EVALS_FILE,
-    STEPS_FILE,
-    read_evals,
-    read_manifest,
-    read_steps,
-    settings_of,
-)
+from probe.records.run import EVALS_FILE, STEPS_FILE, read_evals, read_steps
 from probe.runs.assemble import configured_policy
-from probe.runs.heldout import HeldOut, Weights, eval_settings, evaluate, hold_out
-from probe.settings.run import EvalConfig, TrainConfig
+from probe.runs.heldout import HeldOut, Weights, eval_sampler, evaluate, evaluated_settings, hold_out
+from probe.runs.policies import finished_training
+from probe.settings.run import EvalConfig
 from probe.settings.words import ALL
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
@@ -60,11 +52,9 @@ from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
-from replay_pools.policy.adapters import CONFIG as ADAPTER_CONFIG
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
-from replay_pools.storage.tables import decode
+from replay_pools.storage.files import encode_jsonl, write_atomic, write_json
 from replay_pools.terminal import report
 
 EVALUATION_FILE = "evaluation.json"
@@ -198,14 +188,9 @@ def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
     Raises:
         InputError: no finished training run, or one of another schema.
     """
-    path = directory / CONFIG_FILE
-    settings = settings_of(read_json(path)) if path.is_file() else {}
-    if settings.get("verb") != "train" or not (directory / ADAPTER_DIR / ADAPTER_CONFIG).is_file():
-        actual = "no adapter" if settings.get("verb") == "train" else str(settings.get("verb", "no run"))
-        raise InputError(directory, expected="a finished run of probe train", found=actual)
-    read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
-    trained = decode(TrainConfig, settings, path)
-    model = replace(trained.model, adapter=str(directory / ADAPTER_DIR), device="auto", shard_base=False)
+    if (trained := finished_training(directory)) is None:
+        raise InputError(directory, expected="a finished run of probe train", found="no run")
+    model = replace(trained.model, device="auto", shard_base=False)
     config = EvalConfig(model=model, rollouts=trained.rollouts, evaluation=trained.evaluation)
     return config, len(read_steps(directory / STEPS_FILE))
 
@@ -246,24 +231,15 @@ def evaluate_policy(
     Returns:
         As `evaluate`.
     """
-    sampling, evaluation, model = config.rollouts, config.evaluation, config.model
-    group = evaluation.rollouts_per_problem
+    sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
     _, problems = _split(config)
     policy = configured_policy(model, out_dir / "cache")
     with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)
-        maker = RolloutMaker(
-            engine=LocalEngine(policy),
-            sampler=sampling.sampler,
-            grader=grader,
-            mode=sampling.mode,
-            hint=True,
-            group=group,
-        )
-        settings = eval_settings(evaluation.modes, sampling.mode, without_hint=evaluation.without_hint)
-        held_out = HeldOut(maker, problems, settings, env=sampling.env, group=group, seed=config.seed)
-        rollouts = []
+        engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode
+        maker = RolloutMaker(engine=engine, sampler=sampler, grader=grader, mode=mode, hint=True, group=group)
+        settings, held_out, rollouts = evaluated_settings(config), eval_sampler(config, maker, problems), []
         for number, setting in enumerate(settings, 1):
             say(f"{setting}: {len(problems) * group} rollouts")
             rollouts += held_out.of(setting, directory, 0)

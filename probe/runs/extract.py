@@ -1,9 +1,7 @@
 """`probe extract`, `probe.extract`: pairs -> gradients of a model -> a direction."""
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,12 +9,12 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from extraction.library import DirectionLibrary, attach_basis, check_pairs
+from extraction.library import DirectionLibrary, check_pairs
 from extraction.pair_files import store_rows
 from extraction.selection import selected_pairs
 from extraction.words import Basis
 from probe.records.run import DEFAULT_OUT
-from probe.runs.assemble import configured_policy
+from probe.runs.assemble import configured_basis, configured_policy, copied
 from probe.runs.direction_files import Direction
 from probe.runs.policies import as_policy
 from probe.settings.presets import configure
@@ -87,44 +85,22 @@ def extracted(
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
     policy = policy or configured_policy(model, out / "cache")
-    with _adaptable(policy) as copied:
-        coordinates = attach_basis(
-            copied,
-            basis,
-            cache_dir=out / "cache",
-            lora_rank=model.lora_rank,
-            svd_rank=model.svd_rank,
-            targets=model.targets,
-        )
+    weights = [*policy.model.parameters()]
+    flags, own = [weight.requires_grad for weight in weights], copied(policy)
+    try:
+        coordinates = configured_basis(own, basis, model, out / "cache")
         library = DirectionLibrary(
-            copied, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
+            own, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
         )
         found = library.v_hack
-    return Direction(
-        vectors=found.vectors,
-        singular_values=found.singular_values,
-        votes=found.votes,
-        metadata=found.metadata,
-        pairs=library.pair_gradients,
-        adapted=coordinates.adapted and asdict(coordinates.adapted),
-        truncation=coordinates.truncation(),
-    )
+    finally:  # peft freezes what it adapts
+        for weight, required in zip(weights, flags, strict=True):
+            weight.requires_grad_(required)
+    adapted = coordinates.adapted and asdict(coordinates.adapted)
+    return Direction.of(found, pairs=library.pair_gradients, adapted=adapted, truncation=coordinates.truncation())
 
 
 def _vocabulary(policy: Policy) -> Vocabulary:
     embedding = policy.model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
     return Vocabulary(policy, embedding.num_embeddings, *positions_of(policy.model))
-
-
-@contextmanager
-def _adaptable(policy: Policy) -> Iterator[Policy]:
-    """The policy on modules of its own, which an adapter may be put into; the weights are shared."""
-    weights = [*policy.model.parameters()]
-    flags = [weight.requires_grad for weight in weights]
-    shared = {id(tensor): tensor for tensor in (*weights, *policy.model.buffers())}
-    try:
-        yield replace(policy, model=copy.deepcopy(policy.model, dict(shared)))
-    finally:  # peft freezes what it adapts
-        for weight, required in zip(weights, flags, strict=True):
-            weight.requires_grad_(required)

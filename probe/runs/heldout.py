@@ -17,6 +17,7 @@ from probe.analysis.ladder import Player, Task, shares_of
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES, setting_of
 from probe.runs.sources.live import write_groups
+from probe.settings.run import EvalConfig, TrainConfig
 from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
@@ -112,6 +113,20 @@ def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str,
                     attempts.append(((setting, problem.problem_id), grade))
         players.append(Player(name=name, kind="bot", shares=shares_of(attempts)))
     return players
+
+
+def eval_sampler(
+    config: TrainConfig | EvalConfig, maker: RolloutMaker, problems: Sequence[Problem], world: World = SOLO
+) -> HeldOut:
+    """What samples on held-out problems as the settings ask for; arguments as of `HeldOut`."""
+    group, settings = config.evaluation.rollouts_per_problem, evaluated_settings(config)
+    return HeldOut(maker, problems, settings, env=config.rollouts.env, group=group, seed=config.seed, world=world)
+
+
+def evaluated_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:
+    """`eval_settings` of a run."""
+    evaluation = config.evaluation
+    return eval_settings(evaluation.modes, config.rollouts.mode, without_hint=evaluation.without_hint)
 
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> dict[str, tuple[str, bool]]:

@@ -52,7 +52,7 @@ class Rows:
         return cls(number=len(prompts), prompt=fmean(prompts or [0]), completion=fmean(completions or [0]))
 
 
-class Cost:
+class Flops:
     """What passes through a model cost.
 
     Args:
@@ -150,7 +150,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def replay_hours(cost: Cost, machine: Machine, *, steps: Sequence[Rows], pairs: Sequence[Rows]) -> dict[str, float]:
+def replay_hours(cost: Flops, machine: Machine, *, steps: Sequence[Rows], pairs: Sequence[Rows]) -> dict[str, float]:
     """{what: hours} of a first replay.
 
     Args:
@@ -166,7 +166,7 @@ def replay_hours(cost: Cost, machine: Machine, *, steps: Sequence[Rows], pairs: 
 
 
 def training_hours(
-    cost: Cost, machine: Machine, *, steps: int, step: Rows, pairs: Sequence[Rows], references: int, evaluated: Rows
+    cost: Flops, machine: Machine, *, steps: int, step: Rows, pairs: Sequence[Rows], references: int, evaluated: Rows
 ) -> dict[str, float]:
     """{what: hours} of a first training.
 

@@ -7,14 +7,15 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, settings_of
+from probe.records.run import ADAPTER_DIR, CONFIG_FILE, DEFAULT_OUT, read_manifest, settings_of
 from probe.runs.assemble import configured_policy
-from probe.settings.run import read_config
+from probe.settings.run import TrainConfig
 from probe.settings.training import ModelConfig
 from probe.settings.words import Dtype
 from replay_pools.errors import InputError
 from replay_pools.policy.load import ORGANISM, SMOLLM2, Policy, weights_sha
 from replay_pools.storage.files import by_name, read_json
+from replay_pools.storage.tables import decode
 
 
 def load(
@@ -48,25 +49,30 @@ def load(
         InputError: no such model, adapter or device; a run that is no finished training.
     """
     name, out = str(name), Path(out)
-    config = None if name in (ORGANISM, SMOLLM2) else _trained(by_name(Path(name), out / "runs" / Path(name).name))
-    config = config or ModelConfig(name=name)
+    own = name in (ORGANISM, SMOLLM2)
+    training = None if own else finished_training(by_name(Path(name), out / "runs" / Path(name).name))
+    config = ModelConfig(name=name) if training is None else training.model
     given = {"adapter": adapter and str(adapter), "dtype": dtype}
     config = replace(config, device=device, **{key: value for key, value in given.items() if value is not None})
     return configured_policy(config, out / "cache")
 
 
-def _trained(directory: Path) -> ModelConfig | None:
-    """The model of a training with the adapter that it left; None where the directory is no run."""
+def finished_training(directory: Path) -> TrainConfig | None:
+    """The settings of a training, whose model has the adapter that it left; None where the directory holds no run.
+
+    Raises:
+        InputError: a run that is no finished training, or one of another schema.
+    """
     path = directory / CONFIG_FILE
     table = read_json(path) if path.is_file() else None  # models have a config.json, too
     settings = settings_of(table) if isinstance(table, dict) else {}
     if "verb" not in settings:
         return None
-    adapter = directory / ADAPTER_DIR
-    if not adapter.is_dir():
-        fix = "run the command of the training again, which ends it"
-        raise InputError(directory, expected="a finished training", found=f"no {ADAPTER_DIR}/", fix=fix)
-    return replace(read_config(settings, path).model, adapter=str(adapter))
+    if settings["verb"] != "train":
+        raise InputError(directory, expected="a finished run of probe train", found=str(settings["verb"]))
+    read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
+    config = decode(TrainConfig, settings, path)
+    return replace(config, model=replace(config.model, adapter=str(directory / ADAPTER_DIR)))
 
 
 def as_policy(model: Any, tokenizer: Any = None) -> Policy:

@@ -8,8 +8,8 @@ from typing import Any
 from extraction.words import Basis
 from probe.records.timings import mean_times
 from probe.runs.footprint import Footprint, model_skeleton, pair_rows, pairs_of, run_footprint, sampled_rows
-from probe.runs.heldout import eval_settings
-from probe.runs.hours import Cost, Rows, replay_hours, training_hours
+from probe.runs.heldout import evaluated_settings
+from probe.runs.hours import Flops, Rows, replay_hours, training_hours
 from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.resume import find_run, is_complete
 from probe.runs.training_inputs import TrainingInputs
@@ -36,11 +36,6 @@ class Preview:
         return {"path": self.path, "state": self.state, "work": self.work, **hours, **self.footprint.to_json()}
 
 
-def _cost(config: StepConfig, model: str) -> Cost:
-    bases: set[Basis] = {get_arm(name).basis for name in config.intervention.arms}
-    return Cost(model_skeleton(model, config.model.dtype), config.model, bases)
-
-
 def step_rows(source: ReplaySource) -> list[Rows]:
     """The rollouts of every step."""
     steps = []
@@ -50,29 +45,23 @@ def step_rows(source: ReplaySource) -> list[Rows]:
     return steps
 
 
-def replay_run_hours(config: ReplayConfig, model: str, machine: Machine, steps: Sequence[Rows]) -> dict[str, float]:
-    """{what: hours} of a replay of these rollouts.
+def run_hours(config: StepConfig, model: str, machine: Machine, steps: Sequence[Rows] = ()) -> dict[str, float]:
+    """{what: hours} of a replay of the rollouts of these steps, or of a training, at most.
 
     Raises:
-        InputError: no such model or pairs.
+        InputError: no such model or pairs, or problems that are not at hand.
     """
+    bases: set[Basis] = {get_arm(name).basis for name in config.intervention.arms}
+    cost = Flops(model_skeleton(model, config.model.dtype), config.model, bases)
     pairs = [pair_rows(model, config.model.template, source) for source in pairs_of(config)]
-    return replay_hours(_cost(config, model), machine, steps=steps, pairs=pairs)
-
-
-def training_run_hours(config: TrainConfig, model: str, machine: Machine) -> dict[str, float]:
-    """{what: hours} of a training, at most.
-
-    Raises:
-        InputError: no such model, or problems that are not at hand.
-    """
-    number = config.rollouts.prompts_per_step * config.rollouts.group
+    if not isinstance(config, TrainConfig):
+        return replay_hours(cost, machine, steps=steps, pairs=pairs)
     return training_hours(
-        _cost(config, model),
+        cost,
         machine,
         steps=config.steps,
-        step=sampled_rows(config, model, number),
-        pairs=[pair_rows(model, config.model.template, pairs) for pairs in pairs_of(config)],
+        step=sampled_rows(config, model, config.rollouts.prompts_per_step * config.rollouts.group),
+        pairs=pairs,
         references=int(bool(config.objective.beta)),
         evaluated=sampled_rows(config, model, num_evaluations(config) * num_evaluated(config)),
     )
@@ -85,9 +74,8 @@ def num_evaluations(config: TrainConfig) -> int:
 
 def num_evaluated(config: TrainConfig) -> int:
     """Rollouts in an evaluation."""
-    rollouts, evaluation = config.rollouts, config.evaluation
-    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
-    return evaluation.num_problems * evaluation.rollouts_per_problem * len(settings)
+    evaluation = config.evaluation
+    return evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
 
 
 def preview_replay(
@@ -116,7 +104,7 @@ def preview_replay(
     }
     largest = max(rows.tokens for rows in steps)
     footprint = run_footprint(config, inputs.model_name, num_samples=num_samples, step_tokens=largest)
-    hours = replay_run_hours(config, inputs.model_name, machine, steps)
+    hours = run_hours(config, inputs.model_name, machine, steps)
     return _preview(directory, inputs.record_without_weights(), work, (hours, machine.source), footprint)
 
 
@@ -127,12 +115,10 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path, mac
         InputError: what `train` refuses before it loads the policy.
     """
     inputs = TrainingInputs(config, out_dir, directory)
-    config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
-    settings = eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint)
+    config, rollouts = inputs.config, inputs.config.rollouts
     num_samples = rollouts.prompts_per_step * rollouts.group
     sampled = inputs.problems.num_batches * num_samples
-    evaluated = len(inputs.held_out) * evaluation.rollouts_per_problem * len(settings)
-    times = num_evaluations(config)
+    evaluated, times = num_evaluated(config), num_evaluations(config)
     work = {
         "steps": config.steps,
         "rollouts in training": sampled,
@@ -142,7 +128,7 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path, mac
     }
     model = str(config.model.name)
     footprint = run_footprint(config, model, num_samples=num_samples)
-    hours = training_run_hours(config, model, machine)
+    hours = run_hours(config, model, machine)
     return _preview(directory, inputs.record(), work, (hours, machine.source), footprint)
 
 

@@ -3,7 +3,7 @@
 Everything that shapes the numbers is resolved here, and `record` is what `config.json` holds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,9 +58,12 @@ class ReplayInputs:
         for pool in self.pools:
             if pool.path.parent != BUILTIN:
                 say(f"pool {pool.name}: {pool.path}")
-            for sentence in pool.cautions:
-                say(f"pool {pool.name}: {sentence}")
+            self._say_of(pool, pool.cautions)
         self.config = _resolved(config, self.pools)
+
+    def _say_of(self, pool: Pool, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self._say(f"pool {pool.name}: {sentence}")
 
     @cached_property
     def policy(self) -> Policy:
@@ -78,9 +81,8 @@ class ReplayInputs:
             stored = pool.manifest["policy"]
             if not has_own or stored.get("base_model") == policy.base_model:
                 _check_hash(pool, "base_weights_sha256", weights, policy.base_model)
-            elif stored.get("base_weights_sha256"):  # of the others `groups` says it by name
-                for sentence in other_base(policy.base_model, pool.manifest, weights):
-                    self._say(f"pool {pool.name}: {sentence}")
+            else:
+                self._say_of(pool, other_base(policy.base_model, pool.manifest, weights))
         return policy
 
     def groups(self) -> ReplaySource:
@@ -98,9 +100,7 @@ class ReplayInputs:
             # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
             vocabulary.check(pool)
             scale = config.objectives()[config.primary].scale_rewards
-            doubts = [*other_base(self.model_name, pool.manifest), *other_scale(scale, pool.manifest)]
-            for sentence in [*vocabulary.cautions(pool), *doubts]:
-                self._say(f"pool {pool.name}: {sentence}")
+            self._say_of(pool, [*vocabulary.cautions(pool), *other_scale(scale, pool.manifest)])
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
             for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(drawn))]:
@@ -175,7 +175,10 @@ class ReplayInputs:
                 fix = "probe pool draft takes pairs from half of the prompts, and leaves the others to the replay"
                 expected = "pairs that leave prompts to measure on"
                 raise InputError("pairs", expected=expected, found=_copies(circular), fix=fix)
-            pools = [_without(pool, problems) for pool in pools]
+            pools = [
+                pool.only([place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems])
+                for pool in pools
+            ]
         config = self.config
         groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=config.steps, seed=config.seed)
         return groups, pools, circular
@@ -244,12 +247,6 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
     if not kept:
         expected = f"a step of pool {pool.name}, {min(trained)} to {max(trained)}"
         raise InputError("--only-step", expected=expected, found=str(source.only_step))
-    return pool.only(kept)
-
-
-def _without(pool: Pool, problems: Sequence[str]) -> Pool:
-    """The pool without the groups of some problems."""
-    kept = [place for place, group in enumerate(pool.steps) if group[0].problem_id not in problems]
     return pool.only(kept)
 
 

@@ -27,6 +27,7 @@ from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
 from probe.runs.evaluations import Evaluator, FrozenBatch
+from probe.runs.heldout import eval_sampler
 from probe.runs.known_answers import check_pay
 from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
@@ -141,7 +142,7 @@ def _run(
             hint=rollouts.hint,
             group=rollouts.group,
         )
-        sampler, every = inputs.held_out_sampler(maker), config.evaluation.every
+        sampler, every = eval_sampler(config, maker, inputs.held_out, world), config.evaluation.every
         evaluator = Evaluator(directory, sampler, training.updater, frozen, every, say, world)
         with open_source(inputs, maker, training, directory, sampling) as (source, finish_pools):
 

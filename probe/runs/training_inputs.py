@@ -7,9 +7,9 @@ from typing import Any
 from probe.records.run import OWN_POOLS
 from probe.runs.assemble import configured_adapter
 from probe.runs.directions import directions_source
-from probe.runs.heldout import HeldOut, eval_settings, hold_out
+from probe.runs.heldout import hold_out
 from probe.runs.sources.guests import taught_problems
-from probe.runs.sources.problems import FixedProblems, PrioritisedProblems, Problems, choose_problems
+from probe.runs.sources.problems import PrioritisedProblems, Problems, choose_problems
 from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
@@ -17,7 +17,6 @@ from probe.step.distributed import SOLO, World
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.generate import RolloutMaker
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import check_imported
@@ -60,19 +59,6 @@ class TrainingInputs:
             "adapter_sha256": None if start is None else adapter_sha(*start),
         }
 
-    def held_out_sampler(self, maker: RolloutMaker) -> HeldOut:
-        """What samples the policy on the held-out problems, as the settings ask for."""
-        rollouts, evaluation = self.config.rollouts, self.config.evaluation
-        return HeldOut(
-            maker,
-            self.held_out,
-            eval_settings(evaluation.modes, rollouts.mode, without_hint=evaluation.without_hint),
-            env=rollouts.env,
-            group=evaluation.rollouts_per_problem,
-            seed=self.config.seed,
-            world=self.world,
-        )
-
     def _problems(self, directory: Path) -> tuple[Problems, list[Problem]]:
         rollouts, seed = self.config.rollouts, self.config.seed
         environment = get_environment(rollouts.env)
@@ -98,7 +84,7 @@ class TrainingInputs:
         problems = [next(drawn[teaches]) for teaches in is_taught]
         if self.config.objective.reward == "surprise":
             check_returning(problems)
-        return FixedProblems(problems), held_out
+        return Problems(problems), held_out
 
 
 def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:

@@ -6,8 +6,8 @@
 
 CANDIDATES are the remedies that `probe screen` forecasts, those of settings beside this table among them.
 `probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside
-it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and its row in
-`probe.runs.sources.rewards.REMEDIES`. To screen another: a row of CANDIDATES.
+it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and if it pays otherwise
+one in `probe.runs.sources.rewards.REMEDIES`. To screen another: a row of CANDIDATES.
 """
 
 from collections.abc import Mapping

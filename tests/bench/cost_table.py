@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from extraction.adapters.targets import find_targets, weight_matrix
 from probe.experiments.load import load_spec
 from probe.runs.footprint import memory
-from probe.runs.hours import Cost, Rows, replay_hours, training_hours
+from probe.runs.hours import Flops, Rows, replay_hours, training_hours
 from probe.runs.preview import num_evaluated, num_evaluations
 from probe.settings.arms import get_arm
 from probe.settings.machines import GIB, GPUS
@@ -69,7 +69,7 @@ def main() -> None:
             weights, factors = [size / GIB for size in sizes.values()][:2]
             shapes = [weight_matrix(model.get_submodule(m), m).shape for m in find_targets(model, settings.targets)]
             frames = 4 * sum(min(*shape, rank or min(shape)) * sum(shape) for shape in shapes) / GIB
-            cost = Cost(model, settings, ("svd",))
+            cost = Flops(model, settings, ("svd",))
             svd, pairs, steps = replay_hours(cost, machine, steps=REPLAY, pairs=PAIRS).values()
             training = training_hours(
                 cost, machine, steps=config.steps, step=step, pairs=PAIRS, references=1, evaluated=evaluated

@@ -43,7 +43,7 @@ from extraction.batch import make_batch
 from extraction.logprobs import CHUNK_SIZE, split_model
 from extraction.passes import activation_bytes, tokens_that_fit
 from probe.runs.footprint import KERNELS, LOGITS, memory
-from probe.runs.hours import Cost, Rows, this_cpu
+from probe.runs.hours import Flops, Rows, this_cpu
 from probe.settings.arms import get_arm
 from probe.settings.machines import GIB, GPUS, PASSES, Machine
 from probe.settings.training import ModelConfig
@@ -77,9 +77,9 @@ class Work:
         with torch.device(device or self.device):
             return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
 
-    def cost(self, rank: int | None) -> Cost:
+    def cost(self, rank: int | None) -> Flops:
         """What is counted."""
-        return Cost(self.model("meta"), ModelConfig(dtype="bfloat16", svd_rank=rank), ("svd",))
+        return Flops(self.model("meta"), ModelConfig(dtype="bfloat16", svd_rank=rank), ("svd",))
 
     def ids(self, length: int) -> list[int]:
         """Random ones."""

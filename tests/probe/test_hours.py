@@ -15,7 +15,7 @@ from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.hours import Cost, Rows, this_cpu
+from probe.runs.hours import Flops, Rows
 from probe.settings.machines import GPUS, PASSES
 from probe.settings.training import ModelConfig
 
@@ -53,7 +53,7 @@ def counted(model: torch.nn.Module, tokens: int, *, backward: bool) -> int:
 def test_passes_are_counted() -> None:
     """Against torch's count, in which attention looks at all keys: twice as many as a causal one."""
     model = Qwen3ForCausalLM(CONFIG)
-    cost, row = Cost(model, ModelConfig(), bases=()), Rows(number=1, prompt=0, completion=TOKENS)
+    cost, row = Flops(model, ModelConfig(), bases=()), Rows(number=1, prompt=0, completion=TOKENS)
     attention = 2 * 64 * TOKENS**2  # layers x heads x head size
     assert cost.gradient(row) + 6 * attention == pytest.approx(counted(model, TOKENS, backward=True), rel=0.01)
     assert cost.forward(row) + 2 * attention == pytest.approx(counted(model, TOKENS, backward=False), rel=0.01)
@@ -68,7 +68,7 @@ def test_of_experts_the_chosen_ones_are_counted() -> None:
                 **SHAPE, num_key_value_heads=2, vocab_size=64, num_local_experts=8, num_experts_per_tok=chosen
             )
         )
-        costs.append(Cost(model, ModelConfig(), ()).forward(Rows(number=1, prompt=1, completion=0)))
+        costs.append(Flops(model, ModelConfig(), ()).forward(Rows(number=1, prompt=1, completion=0)))
     expert = 3 * SHAPE["hidden_size"] * SHAPE["intermediate_size"]
     assert costs[1] - costs[0] == 2 * 2 * 2 * expert  # 2 operations x 2 layers x 2 more experts
 
@@ -77,8 +77,8 @@ def test_of_experts_the_chosen_ones_are_counted() -> None:
 def test_taps_are_counted(rank: int | None) -> None:
     """What a pass with the gradients of samples does beyond one without, as torch counts it."""
     model = Qwen3ForCausalLM(CONFIG)
-    cost = Cost(model, ModelConfig(svd_rank=rank), bases=("svd",))
-    plain = Cost(model, ModelConfig(), bases=())
+    cost = Flops(model, ModelConfig(svd_rank=rank), bases=("svd",))
+    plain = Flops(model, ModelConfig(), bases=())
     row = Rows(number=1, prompt=TOKENS / 2, completion=TOKENS / 2)
     coordinates = attach(model, basis="svd", model_id="random", cache_dir=None, rank=rank)
     ids = list(range(TOKENS))
@@ -127,10 +127,3 @@ def test_a_training_and_a_plan_say_hours(tmp_path: Path, capsys: pytest.CaptureF
     (price,) = [price for price in found["prices"] if price["what"] == "this spec, counted"]
     assert price["runs"] == found["runs"]
     assert price["hours"] > 0
-
-
-def test_this_cpu() -> None:
-    """Speeds of the dtype of the passes and of that of SVDs."""
-    machine = this_cpu("bfloat16")
-    assert set(machine.flops) == {"bfloat16", "float32"}
-    assert min(*machine.flops.values(), machine.bandwidth) > 0

@@ -8,7 +8,7 @@ import torch
 
 from extraction.library import attach_basis
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.problems import FixedProblems, choose_problems
+from probe.runs.sources.problems import Problems, choose_problems
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases, weighted_sums
@@ -60,7 +60,7 @@ def live(out: Path):
             out / "live" / "rollouts",
             header=header,
             maker=maker,
-            problems=FixedProblems(problems),
+            problems=Problems(problems),
             seed=4,
             sampling=coordinates.lean_forward,
         )

@@ -47,9 +47,9 @@ TWO = RECORDED | {
 class Eager:
     """The plain way, without any weights put back: every batch is sampled n batches before its steps."""
 
-    def __init__(self, source: Any, past: PastWeights, background: None, finish: Callable[[int], None]) -> None:
+    def __init__(self, source: Any, past: PastWeights, background: None) -> None:
         self._source, self._prefetch, self._iterations = source, past.prefetch, past.iterations
-        self._finish, self._next, self.num_steps = finish, 0, source.num_steps
+        self._next, self.num_steps = 0, source.num_steps
 
     def groups(self, step: int) -> Any:
         ahead = min(step // self._iterations + self._prefetch, (self.num_steps - 1) // self._iterations)
@@ -60,9 +60,6 @@ class Eager:
 
     def rollout(self, key: Any) -> Any:
         return self._source.rollout(key)
-
-    def finish(self, batches: int) -> None:
-        self._finish(batches)
 
 
 def trained(out: Path, preset: str, name: str, code: int = 0) -> Path:

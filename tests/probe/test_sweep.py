@@ -21,7 +21,7 @@ from specs import ALIGNED, LOWERS, replay_spec, spec_text
 
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.cli._settings import run_config
+from probe.cli._settings import configured
 from probe.cli.replay import replay
 from probe.experiments.jobs import input_faults, run_jobs, runs_of, spec_status
 from probe.experiments.load import load_spec
@@ -474,7 +474,7 @@ def test_settings_of_a_job_stand_alone(
     assert "--preset" in capsys.readouterr().err
     settings = read_json(Path(arguments[arguments.index("--config") + 1]))["settings"]
     context = replay.make_context("replay", [*arguments[1:], "--k", "2", "--set", "seed=7"])
-    config = json.loads(json.dumps(asdict(run_config(context, "replay", out))))
+    config = json.loads(json.dumps(asdict(configured(context, "replay", out))))
     changed = {key: value for key, value in flat(config).items() if value != flat(settings).get(key)}
     assert changed == {"seed": 7, "intervention.extraction.k": 2, "preregistered": None}
     for verb in (["train"], ["pool", "generate"]):

@@ -43,12 +43,12 @@ with shown_progress():
 """
 
 
-def shown(**environment: str) -> str:
-    """What SHOW writes to a terminal."""
+def shown(code: str = SHOW, **environment: str) -> str:
+    """What it writes to a terminal of 60 columns."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    code, text = on_a_terminal(["-c", SHOW], {**plain, "TERM": "xterm-256color", **environment})
-    assert code == 0
-    return text
+    done, text = on_a_terminal(["-c", code], {**plain, "TERM": "xterm-256color", "COLUMNS": "60", **environment})
+    assert done == 0
+    return text.replace("\r\n", "\n")
 
 
 def test_a_terminal_gets_bars_and_lines_above_them() -> None:
@@ -75,21 +75,13 @@ echo_table(("run", "what it is"), [("demo", "word " * 20), ("x", "UNCLEAR")], le
 """
 
 
-def said(**environment: str) -> str:
-    """What SAY writes to a terminal of 60 columns."""
-    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
-    code, text = on_a_terminal(["-c", SAY], {**plain, "TERM": "xterm-256color", "COLUMNS": "60", **environment})
-    assert code == 0
-    return text.replace("\r\n", "\n")
-
-
 def test_words_have_their_colour_on_a_terminal_alone() -> None:
     """Good green, bad red, open yellow; with NO_COLOR none; a table breaks its cells; a pipe gets the plain bytes."""
-    coloured = said()
+    coloured = shown(SAY)
     for part in ("\x1b[1;32mGO", "\x1b[1;31mNO", "\x1b[1;33mUNCLEAR", "\x1b[36mprobe spec plan go"):
         assert part in coloured, coloured
     assert max(len(re.sub("\x1b.*?m", "", line)) for line in coloured.splitlines()) <= 60
-    assert "\x1b[3" not in said(NO_COLOR="1")
+    assert "\x1b[3" not in shown(SAY, NO_COLOR="1")
     piped = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True)
     head = "VERDICT: GO\n  Does it?   NO\n  probe spec plan go\nrun   what it is\ndemo  word word"
     assert piped.stdout.startswith(head)

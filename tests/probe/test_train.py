@@ -198,8 +198,8 @@ def test_route_is_evaluated_in_training_and_deployed(combined: tuple[Path, list[
 def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     out: Path, preset: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed and in the manifest, a
-    checkpoint; the same command does not go on. Until then every update is without its hack-ward part.
+    """The KL limit is passed as soon as the policy has moved: exit code 0, the reason printed, evaluated as it ended.
+    Until then every update is without its hack-ward part.
     """
     settings = {
         "intervention.arms": ["projected-lora"],
@@ -211,24 +211,16 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
         "evaluation.every": 6,
         "rollouts.teacher.off_step": 6,  # who is paid, so that the policy moves
     }
-    options = ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]
-    assert run(cli, options) == 0
+    assert run(cli, ["train", "--preset", preset(settings), "--name", "tripped", "--out", str(out)]) == 0
     record = read_run(out / "runs" / "tripped")
     num_steps = len(record.steps)
     assert 1 < num_steps < 6
-    assert record.manifest["stopped"].startswith("kl/mean ")
-    assert record.manifest["stopped"].endswith("above 1e-09 for 1 steps")
     assert f"STOPPED after {num_steps} steps: kl/mean " in capsys.readouterr().out
-    assert (out / "runs" / "tripped" / "checkpoint" / f"step_{num_steps:06d}.pt").exists()
     assert [row["step"] for row in read_evals(out / "runs" / "tripped")] == [0, num_steps]
     updated = [step for step in record.steps if step.hackward_frac_update is not None]
     assert updated
     assert all(step.hackward_frac_update < 1e-6 for step in updated)
     assert any(step.hackward_frac_out > 1e-3 for step in updated), "the gradient was gated as well"
-    before = contents(out / "runs" / "tripped")
-    assert run(cli, options) == 0
-    assert "is complete; nothing to do" in capsys.readouterr().err
-    assert contents(out / "runs" / "tripped") == before
 
 
 def test_a_teacher_must_not_be_called_as_the_own_pool(

@@ -7,7 +7,6 @@ import pytest
 from extraction import loss
 from extraction.words import BASES, LOSS_TYPES, Basis, LossType
 from probe.objective import advantages
-from probe.runs.sources.rewards import REMEDIES
 from probe.settings import arms, words
 from probe.settings.arms import ARMS
 from probe.settings.presets import DEFAULT_PRESET
@@ -17,8 +16,7 @@ TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Gate, arms.GATES),
     "loss types": (LossType, loss._DENOMINATORS),
-    "remedies": (words.Remedy, REMEDIES),
-    "traits of remedies": (words.Remedy, TRAITS),
+    "remedies": (words.Remedy, TRAITS),
     "presets of the verbs": (words.Verb, DEFAULT_PRESET),
 }
 

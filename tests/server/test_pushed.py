@@ -12,7 +12,7 @@ from extraction.library import attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.sources.live import LiveSource
-from probe.runs.sources.problems import FixedProblems, choose_problems
+from probe.runs.sources.problems import Problems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
 from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
@@ -115,7 +115,7 @@ def test_live_groups_come_from_the_weights_of_their_step(
     with Grader(workers=1) as grader:
         maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
         header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])
-        source = LiveSource(tmp_path / "rollouts", header=header, maker=maker, problems=FixedProblems(problems), seed=0)
+        source = LiveSource(tmp_path / "rollouts", header=header, maker=maker, problems=Problems(problems), seed=0)
         for step in range(2):
             rollouts = [source.rollout(key) for group in source.groups(step) for key in group.keys]
             assert off(policy, rollouts) < 1e-4, "sampled from other weights than those of the step"

@@ -13,6 +13,7 @@ To add a source: a class with the methods of `Guest`, and its table in `probe.se
 
 import random
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol, final
 
 from probe.runs.sources.live import LiveSource
@@ -21,6 +22,9 @@ from replay_pools.environments.base import Problem
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
+
+# `prompt_sha` of the teacher's prompt that belongs to a live rollout: that of the rollout.
+same_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha")
 
 
 class Guest(Protocol):
@@ -73,11 +77,6 @@ class MixedSource:
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels; of the newest batch only."""
         return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
-
-
-def same_prompt(live: Rollout) -> str:
-    """`prompt_sha` of the teacher's prompt that belongs to a live rollout: that of the rollout."""
-    return live.prompt_sha
 
 
 @final

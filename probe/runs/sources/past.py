@@ -16,7 +16,7 @@ This gives the rollouts that sampling it n batches earlier would, and a run that
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
@@ -225,13 +225,10 @@ class PrefetchedSource:
         source: samples from the policy as it is, and reads what is on disk.
         past: of that policy.
         background: makes the batches before their steps come; None: each is sampled when its step needs it.
-        finish: completes the pools of the run with its first so many batches.
     """
 
-    def __init__(
-        self, source: GroupSource, past: PastWeights, background: Background | None, finish: Callable[[int], None]
-    ) -> None:
-        self._source, self._past, self._background, self._finish = source, past, background, finish
+    def __init__(self, source: GroupSource, past: PastWeights, background: Background | None) -> None:
+        self._source, self._past, self._background = source, past, background
         self.num_steps = source.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
@@ -239,8 +236,11 @@ class PrefetchedSource:
         batch = self._past.batch(step)
         self._past.keep(batch)
         if self._background is not None:
-            last = self._past.batch(self.num_steps - 1)
-            self._start(self._background, range(batch, min(batch + self._past.prefetch, last) + 1))
+            last = min(batch + self._past.prefetch, self._past.batch(self.num_steps - 1))
+            for ahead in range(batch, last + 1):  # after a resume several have not started
+                if not self._background.has_started(ahead):
+                    with self._past.sampling(ahead):
+                        self._background.start(ahead)
             self._background.wait(batch)
         with self._past.sampling(batch):
             return self._source.groups(step)
@@ -248,16 +248,3 @@ class PrefetchedSource:
     def rollout(self, key: RolloutKey) -> Rollout:
         """The rollout with its labels."""
         return self._source.rollout(key)
-
-    def _start(self, background: Background, batches: range) -> None:
-        """Start those of `batches` that have not started; after a resume these are several."""
-        for batch in batches:
-            if not background.has_started(batch):
-                with self._past.sampling(batch):
-                    background.start(batch)
-
-    def finish(self, batches: int) -> None:
-        """Complete the pools with their first so many batches."""
-        if self._background is not None:
-            self._background.close()
-        self._finish(batches)

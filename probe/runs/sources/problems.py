@@ -1,6 +1,6 @@
 """Which problems the batches of a training run train on.
 
-    FixedProblems          known at the start: all in a random order, then in another one (`choose_problems`)
+    Problems               known at the start: all in a random order, then in another one (`choose_problems`)
     PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
 
 The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from probe.records.run import DRAWS_FILE
 from probe.settings.words import Priority
@@ -114,25 +114,13 @@ class Tally:
         )
 
 
-class Problems(Protocol):
-    """The problems of every batch of a run."""
+class Problems:
+    """The problems of every batch of a run, known at the start.
 
-    num_batches: int
-    width: int  # problems of a batch
-    listed: Sequence[Problem]  # what the header of the pool counts: of fixed batches all, else each that may be drawn
-
-    def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """The problems of a batch; `tally` is of the run's pool, which holds all batches before this one."""
-        ...
-
-    def finish(self, batches: int) -> None:
-        """Keep no record of batches after the first so many, which a run that samples ahead may not come to."""
-        ...
-
-
-@final
-class FixedProblems:
-    """The `Problems` of batches that are known at the start, all of one width."""
+    Attributes:
+        width: problems of a batch.
+        listed: what the header of the pool counts: of fixed batches all, else each that may be drawn.
+    """
 
     def __init__(self, batches: Sequence[Sequence[Problem]]) -> None:
         self._batches = batches
@@ -140,16 +128,16 @@ class FixedProblems:
         self.listed: Sequence[Problem] = list(chain(*batches))
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """The problems of a batch."""
+        """The problems of a batch; `tally` is of the run's pool, which holds all batches before this one."""
         return self._batches[batch]
 
     def finish(self, batches: int) -> None:
-        """There is no record."""
+        """Keep no record of batches after the first so many, which a run that samples ahead may not come to."""
 
 
 @final
-class PrioritisedProblems:
-    """The `Problems` of batches that are drawn by priority, without replacement within a batch.
+class PrioritisedProblems(Problems):
+    """Batches that are drawn by priority, without replacement within a batch.
 
     Each draw of a batch takes a problem with a probability proportional to its weight among those that are left. The
     draws depend on the seed, the batch and the tally before it alone. They are recorded in `draws.jsonl` of the run.
@@ -181,17 +169,17 @@ class PrioritisedProblems:
             expected = f"more problems than the {width} of a batch, which would take all whatever their weights"
             fix = "train on more problems, or on fewer prompts a step"
             raise InputError("rollouts.prioritise", expected=expected, found=str(fewest), fix=fix)
-        self._candidates, self._power, self._seed = candidates, power, seed
+        super().__init__(candidates)
+        self.width, self.listed = width, [*{problem.problem_id: problem for problem in self.listed}.values()]
+        self._power, self._seed = power, seed
         self._priority: Priority = priority
         self._path, self._world = directory / DRAWS_FILE, world
         self._records: dict[int, dict[str, Any]] = {}  # {batch: line of the file}
-        self.num_batches, self.width = len(candidates), width
-        self.listed: Sequence[Problem] = [*{problem.problem_id: problem for problem in chain(*candidates)}.values()]
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
         """The problems of a batch, drawn and recorded at the first call."""
         names = self._world.on_main(lambda: self._drawn(batch, tally))
-        by_name = {problem.problem_id: problem for problem in self._candidates[batch]}
+        by_name = {problem.problem_id: problem for problem in self._batches[batch]}
         return [by_name[name] for name in names]
 
     def _drawn(self, batch: int, tally: Tally) -> list[str]:
@@ -212,23 +200,14 @@ class PrioritisedProblems:
 
     def _draw(self, batch: int, counts: Mapping[str, Counts]) -> dict[str, Any]:
         """The line of a batch: its problems in the order drawn, each with its chance in one draw and its counts."""
-        candidates = {}
-        for problem in self._candidates[batch]:
-            candidates[problem.problem_id] = counts.get(problem.problem_id, NEVER_MET)
+        names = [problem.problem_id for problem in self._batches[batch]]
+        candidates = {name: counts.get(name, NEVER_MET) for name in names}
         chances = draw_chances(candidates, self._priority, self._power)
         generator = random.Random(f"prioritise/{self._seed}/{batch}")
         problems = []
         for name in draw(candidates, self._priority, self._power, self.width, generator):
-            count = candidates[name]
-            problems.append(
-                {
-                    "problem_id": name,
-                    "probability": chances[name],
-                    "rollouts": count.rollouts,
-                    "paid": count.paid,
-                    "exploited": count.exploited,
-                }
-            )
+            counted = {key: getattr(candidates[name], key) for key in ("rollouts", "paid", "exploited")}
+            problems.append({"problem_id": name, "probability": chances[name], **counted})
         return {"batch": batch, "candidates": len(candidates), "problems": problems}
 
 

@@ -18,7 +18,8 @@ Two remedies more leave the groups as they are and act inside the step: `probe.r
 The monitor sees the true label `hacked` and misreads it with probability 1 - accuracy, by a draw that depends on the
 run's seed and on the rollout's key alone: a resumed run has the same flags, and the flags that two accuracies misread
 are nested. Pools keep rollouts as they were sampled and graded; only what the loss sees changes. The loss sees no label
-otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, and what `probe.settings.remedy` asks for.
+otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, if it pays otherwise, and what
+`probe.settings.remedy` asks for.
 """
 
 import math
@@ -92,19 +93,11 @@ def _screened(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> flo
     return math.nan if remedy.flags(key, rollout) else remedy.paid(rollout)
 
 
-def _as_paid(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> float:
-    return remedy.paid(rollout)
-
-
-# The reward of a labelled rollout; whether the prompt of the update carries the instruction is a trait of the remedy.
+# The reward of a labelled rollout under the remedies that change it; what the others do is a trait of each.
 REMEDIES: "Mapping[Remedy, Callable[[AppliedRemedy, RolloutKey, Rollout], float]]" = {
     "closed": _closed,
     "monitor-penalty": _penalised,
     "monitor-screen": _screened,
-    "inoculation": _as_paid,
-    "recontextualization": _as_paid,
-    "preventative-steering": _as_paid,
-    "concept-ablation": _as_paid,
 }
 
 
@@ -122,7 +115,7 @@ class AppliedRemedy:
     def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat, pay: Pay = "pass") -> None:
         assert config.name is not None
         self.config, self.paid = config, PAYS[pay]
-        self._seed, self._reward, self._chat = seed, REMEDIES[config.name], chat
+        self._seed, self._reward, self._chat = seed, REMEDIES.get(config.name), chat
 
     def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
         """Whether the monitor calls a rollout a hack."""
@@ -132,7 +125,9 @@ class AppliedRemedy:
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
         """The reward that the loss sees; nan where the rollout is left out, or has no label."""
-        return self._reward(self, key, rollout) if rollout.labelled else math.nan
+        if not rollout.labelled:
+            return math.nan
+        return self.paid(rollout) if self._reward is None else self._reward(self, key, rollout)
 
     def group(self, group: Group, source: GroupSource) -> Group:
         """The group with the rewards that the loss sees, on the prompts of the update."""

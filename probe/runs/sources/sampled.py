@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,20 +126,20 @@ def open_source(
     inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, sampling: Sampling
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
     """(the groups that the steps read, what completes the pools of the run with their first so many batches)."""
-    sampled, past, pushed = (
-        Sampled(inputs, maker, training.past_self, directory, sampling),
-        training.past,
-        maker.engine,
-    )
+    sampled = Sampled(inputs, maker, training.past_self, directory, sampling)
+    past, pushed = training.past, maker.engine
     if past is None:
         yield sampled.groups, sampled.finish
         return
-    with ExitStack() as stack:
-        background = None
-        if isinstance(pushed, PushedEngine):
-            engine = AheadEngine(pushed)
-            ahead = Sampled(inputs, replace(maker, engine=engine), None, directory, sampling)
-            background = Background(ahead.groups, engine, pushed, iterations=past.iterations)
-            stack.enter_context(closing(background))
-        prefetched = PrefetchedSource(sampled.groups, past, background, sampled.finish)
-        yield prefetched, prefetched.finish
+    if not isinstance(pushed, PushedEngine):
+        yield PrefetchedSource(sampled.groups, past, None), sampled.finish
+        return
+    engine = AheadEngine(pushed)
+    ahead = Sampled(inputs, replace(maker, engine=engine), None, directory, sampling)
+    with closing(Background(ahead.groups, engine, pushed, iterations=past.iterations)) as background:
+
+        def finish(batches: int) -> None:
+            background.close()
+            sampled.finish(batches)
+
+        yield PrefetchedSource(sampled.groups, past, background), finish
