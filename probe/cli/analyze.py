@@ -128,10 +128,7 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
         trained = grouped([of_run[-1] for of_run in by_run])
         arms = judge_arms(trained) if trained is not None else []
         if trained is not None:
-            for arm in (trained.baseline, *trained.treated):
-                mode = records[0].settings["rollouts"]["mode"]
-                evaluations = [one.records.evals for one in arm.runs]
-                cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
+            cautions = cautions_of((trained.baseline, *trained.treated), trained.baseline)
     noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
     compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
     if as_json:

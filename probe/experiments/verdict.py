@@ -16,11 +16,12 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.evidence import PlannedTraining
+from probe.analysis.horizon import cautions_of
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import judge_arms
-from probe.analysis.verdict.trained_arms import Trainings, of_runs
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs
 from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
@@ -58,6 +59,7 @@ class SpecVerdict:
     verdict: Verdict  # the decision; its findings are the criteria, its caveats why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
     arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
+    trained: list[TrainedArm]  # what `arms` are about, the baseline first
     outcomes: list[ArmOutcome]  # of training; empty for a replay
 
     @property
@@ -68,7 +70,9 @@ class SpecVerdict:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None; of a run, how far it is and under which version of the spec it ran."""
         runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
-        return asdict(replace(self, runs=[])) | {"runs": runs}
+        plain = asdict(replace(self, runs=[], trained=[])) | {"runs": runs}
+        del plain["trained"]
+        return plain
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -> SpecVerdict:
@@ -123,7 +127,13 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     if spec.resolved[condition].frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
-    arms = _arm_verdicts(spec, done, analyses)
+    trained, arms = _trained(spec, done, analyses), []
+    baseline = trained[0] if trained and spec.baseline is not None else None
+    if baseline is not None:
+        primary = next(arm for arm in trained if (arm.condition or spec.conditions[0].name, arm.arm) == spec.judged)
+        primary = None if primary is baseline else primary
+        out = out_of(done[0].directory) if done else DEFAULT_OUT
+        arms = judge_arms(Trainings(baseline=baseline, treated=trained[1:], primary=primary, out=out))
     words: dict[str, str] = {finding.name: finding.says for finding in findings}
     words[VERDICT] = replay.word if replay is not None else "no run"
     for arm in arms:
@@ -142,10 +152,11 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
             word=decision.name,
             sentence=decision.then,
             findings=findings,
-            caveats=[*caveats, *cautions(spec, runs), *_broken(analyses)],
+            caveats=[*caveats, *cautions_of(trained, baseline), *cautions(spec, runs), *_broken(analyses)],
         ),
         replay=replay,
         arms=arms,
+        trained=trained,
         outcomes=_outcomes(spec, table),
     )
 
@@ -185,12 +196,11 @@ def go_plan(spec: Spec) -> PlannedTraining:
     return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
 
 
-def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[Verdict]:
-    """The verdict on every arm and condition of a training, compared with its vanilla."""
-    if spec.settings["verb"] != "train" or spec.baseline is None:
+def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[TrainedArm]:
+    """Every arm and condition of a training, the baseline first."""
+    if spec.settings["verb"] != "train":
         return []
     arms = {}
-    out = out_of(done[0].directory) if done else DEFAULT_OUT
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
             runs = []
@@ -201,9 +211,7 @@ def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[V
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
             arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
-    treated = [arm for key, arm in arms.items() if key != spec.baseline]
-    primary = arms[spec.judged] if spec.judged != spec.baseline else None
-    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, out=out))
+    return [arms[key] for key in sorted(arms, key=lambda key: key != spec.baseline)]
 
 
 # Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.

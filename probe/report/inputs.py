@@ -1,9 +1,8 @@
 """What a report is made from: analyses, each of one run under one condition. Torch-free."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.verdict import Finding
@@ -24,7 +23,6 @@ class Report:
     analyses: Sequence[Analysis]
     command: str  # that repeats the report
     spec: Spec | None = None
-    arms_of_spec: Mapping[Path, tuple[str, str]] = field(default_factory=dict)  # {run: its (condition, arm)}
     evaluation: SpecVerdict | None = None  # of the spec
 
     @property

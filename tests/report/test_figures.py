@@ -29,7 +29,7 @@ from probe.report.run_figures import (
 )
 from probe.report.training_figures import FIGURES as OF_TRAINING
 from probe.report.training_figures import seeds_power
-from probe.report.trainings import treatments_of
+from probe.report.trainings import trained_arms
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
     trained = [
         maker(name=f"f-{s}", arms=("vanilla",), seed=s, trains=True, tokens=False, rates=[0.1, 0.5]) for s in (1, 2)
     ]
-    treatments = treatments_of(
+    treatments = trained_arms(
         report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
