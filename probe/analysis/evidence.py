@@ -11,7 +11,6 @@ from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
     SCORES,
     ArmSummary,
-    Bucket,
     Cell,
     Contrast,
     Specificity,
@@ -203,7 +202,7 @@ class Evidence:
         return rows
 
     @cached_property
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[Cell]:
         """Of the measured arm."""
         return buckets(self.sure)
 

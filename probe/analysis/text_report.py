@@ -72,7 +72,6 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     ),
     "sign": lambda row: "-0+"[row.advantage_sign + 1],
     "label": lambda row: "hacked" if row.hacked else "clean",
-    "mean_or_empty": lambda row: "empty" if row.mean is None else f"{row.mean:+.3f}",
 }
 
 
@@ -201,11 +200,11 @@ TABLES: Sequence[Table] = (
     ),
     (
         "buckets",
-        3,
-        "Buckets (arm {arm}; unit: sample)",
+        2,
+        "Buckets (arm {arm}; n in samples; null: without cos_S_contrib)",
         lambda analysis: analysis.buckets,
-        "metric = metric | source = src_pool:cut24 | label = label | n = n | null = num_null | mean = mean_or_empty | "
-        "sd = sd:.3f",
+        "source = src_pool:cut24 | label = label | n = n | null = num_null | mean A = mean_advantage:+.3f | "
+        "cos_S_contrib = mean_cos_contrib:+.3f | cos_S_nll = mean_cos_nll:+.3f",
     ),
     *map(_contrasts, range(len(CONTRASTS))),
     (

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, pairing_pays_above, sign_flip_mde
+from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
@@ -275,14 +275,7 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
         text = (
             f"[{key}] {n} seeds {word} see the expected effect of {cost.expected_effect:g} {cost.effect_unit}".rstrip()
         )
-        text += f": the smallest detectable one is {known[design]:.3g} ({design})"
-        if by_pair is not None and by_pair > unpaired:
-            pays = pairing_pays_above(n, alpha=ALPHA, power=POWER)
-            text += (
-                f"; pairing by seed halves the degrees of freedom and pays above a correlation of {pays:.2f} with {n} "
-                f"seeds, {correlation:g} is stated"
-            )
-        notes.append(text)
+        notes.append(f"{text}: the smallest detectable one is {known[design]:.3g} ({design})")
     return effects
 
 

@@ -338,4 +338,4 @@ def _labels(cell: Cell) -> str:
     """`teacher, hint, hacked, right, A > 0`."""
     hacked, right = "hacked" if cell.hacked else "clean", "right" if cell.gt_pass else "wrong"
     hint = ["hint"] if cell.hint else []
-    return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign > 0 else "A < 0"])
+    return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign == 1 else "A < 0"])

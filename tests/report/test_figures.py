@@ -141,9 +141,10 @@ def test_trajectories_mark_every_step_once(analysis: Analysis) -> None:
 
 
 def test_bars_of_cells_add_up_to_the_last() -> None:
-    base = {"src_pool": "base", "hint": False, "gt_pass": False, "n": 3, "num_prompts": 2, "mean_advantage": 1.0}
+    base = {"src_pool": "base", "hint": False, "gt_pass": False, "n": 3, "num_null": 0, "num_prompts": 2}
+    means = {"mean_advantage": 1.0, "mean_cos_contrib": None, "mean_cos_nll": None}
     rows = [
-        Cell(**base, hacked=dot > 0, advantage_sign=sign, mean_cos_contrib=None, mean_cos_nll=None, dot=dot)
+        Cell(**base, **means, hacked=dot > 0, advantage_sign=sign, dot=dot)
         for dot, sign in [(0.3, 1), (-0.1, -1), (0.2, 1), (0.0, 0)]
     ]
     bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(cells=rows)).patches]

@@ -324,20 +324,6 @@ def sign_flip_mde(sd: float, n: int, *, alpha: float = 0.05, power: float = 0.8)
     return mde(sd, n, paired_correlation=ONE_SAMPLE, alpha=alpha, power=power)
 
 
-def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
-    """The correlation within pairs above which n pairs detect a smaller effect than two groups of n units.
-
-    The paired test has n - 1 degrees of freedom, the unpaired one up to 2 n - 2: with few units, the correlation
-    has to make up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
-
-        mde_paired(rho) = mde_paired(0) sqrt(1 - rho) = mde_unpaired      at rho = 1 - (mde_unpaired / mde_paired(0))^2
-
-    3 pairs pay above .42, 5 above .23, 10 above .11.
-    """
-    options = {"alpha": alpha, "power": power}
-    return 1 - (mde(1.0, n, **options) / mde(1.0, n, paired_correlation=0.0, **options)) ** 2
-
-
 def _power(ncp: float, n: int, paired: bool, alpha: float) -> float:
     """Power at an effect of `ncp` standard errors."""
     df = n - 1 if paired else 2 * n - 2
