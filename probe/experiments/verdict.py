@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.evidence import PlannedTraining
 from probe.analysis.horizon import cautions_of
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
@@ -93,7 +92,7 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
+    return analyse_all(done, num_draws=num_draws, seed=seed)
 
 
 def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> Word:
@@ -182,18 +181,6 @@ def _broken(analyses: Analyses) -> list[str]:
             if part.says is Word.BROKEN:
                 runs_of_part.setdefault(f"{part.name} ({part.text})", []).append(run)
     return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
-
-
-def go_plan(spec: Spec) -> PlannedTraining:
-    """The training that a GO buys: [budget.go], else the runs of a training spec, else the plan of METHOD."""
-    go = spec.budget.go
-    if go is None and spec.settings["verb"] == "train":
-        go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
-    if go is None:
-        return PlannedTraining()
-    stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
-    given = {name: value for name, value in stated.items() if value is not None}
-    return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
 
 
 def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[TrainedArm]:

@@ -6,12 +6,12 @@ To add a section of figures: a row of EVIDENCE, and its figures under its id in 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
+from probe.analysis.statistics.thresholds import EFFECT, SD, SEEDS
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
-from probe.experiments.verdict import go_plan
+from probe.experiments.spec import Cost, Spec
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
@@ -107,8 +107,9 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 def power(report: Report) -> Section:
     """Detectable effects by prompts and by seeds; wall-clock times."""
     figures = [figure for analysis in report.drawn for figure in figures_of(analysis, "power")]
-    plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
-    if seeds := drawn("power-seeds", seeds_power, plan):
+    go = Cost() if report.spec is None else _bought(report.spec)
+    planned = {"seeds": go.seeds or SEEDS, "effect": go.expected_effect or EFFECT, "sd": go.sd or SD}
+    if seeds := drawn("power-seeds", seeds_power, **planned, correlation=go.paired_correlation):
         figures.append(seeds)
     times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
     table = TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)
@@ -190,6 +191,12 @@ def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:
     if len(arms) <= MOST_NAMED:
         return list(arms)
     return [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
+
+
+def _bought(spec: Spec) -> Cost:
+    """The training that a GO buys: [budget.go], else the runs of a training spec."""
+    trains = spec.settings["verb"] == "train"
+    return spec.budget.go or (spec.budget.model_copy(update={"seeds": len(spec.seeds)}) if trains else Cost())
 
 
 def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:

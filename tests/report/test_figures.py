@@ -47,7 +47,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
     figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    figures.append(drawn("seeds", seeds_power, analysis.plan))
+    figures.append(drawn("seeds", seeds_power, seeds=3, effect=0.3, sd=0.15, correlation=None))
     found = [figure for figure in figures if figure is not None]
     assert len(found) >= 14
     for figure in found:
