@@ -177,8 +177,8 @@ def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
                 parts.setdefault(f"conditions.{name}", why)
         settings[name] = (condition.arms, numbers)
     for criterion in spec.criteria:
-        sides = {spec.condition_of(criterion).name, criterion.versus_condition or spec.condition_of(criterion).name}
-        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side in sides]
+        sides = spec.sides_of(criterion)
+        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side, _ in sides]
         units = min((count for count in counts if count is not None), default=None)
         # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
         is_mean = not criterion.metric.startswith(("auroc", "pair_sign"))

@@ -20,14 +20,14 @@ from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, e
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import judge_arms
-from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
 from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
-from probe.records.run import DEFAULT_OUT, out_of, read_manifest, read_run, recorded
+from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -107,15 +107,16 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     table = sweep_metrics(spec, done, analyses)
     p_values = {criterion.name: p_of(criterion, table) for criterion in spec.criteria}
     adjusted = holm({name: p for name, p in p_values.items() if p is not None})
-    findings = []
+    findings, cells = [], _trained(spec, done, analyses)
     for criterion in spec.criteria:
         # The adjustment of a single p-value changes nothing, and is not shown.
         finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
-        if seeds := _same_records(spec, criterion, done):
+        left, right = (cells.get(side) for side in spec.sides_of(criterion))
+        if left is not None and right is not None and left is not right and (seeds := same_records(left, right)):
             text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}: nothing was compared"
             finding = replace(finding, says=Word.VACUOUS, text=text, number=None)
         elif criterion.statistic == "n" and finding.says is Word.FAIL:
-            (condition, arm), missing = spec.side_of(criterion), 0
+            ((condition, arm), _), missing = spec.sides_of(criterion), 0
             for run in runs:
                 missing += arm in run.arms and condition in run.conditions and not run.complete
             if missing:  # a count that is short while runs that it counts are not over
@@ -126,11 +127,10 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     if spec.resolved[condition].frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
-    trained, arms = _trained(spec, done, analyses), []
-    baseline = trained[0] if trained and spec.baseline is not None else None
+    trained, arms = [*cells.values()], []
+    baseline = None if spec.baseline is None else cells.get(spec.baseline)
     if baseline is not None:
-        primary = next(arm for arm in trained if (arm.condition or spec.conditions[0].name, arm.arm) == spec.judged)
-        primary = None if primary is baseline else primary
+        primary = cells[spec.judged] if spec.judged != spec.baseline else None
         out = out_of(done[0].directory) if done else DEFAULT_OUT
         arms = judge_arms(Trainings(baseline=baseline, treated=trained[1:], primary=primary, out=out))
     words: dict[str, str] = {finding.name: finding.says for finding in findings}
@@ -160,19 +160,6 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     )
 
 
-def _same_records(spec: Spec, criterion: Criterion, done: Sequence[Job]) -> list[int | None]:
-    """The seeds in which both sides of a comparison of trainings made the same records; none where one seed differs."""
-    if not criterion.compared or spec.settings["verb"] != "train":
-        return []
-    condition, arm = spec.side_of(criterion)
-    sides = []
-    for side in ((condition, arm), (criterion.versus_condition or condition, criterion.versus_arm or arm)):
-        runs = [run for run in done if side[0] in run.conditions and side[1] in run.arms]
-        sides.append({run.seed: recorded(read_manifest(run.directory)) for run in runs})
-    common = [seed for seed in sides[0] if seed in sides[1]]
-    return common if all(sides[0][seed] == sides[1][seed] for seed in common) else []
-
-
 def _broken(analyses: Analyses) -> list[str]:
     """A caution for each part of the measurement that is shown broken in some runs."""
     runs_of_part: dict[str, list[str]] = {}
@@ -183,10 +170,10 @@ def _broken(analyses: Analyses) -> list[str]:
     return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
 
 
-def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[TrainedArm]:
-    """Every arm and condition of a training, the baseline first."""
+def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[str, str], TrainedArm]:
+    """{(condition, arm): its runs} of a training, the baseline first."""
     if spec.settings["verb"] != "train":
-        return []
+        return {}
     arms = {}
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
@@ -198,7 +185,7 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[Traine
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
             arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
-    return [arms[key] for key in sorted(arms, key=lambda key: key != spec.baseline)]
+    return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
 
 
 # Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.

@@ -30,7 +30,7 @@ from probe.analysis.statistics.crossed import (
 )
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
-from probe.records.run import DEFAULT_OUT, out_of
+from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
 from probe.settings.remedy import TRAITS, Traits
 from probe.settings.words import Remedy
@@ -199,6 +199,14 @@ def grouped(runs: Sequence[Evidence]) -> Trainings | None:
         return None
     out = next(out_of(run.records.path) for run in runs if is_training(run.records))
     return Trainings(baseline=arms[0], treated=arms[1:], out=out)
+
+
+def same_records(arm: TrainedArm, other: TrainedArm) -> list[int]:
+    """The seeds of both, if the two sides made the very same records in all of them; else none."""
+    sides = [zip(side.seeds, side.runs, strict=True) for side in (arm, other)]
+    here, there = ({seed: recorded(run.records.manifest) for seed, run in side} for side in sides)
+    common = [seed for seed in here if seed in there]
+    return common if all(here[seed] == there[seed] for seed in common) else []
 
 
 def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
