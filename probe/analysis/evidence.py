@@ -142,11 +142,6 @@ class Evidence:
         return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
 
     @property
-    def match(self) -> str:
-        """What the pools have in common in a step."""
-        return (self.records.settings.get("source") or {}).get("match", "problem")
-
-    @property
     def additivity_tolerance(self) -> float | None:
         """What the dtype's rounding explains of the steps' `additivity_error`."""
         return self.records.manifest.get("additivity", {}).get("tolerance")

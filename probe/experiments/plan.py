@@ -142,7 +142,7 @@ def make_plan(
     for condition, unit in dict.fromkeys((spec.condition_of(row).name, row.unit) for row in spec.criteria):
         n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
         if n is not None:
-            effect = sign_flip_mde(1.0, n, alpha=ALPHA, power=POWER)
+            effect = sign_flip_mde(1.0, n)
             contrasts.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
     return SpecPlan(
         spec=spec.name,
@@ -261,8 +261,8 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
     for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
         by_pair = None
         if correlation is not None:
-            by_pair = mde(cost.sd, n, paired_correlation=correlation, alpha=ALPHA, power=POWER)
-        unpaired = mde(cost.sd, n, alpha=ALPHA, power=POWER)
+            by_pair = mde(cost.sd, n, paired_correlation=correlation)
+        unpaired = mde(cost.sd, n)
         effects.append(Effect(n=n, paired=by_pair, unpaired=unpaired, planned=n == planned))
         if n != planned or cost.expected_effect is None:
             continue

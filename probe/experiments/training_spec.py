@@ -14,7 +14,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import ALPHA, EFFECT, MATERIAL_RATE, POWER, SD
+from probe.analysis.statistics.thresholds import EFFECT, MATERIAL_RATE, POWER, SD
 from probe.analysis.verdict.pools import environment_of
 from probe.records.run import Run
 from probe.settings.arms import ARMS
@@ -215,7 +215,7 @@ def _num_seeds(effect: float, sd: float) -> int:
     """The fewest seeds whose paired differences show the effect; arms of one seed are taken as independent."""
     smallest = math.inf
     for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1):
-        smallest = mde(sd, seeds, paired_correlation=0.0, alpha=ALPHA, power=POWER)
+        smallest = mde(sd, seeds, paired_correlation=0.0)
         if smallest <= effect:
             return seeds
     expected = f"at least {smallest:.3g}, which {MOST_SEEDS} seeds see at an sd of {sd:g}"

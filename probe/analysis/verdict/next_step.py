@@ -16,7 +16,7 @@ from extraction.words import Basis
 from probe.analysis.evidence import Evidence
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import ALPHA, POWER, SD, SHOWN_REMOVED
+from probe.analysis.statistics.thresholds import ALPHA, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import (
     ADVICE,
     DRAFT,
@@ -451,7 +451,7 @@ def _forecast_open(evidence: Evidence) -> Reason:
 
 def _go(evidence: Evidence) -> Reason:
     run = evidence.records
-    sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds, power=POWER):.2f}" for seeds in SEEDS)
+    sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
     name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
     facts = {"sd": SD, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
     if evidence.basis != "svd":
