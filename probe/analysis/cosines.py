@@ -89,7 +89,10 @@ TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "hint": lambda sample: float(sample.hint),
 }
 # The measurement first, which has to beat them.
-SCORES = {"cos_S_contrib": lambda sample: sample.cos_S_contrib, **TRIVIAL}
+SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
+    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
+    **TRIVIAL,
+}
 BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
 
 

@@ -20,7 +20,6 @@ from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from probe.settings.run import StepConfig, read_config
-from probe.settings.words import Word
 from replay_pools.errors import InputError
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 from replay_pools.storage.files import read_json, write_once
@@ -160,7 +159,7 @@ def _check_replay(run: Run, analysis: Analysis) -> None:
     """Refuse what no spec of `probe train` follows from, with its next step."""
     verdict, basis = analysis.verdict, analysis.verdict.about["basis"]
     found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
-    if basis != "svd" or verdict.word in (Word.BROKEN, Word.TRAINED):
+    if basis != "svd" or not verdict.asked:
         expected = "a replay that can be read, in the basis svd, in which probe train has vanilla and its controls"
         raise InputError(run.path, expected=expected, found=found, fix=f"next: {verdict.next.in_line}")
 

@@ -22,7 +22,7 @@ from probe.analysis.statistics.significance import ONE_SAMPLE, mde, mean_interva
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
-from probe.report.inputs import label_of, questions_of, samples_of, slug
+from probe.report.inputs import label_of, samples_of, slug
 from probe.settings.arms import ARMS
 
 NULL_NAMES = {  # beside the Haar band of every arm
@@ -75,7 +75,7 @@ def forest(
 def answers(axes: Axes, analysis: Analysis) -> None:
     """The number behind each question of the verdict, a share; ends beyond the axis lie at its ends."""
     rows = []
-    for finding in questions_of(analysis):
+    for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
             low, value, high = np.clip((number.interval.low, number.value, number.interval.high), -0.5, 1.5)

@@ -36,7 +36,7 @@ def trained(name: str, runs: Sequence[tuple[list[dict[str, Any]], list[Any]]]) -
     for evals, steps in runs:
         records = SimpleNamespace(evals=evals, settings={"rollouts": {"mode": "run_tests"}})
         made.append(SimpleNamespace(run=name, records=records, steps=steps))
-    return TrainedArm(condition="", arm=name, runs=made)
+    return TrainedArm(condition="", arm=name, runs=made)  # type: ignore[arg-type]
 
 
 def treatment(name: str, *hacks: tuple[float, ...], solve: float = 0.5) -> TrainedArm:
