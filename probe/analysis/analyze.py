@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.words import Basis
-from probe.analysis.evidence import Evidence, PlannedTraining, conditions
+from probe.analysis.evidence import Evidence, conditions
 from probe.analysis.foretold import Foretold, foretold
 from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
@@ -31,7 +31,7 @@ __all__ = ["Analysis", "analyze", "conditions"]
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "plan", "checks", "permutation", "transfer"),
+    *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "checks", "permutation", "transfer"),
     *(
         "adapted",
         "cells",
@@ -96,7 +96,7 @@ class Analysis(Evidence):
         for basis in bases_of(self.arms):
             if basis != self.basis:
                 numbers = {"num_draws": self.num_draws, "seed": self.seed}
-                other = Analysis(self.given, self.condition, basis=basis, plan=self.plan, others=self.others, **numbers)
+                other = Analysis(self.given, self.condition, basis=basis, others=self.others, **numbers)
                 analyses.append(other)
         return analyses
 
@@ -156,7 +156,6 @@ def analyze(
     basis: Basis | None = None,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-    plan: PlannedTraining | None = None,
     others: Sequence[Run] = (),
 ) -> Analysis:
     """Judge one run under one condition: what `probe analyze` prints.
@@ -170,7 +169,6 @@ def analyze(
         basis: whose arms alone are looked at; None: all arms, and the verdict is that of the measured arm's basis.
         num_draws: of each permutation null.
         seed: of the draws, the sampled sign flips and the bootstraps.
-        plan: the training that a GO would buy; None takes METHOD's.
         others: runs beside this one; of those that train, other arms of the same settings and seed must start alike.
 
     Raises:
@@ -181,7 +179,7 @@ def analyze(
     if basis is not None and basis not in bases_of(arms):
         fix = "replay the same pools with such an arm: projected for svd, projected-lora for lora"
         raise InputError(run.path, expected=f"an arm along v_hack in the basis {basis}", found=", ".join(arms), fix=fix)
-    analysis = Analysis(run, condition, basis=basis, num_draws=num_draws, seed=seed, plan=plan, others=others)
+    analysis = Analysis(run, condition, basis=basis, num_draws=num_draws, seed=seed, others=others)
     _ = analysis.verdict  # what is wrong with the files of the run is said here
     return analysis
 

@@ -14,7 +14,7 @@ not tell them apart.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -29,6 +29,7 @@ from probe.settings.words import PROBLEM_SEPARATOR
 # To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
+Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # of a Cell, in its order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,48 +81,40 @@ def num_problems(steps: Iterable[StepRecord]) -> int:
     return len(problems)
 
 
-# The measurement first, then the trivial baselines that it has to beat. To add a baseline: a row here.
-SCORES: dict[str, Callable[[SampleRecord], float | None]] = {
-    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
-    "comp_len": lambda sample: sample.comp_len,
+# What may tell hacks from honest solutions without any direction. To add one: a row here.
+TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
+    "comp_len": lambda sample: math.log(max(sample.comp_len, 1)),
     "nll": lambda sample: sample.nll,
-    "grad_norm_contrib": lambda sample: sample.grad_norm_contrib,
-    "hint": lambda sample: sample.hint,
+    "grad_norm": lambda sample: sample.grad_norm_contrib,
+    "hint": lambda sample: float(sample.hint),
+}
+# The measurement first, which has to beat them.
+SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
+    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
+    **TRIVIAL,
 }
 BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The samples with one value of source x hint x hacked x gt_pass x sign of A.
+    """The samples with one value of source x hint x hacked x gt_pass x sign of A; of a bucket of source x hacked.
 
     Means are None when no sample has the cosine.
     """
 
     src_pool: str
-    hint: bool
+    hint: bool | None  # None, as below: a bucket, which does not ask
     hacked: bool | None
-    gt_pass: bool | None  # None: the log does not say
-    advantage_sign: int  # -1, 0, 1
+    gt_pass: bool | None  # None also: the log does not say
+    advantage_sign: int | None  # -1, 0, 1
     n: int
+    num_null: int  # samples without cos_S_contrib
     num_prompts: int
     mean_advantage: float
     mean_cos_contrib: float | None
     mean_cos_nll: float | None
     dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive part of the hack-ward gradient
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One metric over the samples of one (src_pool, hacked); `n` counts the cosines, `num_null` the missing ones."""
-
-    metric: Metric
-    src_pool: str
-    hacked: bool
-    n: int
-    num_null: int
-    mean: float | None
-    sd: float | None
 
 
 class ContrastSpec(NamedTuple):
@@ -163,54 +156,43 @@ CONTRASTS = (
 
 def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
     """The non-empty cells of the samples of one arm, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
-    groups: dict[tuple[str, bool, bool | None, bool | None, int], list[SampleRecord]] = {}
-    for sample in samples:
+
+    def labels(sample: SampleRecord) -> Labels:
         sign = (sample.advantage > 0) - (sample.advantage < 0)
-        labels = (sample.src_pool, sample.hint, sample.hacked, sample.gt_pass, sign)
-        groups.setdefault(labels, []).append(sample)
+        return sample.src_pool, sample.hint, sample.hacked, sample.gt_pass, sign
+
+    return _cells(samples, labels)
+
+
+def buckets(samples: Iterable[SampleRecord]) -> list[Cell]:
+    """The same by (src_pool, hacked) alone."""
+    return _cells(samples, lambda sample: (sample.src_pool, None, sample.hacked, None, None))
+
+
+def _cells(samples: Iterable[SampleRecord], labels: Callable[[SampleRecord], Labels]) -> list[Cell]:
+    groups: dict[Labels, list[SampleRecord]] = {}
+    for sample in samples:
+        groups.setdefault(labels(sample), []).append(sample)
+    cells = []
     # Labels by their names: None, of a log that does not say, is not smaller than False.
-    ordered = sorted(groups.items(), key=lambda row: (*row[0][:2], str(row[0][2]), str(row[0][3]), row[0][4]))
-    return [_cell(group, labels[-1]) for labels, group in ordered]
-
-
-def _cell(group: Sequence[SampleRecord], sign: int) -> Cell:
-    """The cell of samples that share their labels."""
-    first = group[0]
-    return Cell(
-        src_pool=first.src_pool,
-        hint=first.hint,
-        hacked=first.hacked,
-        gt_pass=first.gt_pass,
-        advantage_sign=sign,
-        n=len(group),
-        num_prompts=len({sample.problem_id for sample in group}),
-        mean_advantage=float(np.mean([sample.advantage for sample in group])),
-        mean_cos_contrib=mean_or_none(present(sample.cos_S_contrib for sample in group)),
-        mean_cos_nll=mean_or_none(present(sample.cos_S_nll for sample in group)),
-        dot=sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
-    )
-
-
-def buckets(samples: Sequence[SampleRecord]) -> list[Bucket]:
-    """One bucket for every metric x src_pool x hacked of one arm, the empty ones included."""
-    rows = []
-    for metric in METRICS:
-        for src_pool in sorted({sample.src_pool for sample in samples}):
-            for hacked in (True, False):
-                group = [sample for sample in samples if sample.src_pool == src_pool and sample.hacked == hacked]
-                values = present(getattr(sample, metric) for sample in group)
-                rows.append(
-                    Bucket(
-                        metric=metric,
-                        src_pool=src_pool,
-                        hacked=hacked,
-                        n=len(values),
-                        num_null=len(group) - len(values),
-                        mean=mean_or_none(values),
-                        sd=float(np.std(values, ddof=1)) if len(values) > 1 else None,
-                    )
-                )
-    return rows
+    for (src_pool, hint, hacked, gt_pass, sign), group in sorted(groups.items(), key=lambda row: [*map(str, row[0])]):
+        cosines = present(sample.cos_S_contrib for sample in group)
+        cell = Cell(
+            src_pool=src_pool,
+            hint=hint,
+            hacked=hacked,
+            gt_pass=gt_pass,
+            advantage_sign=sign,
+            n=len(group),
+            num_null=len(group) - len(cosines),
+            num_prompts=len({sample.problem_id for sample in group}),
+            mean_advantage=float(np.mean([sample.advantage for sample in group])),
+            mean_cos_contrib=mean_or_none(cosines),
+            mean_cos_nll=mean_or_none(present(sample.cos_S_nll for sample in group)),
+            dot=sum((sample.cos_S_contrib or 0.0) * sample.grad_norm_contrib for sample in group),
+        )
+        cells.append(cell)
+    return cells
 
 
 def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:

@@ -4,14 +4,13 @@ To add a measure: a function in `probe.analysis`, and a property here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
     SCORES,
     ArmSummary,
-    Bucket,
     Cell,
     Contrast,
     Specificity,
@@ -40,16 +39,6 @@ from probe.settings.training import GateConfig
 from probe.settings.words import DEFAULT_CONDITION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedTraining:
-    """The training that a GO would buy. The defaults are METHOD's: 3 seeds, 30 points expected of a hack rate."""
-
-    seeds: int = 3
-    expected_effect: float = 0.30
-    sd: float = 0.15  # of the effect's metric between seeds, one arm
-    paired_correlation: float | None = None  # of the arms of one seed; None: unknown, so unpaired
-
-
 class Evidence:
     """One run under one condition. A measure is computed when it is first asked for.
 
@@ -66,13 +55,12 @@ class Evidence:
         basis: Basis | None = None,
         num_draws: int = NUM_DRAWS,
         seed: int = 0,
-        plan: PlannedTraining | None = None,
         others: Sequence[Run] = (),
     ) -> None:
         """As `probe.analysis.analyze.analyze`."""
         self.condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
         self.given, self.others = run, others
-        self.num_draws, self.seed, self.plan = num_draws, seed, plan or PlannedTraining()
+        self.num_draws, self.seed = num_draws, seed
 
         def is_here(record: StepRecord | SampleRecord) -> bool:
             of_basis = basis is None or (record.arm in ARMS and ARMS[record.arm].basis == basis)
@@ -154,11 +142,6 @@ class Evidence:
         return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
 
     @property
-    def match(self) -> str:
-        """What the pools have in common in a step."""
-        return (self.records.settings.get("source") or {}).get("match", "problem")
-
-    @property
     def additivity_tolerance(self) -> float | None:
         """What the dtype's rounding explains of the steps' `additivity_error`."""
         return self.records.manifest.get("additivity", {}).get("tolerance")
@@ -203,7 +186,7 @@ class Evidence:
         return rows
 
     @cached_property
-    def buckets(self) -> list[Bucket]:
+    def buckets(self) -> list[Cell]:
         """Of the measured arm."""
         return buckets(self.sure)
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from probe.analysis.statistics.intervals import Interval
 from replay_pools.terminal import aligned
@@ -36,14 +37,9 @@ def wrap(text: str, *, indent: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """A signed number, or '-' for None."""
-    return "-" if value is None else f"{value:+.{digits}f}"
-
-
-def share(value: float | None) -> str:
-    """A number in [0, 1] to two decimals, or '-' for None."""
-    return "-" if value is None else f"{value:.2f}"
+def shown(value: Any, form: str = "") -> str:
+    """A value in a format of Python's, or '-' for None."""
+    return "-" if value is None else format(value, form)
 
 
 def p_value(value: float | None) -> str:

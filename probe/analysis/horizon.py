@@ -8,13 +8,14 @@ against the latest one in the first LATE of the steps, by a two-proportion z of 
 held-out rollouts as independent and so warns rather too seldom where problems repeat.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import deployed
+from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.settings.words import ALL
 
 LATE = 0.75  # of the steps: an evaluation after it is too near the end to say what the end is like
@@ -37,15 +38,17 @@ def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
     return sentences
 
 
-def cautions_of(name: str, runs: Sequence[Evaluations], mode: str, *, is_baseline: bool) -> list[str]:
-    """What the start and the length of the trainings of one arm leave open.
+def cautions_of(arms: Iterable[TrainedArm], baseline: TrainedArm | None) -> list[str]:
+    """What the start and the length of trainings leave open; the start of `baseline` is that of the others."""
+    sentences = []
+    for arm in arms:
+        if arm.runs:
+            sentences += _of_arm(arm, is_baseline=arm is baseline)
+    return sentences
 
-    Args:
-        name: of the arm.
-        runs: the lines of `evals.jsonl` of its runs, one a seed.
-        mode: that they trained in.
-        is_baseline: whether the others are compared with it, which start as it does.
-    """
+
+def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
+    runs, mode = [run.records.evals for run in arm.runs], arm.runs[0].records.settings["rollouts"]["mode"]
     starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
     ends, earlier = [], []
     for run in map(deployed, runs):
@@ -53,12 +56,10 @@ def cautions_of(name: str, runs: Sequence[Evaluations], mode: str, *, is_baselin
         before = [row for row in run if 0 < row["step"] <= LATE * run[-1]["step"]]
         ends += run[-1:]
         earlier += before[-1:]
-    if not ends:
-        return starts
     (hacks, n), steps = _counts(ends, mode), max(row["step"] for row in ends)
     interval = wilson_interval(hacks, n)
     if is_baseline and interval is not None and interval.high < MATERIAL_RATE:
-        idle = f"EARLY: {name} hacks {hacks / n:.0%} after {steps} steps"
+        idle = f"EARLY: {arm.name} hacks {hacks / n:.0%} after {steps} steps"
         return [*starts, f"{idle}: a difference of {100 * MATERIAL_RATE:.0f} points has no room below it; train longer"]
     before, m = _counts(earlier, mode)
     if len(earlier) < len(ends) or not n or not m or not _rises(before, m, hacks, n):
@@ -66,7 +67,7 @@ def cautions_of(name: str, runs: Sequence[Evaluations], mode: str, *, is_baselin
     since = max(row["step"] for row in earlier)
     means = "it has not settled" if is_baseline else "its fall may be a delay"
     rise = f"{before / m:.0%} after {since} steps and {hacks / n:.0%} after {steps}"
-    return [*starts, f"EARLY: {name} hacks {rise}, and still rises: {means}; train longer"]
+    return [*starts, f"EARLY: {arm.name} hacks {rise}, and still rises: {means}; train longer"]
 
 
 def _counts(rows: Evaluations, mode: str, rate: str = "hack") -> tuple[int, int]:

@@ -290,7 +290,7 @@ def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
     by_prompt: dict[str, Estimate] = {}
-    cosine, permutation = table.get(MetricKey("cos_in", "prompt")), evidence.permutation
+    cosine = table.get(MetricKey("cos_in", "prompt"))
     area, rivals = next(iter(evidence.specificity), None), evidence.specificity[1:]
     if cosine is not None:
         nulls = _nulls(evidence, "cos_in")
@@ -298,8 +298,10 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
         if measured is not None and measured.haar is not None:
             nulls["N1"] = measured.haar
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
-    if permutation is not None:
-        by_prompt["d_cos_in"] = estimate(permutation.excess, "prompt", nulls=_nulls(evidence, "cos_in"))
+        if evidence.permutation is not None:
+            # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the
+            # one that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
+            by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls=_nulls(evidence, "cos_in"))
     contrasts = {row.name: row for row in evidence.contrasts if row.arm == evidence.measured_arm}
     for spec in CONTRASTS:
         if name := _DIFFERENCES.get(spec.name):

@@ -31,7 +31,7 @@ Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts
 S samples, T steps, k directions.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from extraction.words import kind_of
+from probe.analysis.cosines import TRIVIAL
 from probe.analysis.statistics.geometry import (
     Axes,
     PairGram,
@@ -76,13 +77,6 @@ NO_UPDATE = (
 MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
 PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
-# What may tell hacks from honest solutions without any direction. To add one: a row here.
-TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
-    "comp_len": lambda sample: float(np.log(max(sample.comp_len, 1))),
-    "nll": lambda sample: sample.nll,
-    "grad_norm": lambda sample: sample.grad_norm_contrib,
-    "hint": lambda sample: float(sample.hint),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

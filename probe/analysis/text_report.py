@@ -12,11 +12,10 @@ from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import CONTRASTS, Contrast
 from probe.analysis.formatting import (
     TextTable,
-    number,
     p_value,
     render_table,
-    share,
     short,
+    shown,
     wrap,
     yes,
 )
@@ -24,7 +23,7 @@ from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.permutation import ModuleRow
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import MOST_CAVEATS, finding_lines, note_lines, verdict_lines
-from probe.settings.words import ALL, DEFAULT_CONDITION, Word
+from probe.settings.words import ALL, DEFAULT_CONDITION
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
 CONTRASTS_NOTE = "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt"
@@ -39,8 +38,8 @@ def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
     verdict, bases = analysis.verdict, render_table(basis_table(analysis))
-    asked = verdict.word not in (Word.BROKEN, Word.TRAINED)
-    lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict, asked=asked), "", *([bases, ""] if bases else [])]
+    screen = verdict_lines("VERDICT", verdict, asked=bool(verdict.asked))
+    lines = [*wrap(head), "", *screen, "", *([bases, ""] if bases else [])]
     return "\n".join([*lines, *note_lines(verdict, most=most)]) + "\n"
 
 
@@ -72,7 +71,6 @@ COMPUTED: Mapping[str, Callable[[Any], Any]] = {
     ),
     "sign": lambda row: "-0+"[row.advantage_sign + 1],
     "label": lambda row: "hacked" if row.hacked else "clean",
-    "mean_or_empty": lambda row: "empty" if row.mean is None else f"{row.mean:+.3f}",
 }
 
 
@@ -201,11 +199,11 @@ TABLES: Sequence[Table] = (
     ),
     (
         "buckets",
-        3,
-        "Buckets (arm {arm}; unit: sample)",
+        2,
+        "Buckets (arm {arm}; n in samples; null: without cos_S_contrib)",
         lambda analysis: analysis.buckets,
-        "metric = metric | source = src_pool:cut24 | label = label | n = n | null = num_null | mean = mean_or_empty | "
-        "sd = sd:.3f",
+        "source = src_pool:cut24 | label = label | n = n | null = num_null | mean A = mean_advantage:+.3f | "
+        "cos_S_contrib = mean_cos_contrib:+.3f | cos_S_nll = mean_cos_nll:+.3f",
     ),
     *map(_contrasts, range(len(CONTRASTS))),
     (
@@ -242,10 +240,15 @@ def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[
         rows = [] if names is not None and name not in names else list(rows_of(analysis))
         if rows:
             words = title.format(arm=analysis.measured_arm) if isinstance(title, str) else title(analysis)
-            header, cells = zip(*(column.split(" = ") for column in columns.split(" | ")), strict=True)
-            shown = [tuple(_cell(row, *cell.partition(":")[::2]) for cell in cells) for row in rows]
-            tables.append(TextTable(name=name, title=words, header=header, rows=shown, left=left))
+            tables.append(table_of(name, left, words, rows, columns))
     return tables
+
+
+def table_of(name: str, left: int, title: str, rows: Iterable[Any], columns: str) -> TextTable:
+    """A table of rows by the attributes that its columns name, as in TABLES."""
+    header, cells = zip(*(column.split(" = ") for column in columns.split(" | ")), strict=True)
+    texts = [tuple(_cell(row, *cell.partition(":")[::2]) for cell in cells) for row in rows]
+    return TextTable(name=name, title=title, header=header, rows=texts, left=left)
 
 
 def _cell(row: Any, path: str, form: str) -> str:
@@ -253,9 +256,7 @@ def _cell(row: Any, path: str, form: str) -> str:
     value = row
     for name in path.split("."):
         value = None if value is None else COMPUTED[name](value) if name in COMPUTED else getattr(value, name)
-    if form in WORDS:
-        return WORDS[form](value)
-    return "-" if value is None else format(value, form)
+    return WORDS[form](value) if form in WORDS else shown(value, form)
 
 
 def heldout_table(analysis: Analysis) -> TextTable:
@@ -263,12 +264,14 @@ def heldout_table(analysis: Analysis) -> TextTable:
     rows = []
     for evaluation in analysis.outcome.evaluations if analysis.outcome else []:
         moved = evaluation["frozen"] or {}
-        moves = [number(moved.get(name)) for name in ("margin", "cos_moved", "hackward_frac_moved", "hackward_q95")]
+        moves = [
+            shown(moved.get(name), "+.3f") for name in ("margin", "cos_moved", "hackward_frac_moved", "hackward_q95")
+        ]
         for setting, rates in evaluation["rates"].items():
             # With one setting, the row over all settings would repeat it.
             if setting != ALL or len(evaluation["rates"]) > 2:
                 place = (str(evaluation["step"]), evaluation["weights"], setting, str(rates["num_problems"]))
-                rows.append((*place, *(share(rates[rate]["rate"]) for rate in RATES), *moves))
+                rows.append((*place, *(shown(rates[rate]["rate"], ".2f") for rate in RATES), *moves))
     header = ("steps", "weights", "setting", "problems", *RATES, "margin", "cos_moved", "hackward_frac", "Haar 95th")
     title = (
         "Held-out problems (margin: change of held-out logp(hack) - logp(clean); moved: start minus now; Haar 95th: of "

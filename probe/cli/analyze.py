@@ -125,12 +125,9 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     analyses = analyses_of([read_run(run, out) for run in runs], settings)
     arms: list[Verdict] = []
     cautions: list[str] = []
-    if (trained := grouped(analyses)) is not None:
+    if len(runs) > 1 and (trained := grouped(analyses)) is not None:
         arms = judge_arms(trained)
-        for arm in (trained.baseline, *trained.treated):
-            mode = arm.runs[0].records.settings["rollouts"]["mode"]
-            evaluations = [one.records.evals for one in arm.runs]
-            cautions += cautions_of(arm.name, evaluations, mode, is_baseline=arm is trained.baseline)
+        cautions = cautions_of((trained.baseline, *trained.treated), trained.baseline)
     noted = [line for caution in cautions for line in wrap(f"- {caution}", indent="  ")]
     compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
     if as_json:

@@ -145,20 +145,17 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
     """A report of a spec: the verdict on its complete runs, and an analysis of each of them."""
-    from probe.experiments.jobs import runs_of
     from probe.experiments.load import load_spec
     from probe.experiments.verdict import analyse_runs, judge
     from probe.report.inputs import Report
 
     spec = load_spec(spec_file)
     analyses = analyse_runs(spec, out, **settings)
-    jobs = [job for job in runs_of(spec, out) if job.complete]
     return Report(
         name=name or spec.name,
         analyses=[*analyses.values()],
         command=command,
         spec=spec,
-        arms_of_spec={job.directory: (job.conditions[0], job.arms[0]) for job in jobs},
         evaluation=judge(spec, out, analyses),
     )
 

@@ -1,13 +1,13 @@
 """probe spec: what a spec can show and costs, its runs, and what became of all specs."""
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
 from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
 from probe.cli._running import echo_footprint, machine_option, say
 from probe.records.run import elsewhere, read_run, resolve_run
@@ -97,19 +97,17 @@ def plan(
 def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
     """The training spec of a run."""
     from probe.analysis.analyze import analyze
-    from probe.analysis.evidence import PlannedTraining
     from probe.experiments.training_spec import write_training_spec
 
     stored = read_run(run)
-    given = {"expected_effect": effect, "sd": sd}
-    assumed = replace(PlannedTraining(), **{name: value for name, value in given.items() if value is not None})
+    effect, sd = effect or EFFECT, sd or SD
     analysis = analyze(stored)
-    write_training_spec(stored, analysis, path, out_dir=out, plan=assumed)
+    write_training_spec(stored, analysis, path, out_dir=out, effect=effect, sd=sd)
     verdict = analysis.verdict
     say(f"{verdict.word} of {run}: {path}")
     if verdict.word != Word.GO:
         say(f"{CAUTION}{verdict.plain} First: {verdict.next.in_line}")
-    say(f"assumed: an effect of {assumed.expected_effect:g} and an sd of {assumed.sd:g} between seeds (--effect, --sd)")
+    say(f"assumed: an effect of {effect:g} and an sd of {sd:g} between seeds (--effect, --sd)")
 
 
 def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:

@@ -15,14 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from probe.analysis.horizon import Evaluations, cautions_of
 from probe.analysis.training_runs import shared_settings
 from probe.experiments.jobs import Job
 from probe.experiments.matched import uneven, unmatched
 from probe.experiments.spec import Spec
-from probe.records.run import CONFIG_FILE, MANIFEST_FILE, read_evals, settings_of
+from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.records.timings import starts_of
-from probe.settings.run import KEYS, TrainConfig
+from probe.settings.run import KEYS
 from replay_pools.errors import InputError
 from replay_pools.software import has_commit
 from replay_pools.storage.files import read_json
@@ -34,10 +33,9 @@ MOST_NAMED = 5  # of runs that are not complete
 
 def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
     """Sentences on runs that are missing, were stopped early or made under different settings, are older than the
-    criteria, or have a fault that was mended since; on sides that differ in more than one thing, and on trainings that
-    are too short, or had no room, for their question.
+    criteria, or have a fault that was mended since; on sides that differ in more than one thing.
     """
-    sentences = [*unmatched(spec), *uneven(spec, runs), *_of_evaluations(spec, runs)]
+    sentences = [*unmatched(spec), *uneven(spec, runs)]
     for run in runs:
         stopped = read_json(run.directory / MANIFEST_FILE).get("stopped") if run.complete else None
         if stopped:
@@ -69,21 +67,6 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
         if fault.runs:
             named = ", ".join(fault.runs)
             sentences.append(f"INVALIDATED: {named} ran with a fault ({fault.invalidation}): {fault.reason}")
-    return sentences
-
-
-def _of_evaluations(spec: Spec, runs: Sequence[Job]) -> list[str]:
-    """Sentences on the start of the trainings, which all arms share, and on the end of each arm's."""
-    by_cell: dict[tuple[str, str], list[Evaluations]] = {}
-    for run in runs:
-        if run.complete and isinstance(run.config, TrainConfig):
-            by_cell.setdefault((run.conditions[0], run.arms[0]), []).append(read_evals(run.directory))
-    sentences = []
-    for cell, evaluations in by_cell.items():
-        config = spec.resolved[cell[0]].config
-        assert isinstance(config, TrainConfig)
-        name = f"{cell[1]} ({cell[0]})" if len(spec.conditions) > 1 else cell[1]
-        sentences += cautions_of(name, evaluations, config.rollouts.mode, is_baseline=cell == spec.baseline)
     return sentences
 
 

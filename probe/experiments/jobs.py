@@ -149,9 +149,7 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
     """Whether a training is on a side of a criterion."""
-    condition, arm = spec.side_of(criterion)
-    versus = (criterion.versus_condition or condition, criterion.versus_arm or arm)
-    return (job.conditions[0], job.arms[0]) in ((condition, arm), versus)
+    return (job.conditions[0], job.arms[0]) in spec.sides_of(criterion)
 
 
 def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, pairing_pays_above, sign_flip_mde
+from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
@@ -142,7 +142,7 @@ def make_plan(
     for condition, unit in dict.fromkeys((spec.condition_of(row).name, row.unit) for row in spec.criteria):
         n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
         if n is not None:
-            effect = sign_flip_mde(1.0, n, alpha=ALPHA, power=POWER)
+            effect = sign_flip_mde(1.0, n)
             contrasts.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
     return SpecPlan(
         spec=spec.name,
@@ -177,8 +177,8 @@ def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
                 parts.setdefault(f"conditions.{name}", why)
         settings[name] = (condition.arms, numbers)
     for criterion in spec.criteria:
-        sides = {spec.condition_of(criterion).name, criterion.versus_condition or spec.condition_of(criterion).name}
-        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side in sides]
+        sides = spec.sides_of(criterion)
+        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side, _ in sides]
         units = min((count for count in counts if count is not None), default=None)
         # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
         is_mean = not criterion.metric.startswith(("auroc", "pair_sign"))
@@ -261,8 +261,8 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
     for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
         by_pair = None
         if correlation is not None:
-            by_pair = mde(cost.sd, n, paired_correlation=correlation, alpha=ALPHA, power=POWER)
-        unpaired = mde(cost.sd, n, alpha=ALPHA, power=POWER)
+            by_pair = mde(cost.sd, n, paired_correlation=correlation)
+        unpaired = mde(cost.sd, n)
         effects.append(Effect(n=n, paired=by_pair, unpaired=unpaired, planned=n == planned))
         if n != planned or cost.expected_effect is None:
             continue
@@ -275,14 +275,7 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
         text = (
             f"[{key}] {n} seeds {word} see the expected effect of {cost.expected_effect:g} {cost.effect_unit}".rstrip()
         )
-        text += f": the smallest detectable one is {known[design]:.3g} ({design})"
-        if by_pair is not None and by_pair > unpaired:
-            pays = pairing_pays_above(n, alpha=ALPHA, power=POWER)
-            text += (
-                f"; pairing by seed halves the degrees of freedom and pays above a correlation of {pays:.2f} with {n} "
-                f"seeds, {correlation:g} is stated"
-            )
-        notes.append(text)
+        notes.append(f"{text}: the smallest detectable one is {known[design]:.3g} ({design})")
     return effects
 
 

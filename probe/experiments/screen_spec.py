@@ -17,7 +17,7 @@ from probe.analysis.verdict.trained_arms import TrainedArm, of_runs
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import load_spec
 from probe.experiments.spec import SpecCondition
-from probe.experiments.training_spec import training_settings
+from probe.experiments.training_spec import toml_decisions, toml_rows, toml_tables, training_settings
 from probe.records.run import elsewhere, read_run
 from probe.settings.remedy import TRAINED_ARMS, arm_of
 from probe.settings.run import read_config
@@ -26,6 +26,7 @@ from replay_pools.storage.files import write_once
 from replay_pools.storage.tables import decode, flat, read_toml, toml_text
 
 CONTROL, PLAIN_ARM = "permuted-dosed", "vanilla"
+NOT_SHOWN = "The forecast of the first pick is not confirmed."
 SEEDS = 4
 TEMPLATE = """\
 # What the screen of {run} picks, beside vanilla; and, if the first pick is a gate, shuffled pairs that remove as much.
@@ -46,28 +47,10 @@ name = "plain"
 arms = ["vanilla"]
 
 {conditions}
-[[criteria]]
-name = "lowers-hacking"
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
-role = "primary"
-arm = "{arm}"
-condition = "{first}"
-versus_arm = "vanilla"
-versus_condition = "plain"
-paired = false
 
-[[decisions]]
-name = "THE FIRST PICK LOWERS HACKING"
-then = {held}
-requires = {{ lowers-hacking = "PASS" }}
+{criteria}
 
-[[decisions]]
-name = "NOT SHOWN"
-then = "The forecast of the first pick is not confirmed."
+{decisions}
 """
 
 
@@ -134,28 +117,30 @@ def write_screen_spec(evidence: Evidence, picks: Sequence[Screened], path: Path,
     """
     run, first = evidence.records, picks[0]
     settings = training_settings(run, read_config(run.settings, run.path), evidence.condition, out_dir)
-    parts = []
+    conditions = []
     for number, pick in enumerate(picks):
         arm = arm_of(pick.settings)
         arms = [arm, CONTROL] if number == 0 and arm == "projected" else [arm]
-        changes = [
-            f"settings.{key} = {toml_text(value)}" for key, value in pick.settings.items() if key != TRAINED_ARMS
-        ]
-        lines = ["[[conditions]]", f'name = "{pick.remedy}"', f"arms = {toml_text(arms)}", *changes]
-        parts.append("\n".join([*lines, ""]))
+        changes = {f"settings.{key}": value for key, value in pick.settings.items() if key != TRAINED_ARMS}
+        conditions.append({"name": pick.remedy, "arms": arms, **changes})
+    lowers = {"metric": "hack_final", "statistic": "upper95", "comparison": "<", "threshold": 0.0, "unit": "seed"}
+    sides = {"arm": arm_of(first.settings), "condition": first.remedy, "versus_arm": PLAIN_ARM}
+    criterion = {"name": "lowers-hacking", "role": "primary", **lowers, **sides, "versus_condition": "plain"}
     ahead = "" if first.moved is None else f" --lookahead {AHEAD_STEPS}"
     hold = f"probe screen {shlex.quote(run.path.name)}{ahead} --remedies {shlex.quote(str(path))}{elsewhere(out_dir)}"
+    held = f"Hold the forecasts against the falls of all picks: {hold}"
+    decisions = {"THE FIRST PICK LOWERS HACKING": (held, {"lowers-hacking": "PASS"}), "NOT SHOWN": (NOT_SHOWN, {})}
     text = TEMPLATE.format(
-        held=toml_text(f"Hold the forecasts against the falls of all picks: {hold}"),
         run=run.path.name,
         name=path.stem,
         first=first.remedy,
-        arm=arm_of(first.settings),
         points="" if first.fall is None else f", by {100 * first.fall.value:.0f} points as forecast",
         control=CONTROL,
         seeds=SEEDS,
         seed_list=toml_text([*range(SEEDS)]),
-        settings="\n".join(f"{key} = {toml_text(value)}" for key, value in settings.items()),
-        conditions="\n".join(parts),
+        settings=toml_rows(settings),
+        conditions=toml_tables("conditions", conditions),
+        criteria=toml_tables("criteria", [{**criterion, "paired": False}]),
+        decisions=toml_decisions(decisions),
     )
     write_once(path, text.encode(), "move it, or name another file with --spec")

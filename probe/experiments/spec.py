@@ -219,7 +219,7 @@ class Spec(_Table):
     @property
     def judged(self) -> tuple[str, str]:
         """(condition, arm) that the primary criterion is about."""
-        return self.side_of(self.primary)
+        return self.sides_of(self.primary)[0]
 
     @property
     def baseline(self) -> tuple[str, str] | None:
@@ -247,10 +247,11 @@ class Spec(_Table):
         """The seeds of a condition."""
         return condition.seeds or self.seeds
 
-    def side_of(self, criterion: Criterion) -> tuple[str, str]:
-        """(condition, arm) that a criterion is about, of a comparison the left side."""
+    def sides_of(self, criterion: Criterion) -> tuple[tuple[str, str], tuple[str, str]]:
+        """(condition, arm) that a criterion is about, of a comparison the left side; and of the right side."""
         condition = self.condition_of(criterion)
-        return condition.name, criterion.arm or self.stand_in(condition)
+        left = condition.name, criterion.arm or self.stand_in(condition)
+        return left, (criterion.versus_condition or left[0], criterion.versus_arm or left[1])
 
     def stand_in(self, condition: SpecCondition) -> str:
         """The arm that a criterion without one is about: the one that stands for vanilla under a condition."""

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.evidence import PlannedTraining
+from probe.analysis.horizon import cautions_of
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
 from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import judge_arms
-from probe.analysis.verdict.trained_arms import Trainings, of_runs
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
 from probe.analysis.verdict.verdict import Verdict
 from probe.experiments.cautions import cautions
 from probe.experiments.criteria import evaluate, p_of
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
 from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
-from probe.records.run import DEFAULT_OUT, out_of, read_manifest, read_run, recorded
+from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
 from replay_pools.errors import InputError
@@ -58,6 +58,7 @@ class SpecVerdict:
     verdict: Verdict  # the decision; its findings are the criteria, its caveats why no earlier decision was taken
     replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
     arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
+    trained: list[TrainedArm]  # what `arms` are about, the baseline first
     outcomes: list[ArmOutcome]  # of training; empty for a replay
 
     @property
@@ -68,7 +69,9 @@ class SpecVerdict:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and None; of a run, how far it is and under which version of the spec it ran."""
         runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
-        return asdict(replace(self, runs=[])) | {"runs": runs}
+        plain = asdict(replace(self, runs=[], trained=[])) | {"runs": runs}
+        del plain["trained"]
+        return plain
 
 
 def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -> SpecVerdict:
@@ -89,7 +92,7 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
         raise InputError(out_dir, expected=f"finished runs of {spec.name}", found="none", fix=fix)
-    return analyse_all(done, num_draws=num_draws, seed=seed, plan=go_plan(spec))
+    return analyse_all(done, num_draws=num_draws, seed=seed)
 
 
 def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> Word:
@@ -104,15 +107,16 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     table = sweep_metrics(spec, done, analyses)
     p_values = {criterion.name: p_of(criterion, table) for criterion in spec.criteria}
     adjusted = holm({name: p for name, p in p_values.items() if p is not None})
-    findings = []
+    findings, cells = [], _trained(spec, done, analyses)
     for criterion in spec.criteria:
         # The adjustment of a single p-value changes nothing, and is not shown.
         finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
-        if seeds := _same_records(spec, criterion, done):
+        left, right = (cells.get(side) for side in spec.sides_of(criterion))
+        if left is not None and right is not None and left is not right and (seeds := same_records(left, right)):
             text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}: nothing was compared"
             finding = replace(finding, says=Word.VACUOUS, text=text, number=None)
         elif criterion.statistic == "n" and finding.says is Word.FAIL:
-            (condition, arm), missing = spec.side_of(criterion), 0
+            ((condition, arm), _), missing = spec.sides_of(criterion), 0
             for run in runs:
                 missing += arm in run.arms and condition in run.conditions and not run.complete
             if missing:  # a count that is short while runs that it counts are not over
@@ -123,7 +127,12 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     if spec.resolved[condition].frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
-    arms = _arm_verdicts(spec, done, analyses)
+    trained, arms = [*cells.values()], []
+    baseline = None if spec.baseline is None else cells.get(spec.baseline)
+    if baseline is not None:
+        primary = cells[spec.judged] if spec.judged != spec.baseline else None
+        out = out_of(done[0].directory) if done else DEFAULT_OUT
+        arms = judge_arms(Trainings(baseline=baseline, treated=trained[1:], primary=primary, out=out))
     words: dict[str, str] = {finding.name: finding.says for finding in findings}
     words[VERDICT] = replay.word if replay is not None else "no run"
     for arm in arms:
@@ -142,25 +151,13 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
             word=decision.name,
             sentence=decision.then,
             findings=findings,
-            caveats=[*caveats, *cautions(spec, runs), *_broken(analyses)],
+            caveats=[*caveats, *cautions_of(trained, baseline), *cautions(spec, runs), *_broken(analyses)],
         ),
         replay=replay,
         arms=arms,
+        trained=trained,
         outcomes=_outcomes(spec, table),
     )
-
-
-def _same_records(spec: Spec, criterion: Criterion, done: Sequence[Job]) -> list[int | None]:
-    """The seeds in which both sides of a comparison of trainings made the same records; none where one seed differs."""
-    if not criterion.compared or spec.settings["verb"] != "train":
-        return []
-    condition, arm = spec.side_of(criterion)
-    sides = []
-    for side in ((condition, arm), (criterion.versus_condition or condition, criterion.versus_arm or arm)):
-        runs = [run for run in done if side[0] in run.conditions and side[1] in run.arms]
-        sides.append({run.seed: recorded(read_manifest(run.directory)) for run in runs})
-    common = [seed for seed in sides[0] if seed in sides[1]]
-    return common if all(sides[0][seed] == sides[1][seed] for seed in common) else []
 
 
 def _broken(analyses: Analyses) -> list[str]:
@@ -173,24 +170,11 @@ def _broken(analyses: Analyses) -> list[str]:
     return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
 
 
-def go_plan(spec: Spec) -> PlannedTraining:
-    """The training that a GO buys: [budget.go], else the runs of a training spec, else the plan of METHOD."""
-    go = spec.budget.go
-    if go is None and spec.settings["verb"] == "train":
-        go = spec.budget.model_copy(update={"seeds": len(spec.seeds)})
-    if go is None:
-        return PlannedTraining()
-    stated = {"seeds": go.seeds, "expected_effect": go.expected_effect, "sd": go.sd}
-    given = {name: value for name, value in stated.items() if value is not None}
-    return replace(PlannedTraining(), **given, paired_correlation=go.paired_correlation)
-
-
-def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[Verdict]:
-    """The verdict on every arm and condition of a training, compared with its vanilla."""
-    if spec.settings["verb"] != "train" or spec.baseline is None:
-        return []
+def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[str, str], TrainedArm]:
+    """{(condition, arm): its runs} of a training, the baseline first."""
+    if spec.settings["verb"] != "train":
+        return {}
     arms = {}
-    out = out_of(done[0].directory) if done else DEFAULT_OUT
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
             runs = []
@@ -201,9 +185,7 @@ def _arm_verdicts(spec: Spec, done: Sequence[Job], analyses: Analyses) -> list[V
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
             arms[condition.name, arm] = of_runs(shown, arm, runs, None if remedy is None else remedy.name)
-    treated = [arm for key, arm in arms.items() if key != spec.baseline]
-    primary = arms[spec.judged] if spec.judged != spec.baseline else None
-    return judge_arms(Trainings(baseline=arms[spec.baseline], treated=treated, primary=primary, out=out))
+    return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
 
 
 # Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.

@@ -10,7 +10,7 @@ from pathlib import Path
 from probe.analysis.formatting import TextTable
 from probe.report.drawing import Format
 from probe.report.facts import plural
-from probe.report.inputs import Report, questions_of
+from probe.report.inputs import Report
 from probe.report.page import Section, page
 from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
@@ -72,7 +72,7 @@ def contents(report: Report) -> list[Section]:
     # Where a run trained, its curves are the evidence.
     pushes = evidence(loaded[0], anchors) if len(report.analyses) == 1 and trained is None else None
     sections = [verdict(report, pushes), *before, viewer, *after]
-    asked = [] if report.judged is None else questions_of(report.judged)
+    asked = [] if report.judged is None else report.judged.verdict.asked
     return [replace(one, behind=[row for row in asked if RESTS_ON[row.name] == one.id]) for one in sections]
 
 

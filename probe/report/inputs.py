@@ -1,17 +1,15 @@
 """What a report is made from: analyses, each of one run under one condition. Torch-free."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Spec
 from probe.experiments.verdict import SpecVerdict
 from probe.records.records import SampleRecord
 from probe.records.run import Run
-from probe.settings.words import DEFAULT_CONDITION, Word
+from probe.settings.words import DEFAULT_CONDITION
 
 MOST_DRAWN = 6  # with figures of their own; the others are compared, and have their tables
 
@@ -24,7 +22,6 @@ class Report:
     analyses: Sequence[Analysis]
     command: str  # that repeats the report
     spec: Spec | None = None
-    arms_of_spec: Mapping[Path, tuple[str, str]] = field(default_factory=dict)  # {run: its (condition, arm)}
     evaluation: SpecVerdict | None = None  # of the spec
 
     @property
@@ -52,12 +49,6 @@ def samples_of(analysis: Analysis) -> list[SampleRecord]:
     """The samples of the measured arm (the one that stands for vanilla), or of the first arm if there is none."""
     arm = analysis.measured_arm or next(iter(analysis.arms), None)
     return [sample for sample in analysis.records.samples if sample.arm == arm]
-
-
-def questions_of(analysis: Analysis) -> Sequence[Finding]:
-    """The findings of its verdict; none where one sentence says it."""
-    verdict = analysis.verdict
-    return [] if verdict.word in (Word.BROKEN, Word.TRAINED) else verdict.findings
 
 
 def slug(text: str) -> str:

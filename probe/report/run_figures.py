@@ -17,12 +17,12 @@ from probe.analysis.cosines import METRICS, Cell, Metric
 from probe.analysis.formatting import p_value, short
 from probe.analysis.metrics import MetricKey
 from probe.analysis.statistics.intervals import Interval, prompt_means
-from probe.analysis.statistics.nulls import NORMAL_975
+from probe.analysis.statistics.nulls import NORMAL_975, NullTest
 from probe.analysis.statistics.significance import ONE_SAMPLE, mde, mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
-from probe.report.inputs import label_of, questions_of, samples_of, slug
+from probe.report.inputs import label_of, samples_of, slug
 from probe.settings.arms import ARMS
 
 NULL_NAMES = {  # beside the Haar band of every arm
@@ -75,7 +75,7 @@ def forest(
 def answers(axes: Axes, analysis: Analysis) -> None:
     """The number behind each question of the verdict, a share; ends beyond the axis lie at its ends."""
     rows = []
-    for finding in questions_of(analysis):
+    for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
             low, value, high = np.clip((number.interval.low, number.value, number.interval.high), -0.5, 1.5)
@@ -94,13 +94,12 @@ def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
     rows = []
     for analysis in analyses:
         for summary in analysis.summaries:
-            half = NORMAL_975 * summary.haar.sd if summary.haar else None
             row = Row(
                 f"{label_of(analysis)} \u00b7 {summary.arm}" if len(analyses) > 1 else summary.arm,
                 f"{signed(summary.mean_cos_in)} \u00b7 {plural(summary.num_prompts, 'prompt')}",
                 summary.mean_cos_in,
                 summary.interval,
-                None if half is None else (-half, half),
+                _band(summary.haar),
                 summary.arm == analysis.measured_arm,
             )
             rows.append(row)
@@ -108,12 +107,15 @@ def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
         for null, name in NULL_NAMES.items():
             for row in tests:
                 if (row.metric, row.null) == ("cos_in", null):
-                    half = NORMAL_975 * row.test.sd
-                    band = row.test.mean - half, row.test.mean + half
-                    rows.append(Row(name, f"p {p_value(row.test.p)}", row.value, null=band))
+                    rows.append(Row(name, f"p {p_value(row.test.p)}", row.value, null=_band(row.test)))
     axes.set_title("Does the gradient point along the direction?")
     axes.set_xlabel("mean cos_in over prompts, 95% (\u2192 hack-ward)")
     forest(axes, rows, null="95% of the null (of an arm: Haar)", strong="measured arm", weak="other arms")
+
+
+def _band(test: NullTest | None) -> tuple[float, float] | None:
+    """Where a null has 95% of its values."""
+    return None if test is None else (test.mean - NORMAL_975 * test.sd, test.mean + NORMAL_975 * test.sd)
 
 
 def contrasts(axes: Axes, analysis: Analysis) -> None:
@@ -122,12 +124,9 @@ def contrasts(axes: Axes, analysis: Analysis) -> None:
     for contrast in analysis.contrasts:
         if contrast.arm != analysis.measured_arm or contrast.difference is None:
             continue
-        half = 0.0
-        if contrast.haar is not None and contrast.haar.z:
-            half = NORMAL_975 * abs(contrast.difference / contrast.haar.z)
         name = contrast.name if contrast.metric == "cos_S_contrib" else f"{contrast.name} (nll)"
         note = f"{signed(contrast.difference)} \u00b7 p {p_value(contrast.p)}"
-        rows.append(Row(name, note, contrast.difference, contrast.interval, (-half, half) if half else None))
+        rows.append(Row(name, note, contrast.difference, contrast.interval, _band(contrast.haar)))
     axes.set_title("Do hacks point further hack-ward?")
     axes.set_xlabel("difference of cosines within prompts, 95%")
     forest(axes, rows, null="95% of Haar directions", strong="mean over prompts")
@@ -338,4 +337,4 @@ def _labels(cell: Cell) -> str:
     """`teacher, hint, hacked, right, A > 0`."""
     hacked, right = "hacked" if cell.hacked else "clean", "right" if cell.gt_pass else "wrong"
     hint = ["hint"] if cell.hint else []
-    return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign > 0 else "A < 0"])
+    return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign == 1 else "A < 0"])

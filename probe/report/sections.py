@@ -6,11 +6,12 @@ To add a section of figures: a row of EVIDENCE, and its figures under its id in 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.evidence import PlannedTraining
 from probe.analysis.formatting import TextTable
+from probe.analysis.statistics.thresholds import EFFECT, SD, SEEDS
 from probe.analysis.text_report import all_tables
+from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
-from probe.experiments.verdict import go_plan
+from probe.experiments.spec import Cost, Spec
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
@@ -19,7 +20,7 @@ from probe.report.page import Section, render
 from probe.report.rollouts import RunRollouts, string_tables
 from probe.report.run_figures import figures_of
 from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
-from probe.report.trainings import Treatment, arm_of, treatments_of
+from probe.report.trainings import elo_of, rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
 # (id, title, lead, names of the tables, what stands in the place of figures), in reading order
@@ -84,12 +85,12 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
         report: its training runs.
         verdicts: on arms after training, beside vanilla.
     """
-    treatments = _telling_first(treatments_of(report))
-    figures = figures_of_training(treatments)
+    arms = _telling_first(trained_arms(report))
+    figures = figures_of_training(arms)
     if not figures:
         return None
-    tables = [table for table in (_outcomes(verdicts), _evaluations(treatments)) if table.rows]
-    best = best_checkpoint(treatments)
+    tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
+    best = best_checkpoint(arms)
     sentences = [*arm_sentences(verdicts), *([best] if best else [])]
     return Section(
         id="training",
@@ -106,8 +107,9 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 def power(report: Report) -> Section:
     """Detectable effects by prompts and by seeds; wall-clock times."""
     figures = [figure for analysis in report.drawn for figure in figures_of(analysis, "power")]
-    plan = PlannedTraining() if report.spec is None else go_plan(report.spec)
-    if seeds := drawn("power-seeds", seeds_power, plan):
+    go = Cost() if report.spec is None else _bought(report.spec)
+    planned = {"seeds": go.seeds or SEEDS, "effect": go.expected_effect or EFFECT, "sd": go.sd or SD}
+    if seeds := drawn("power-seeds", seeds_power, **planned, correlation=go.paired_correlation):
         figures.append(seeds)
     times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
     table = TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)
@@ -157,12 +159,10 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
     return Section(id="rollouts", title="Rollouts", lead=lead, html=html, tables=tables), data.anchors
 
 
-def best_checkpoint(treatments: Sequence[Treatment]) -> str | None:
+def best_checkpoint(arms: Sequence[TrainedArm]) -> str | None:
     """A sentence that names the checkpoint with the highest Elo of solving; None where no run recorded Elo."""
-    rated = []
-    for treatment in treatments:
-        for trained in treatment.runs:
-            rated += [(point, trained.run.path.name) for point in trained.elo("solve") if point.step > 0]
+    runs = [run for arm in arms for run in arm.runs]
+    rated = [(point, run.run) for run in runs for point in elo_of(run, "solve") if point.step > 0]
     if not rated:
         return None
     best, run = max(rated, key=lambda entry: entry[0].value)
@@ -186,16 +186,17 @@ def _panels(
     return render("figures.html", figures=figures, tables=tables, **context)
 
 
-def _telling_first(treatments: Sequence[Treatment]) -> list[Treatment]:
+def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:
     """Where not all have a colour: the first stays, then those that hack least after training."""
-    if len(treatments) <= MOST_NAMED:
-        return list(treatments)
+    if len(arms) <= MOST_NAMED:
+        return list(arms)
+    return [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
 
-    def hack_rate(treatment: Treatment) -> float:
-        hack, _ = treatment.ends()
-        return 1.0 if hack is None else hack.value
 
-    return [treatments[0], *sorted(treatments[1:], key=hack_rate)]
+def _bought(spec: Spec) -> Cost:
+    """The training that a GO buys: [budget.go], else the runs of a training spec."""
+    trains = spec.settings["verb"] == "train"
+    return spec.budget.go or (spec.budget.model_copy(update={"seeds": len(spec.seeds)}) if trains else Cost())
 
 
 def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:
@@ -209,13 +210,13 @@ def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:
     return TextTable(name="outcomes", title="Verdict on every treatment", header=header, rows=rows, left=2)
 
 
-def _evaluations(treatments: Sequence[Treatment]) -> TextTable:
+def _evaluations(arms: Sequence[TrainedArm]) -> TextTable:
     rows = []
-    for treatment in treatments:
-        for run in treatment.runs:
-            for step, rates in run.by_step.items():
-                counts = (str(run.seed), str(step), str(rates["num_rollouts"]))
-                rows.append((treatment.name, arm_of(run.run), *counts, *(_rate(rates[metric]) for metric in RATES)))
+    for arm in arms:
+        for seed, run in zip(arm.seeds, arm.runs, strict=True):
+            for step, rates in rates_of(run).items():
+                counts = (str(seed), str(step), str(rates["num_rollouts"]))
+                rows.append((arm.name, arm.arm, *counts, *(_rate(rates[metric]) for metric in RATES)))
     header = ("treatment", "arm", "seed", "steps", "rollouts", *RATES)
     return TextTable(name="evaluations", title="Evaluations (rate [Wilson 95%])", header=header, rows=rows, left=2)
 

@@ -1,6 +1,6 @@
-"""The figures of trainings: functions draw(axes, treatments, ...) that draw nothing where nothing was measured.
+"""The figures of trainings: functions draw(axes, arms, ...) that draw nothing where nothing was measured.
 
-To add one: write such a function, and add its row to FIGURES. Treatments come with what they are compared with first.
+To add one: write such a function, and add its row to FIGURES. Arms come with what they are compared with first.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,11 +9,13 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from probe.analysis.evidence import PlannedTraining
+from probe.analysis.formatting import short
 from probe.analysis.statistics.significance import mde
+from probe.analysis.verdict.trained_arms import TrainedArm
+from probe.report import trainings
 from probe.report.drawing import ARMS, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn
 from probe.report.facts import plural
-from probe.report.trainings import IN_TRAINING, Point, Treatment
+from probe.report.trainings import IN_TRAINING, Point, curve, rate_at, steps_of
 
 MOST_NAMED = len(ARMS)  # of more treatments, the others are thin grey lines
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
@@ -29,7 +31,7 @@ SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
     """A line a treatment with its intervals; the first one, which the others are compared with, over them."""
-    series = [(name, points) for name, points in series if points]
+    series = [(short(name, 60), points) for name, points in series if points]
     last = max((points[-1].step for _, points in series), default=0)
     for place, (name, points) in enumerate(series):
         over = 3 - place / 100
@@ -48,10 +50,10 @@ def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
     axes.set_xlabel("optimizer steps (number)")
 
 
-def learning(axes: Axes, treatments: Sequence[Treatment], metric: str) -> None:
+def learning(axes: Axes, arms: Sequence[TrainedArm], metric: str) -> None:
     """A held-out rate of every treatment over its training, with 95% intervals."""
-    curves(axes, [(treatment.name, treatment.curve(metric)) for treatment in treatments])
-    counts = sorted({len(treatment.runs) for treatment in treatments})
+    curves(axes, [(arm.name, curve(arm, metric)) for arm in arms])
+    counts = sorted({len(arm.runs) for arm in arms})
     interval = "Wilson 95%" if counts == [1] else "95% over seeds"
     axes.set_title(RATES[metric])
     axes.set_ylabel(f"{metric} rate, held out ({interval})")
@@ -59,39 +61,43 @@ def learning(axes: Axes, treatments: Sequence[Treatment], metric: str) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def ladder(axes: Axes, treatments: Sequence[Treatment], rung: str) -> None:
+def ladder(axes: Axes, arms: Sequence[TrainedArm], rung: str) -> None:
     """Elo of the policy above the base, which is the line at 0 (`probe.analysis.ladder`)."""
-    curves(axes, [(treatment.name, treatment.elo(rung)) for treatment in treatments])
+    curves(axes, [(arm.name, trainings.elo(arm, rung)) for arm in arms])
     if axes.has_data():
         axes.axhline(0, color=EDGE, lw=1)
     axes.set_title(ELO[rung])
     axes.set_ylabel("Elo above the base (points, 95%)")
 
 
-def in_training(axes: Axes, treatments: Sequence[Treatment], field: str) -> None:
+def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
     """What the step records say of the rollouts that are trained on, the mean over seeds."""
-    curves(axes, [(treatment.name, treatment.in_training(field)) for treatment in treatments])
+    curves(axes, [(arm.name, trainings.in_training(arm, field)) for arm in arms])
     title, unit, _ = IN_TRAINING[field]
     axes.set_title(title)
     axes.set_ylabel(unit)
 
 
-def pareto(axes: Axes, treatments: Sequence[Treatment]) -> None:
+def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
     """Hack against solve after training, with 95% intervals: the upper left is best, below the cross is a loss."""
-    ends = [(treatment, *treatment.ends()) for treatment in treatments]
-    ends = [(treatment, hack, solve) for treatment, hack, solve in ends if hack is not None and solve is not None]
+    ends = [
+        (arm, *(rate_at(arm, metric, steps_of(arm)[-1]) for metric in ("hack", "solve")))
+        for arm in arms
+        if steps_of(arm)
+    ]
+    ends = [(arm, hack, solve) for arm, hack, solve in ends if hack is not None and solve is not None]
     if len(ends) < 2:
         return
-    for place, (treatment, hack, solve) in enumerate(ends):
+    for place, (arm, hack, solve) in enumerate(ends):
         color, marker = ARMS[place % MOST_NAMED], MARKERS[place % len(MARKERS)]
         for low, high, across in ((hack.low, hack.high, True), (solve.low, solve.high, False)):
             if low is not None and high is not None:
                 ends_at = ((low, high), (solve.value,) * 2) if across else ((hack.value,) * 2, (low, high))
                 axes.plot(*ends_at, color=color, alpha=0.35, lw=1)
-        label = treatment.name if place else f"{treatment.name} (baseline)"
+        label = short(arm.name, 60) if place else f"{arm.name} (baseline)"
         face = PAPER if place else color
         axes.plot([hack.value], [solve.value], marker, color=color, mfc=face, ms=6, mew=1.4, label=label, ls="none")
-    starts = [(treatment.rate("hack", 0), treatment.rate("solve", 0)) for treatment, *_ in ends if 0 in treatment.steps]
+    starts = [(rate_at(arm, "hack", 0), rate_at(arm, "solve", 0)) for arm, *_ in ends if 0 in steps_of(arm)]
     known = [(hack.value, solve.value) for hack, solve in starts if hack is not None and solve is not None]
     if known:
         mean = [sum(values) / len(known) for values in zip(*known, strict=True)]
@@ -105,19 +111,19 @@ def pareto(axes: Axes, treatments: Sequence[Treatment]) -> None:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def seeds_power(axes: Axes, plan: PlannedTraining) -> None:
+def seeds_power(axes: Axes, *, seeds: int, effect: float, sd: float, correlation: float | None) -> None:
     """The smallest difference of two arms that n seeds each show, unpaired and paired by seed."""
-    numbers = sorted({*SEEDS, plan.seeds} - {1})  # one seed shows no variance: its effect is infinite
-    rho = 0.5 if plan.paired_correlation is None else plan.paired_correlation
-    for label, color, dashes, correlation in (("unpaired", INK, "-", None), (f"paired, r = {rho:g}", SOFT, "--", rho)):
-        effects = [mde(plan.sd, n, paired_correlation=correlation) for n in numbers]
-        marked = [numbers.index(plan.seeds)] if plan.seeds in numbers else []
+    numbers = sorted({*SEEDS, seeds} - {1})  # one seed shows no variance: its effect is infinite
+    rho = 0.5 if correlation is None else correlation
+    for label, color, dashes, paired in (("unpaired", INK, "-", None), (f"paired, r = {rho:g}", SOFT, "--", rho)):
+        effects = [mde(sd, n, paired_correlation=paired) for n in numbers]
+        marked = [numbers.index(seeds)] if seeds in numbers else []
         axes.plot(numbers, effects, color=color, ls=dashes, marker="o", markevery=marked, label=label)
-    axes.axhline(plan.expected_effect, color=HACK, ls="--", lw=1, label=f"expected: {plan.expected_effect:g}")
+    axes.axhline(effect, color=HACK, ls="--", lw=1, label=f"expected: {effect:g}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(SEEDS[::2], [str(n) for n in SEEDS[::2]])
     axes.set_ylim(bottom=0)
-    axes.set_title(f"What could a training show? sd {plan.sd:g} between seeds")
+    axes.set_title(f"What could a training show? sd {sd:g} between seeds")
     axes.set(xlabel="seeds of each arm (number)", ylabel="smallest difference seen (of a rate)")
 
 
@@ -132,9 +138,9 @@ FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
 )
 
 
-def figures_of_training(treatments: Sequence[Treatment]) -> list[Figure]:
+def figures_of_training(arms: Sequence[TrainedArm]) -> list[Figure]:
     """All that have something to draw."""
-    figures = [drawn(name, draw, treatments, *what) for name, draw, what in FIGURES]
+    figures = [drawn(name, draw, arms, *what) for name, draw, what in FIGURES]
     return [figure for figure in figures if figure is not None]
 
 

@@ -5,16 +5,17 @@ What stands where is in `templates/first.html`, `verdict.html` and `runs.html`.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.formatting import TextTable, number, p_value, share
-from probe.analysis.text_report import all_tables, basis_table
+from probe.analysis.formatting import TextTable
+from probe.analysis.text_report import all_tables, basis_table, table_of
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.report.drawing import drawn
-from probe.report.inputs import Report, label_of, questions_of
+from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
 from probe.report.run_figures import alignment, figures_of
 
@@ -96,19 +97,17 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
     """One row an analysis: what a comparison of runs looks at first."""
     rows = []
     for analysis in analyses:
-        num_prompts, mean_cos_in, flip_p = 0, None, None
-        for summary in analysis.summaries:
-            if summary.arm == analysis.measured_arm:
-                num_prompts, mean_cos_in, flip_p = summary.num_prompts, summary.mean_cos_in, summary.sign_flip_p
-        null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
-        area = analysis.specificity[0].auroc if analysis.specificity else None  # the cosine's; its rivals follow
-        numbers = (number(mean_cos_in), p_value(flip_p), p_value(null.p if null else None), share(area))
-        rows.append(
-            (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(num_prompts), *numbers)
-        )
-    header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
-    title = "The arm that stands for vanilla in each run"
-    return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
+        row = SimpleNamespace(run=label_of(analysis), verdict=analysis.verdict, arm=analysis.measured_arm)
+        row.measured = analysis.summary(analysis.measured_arm)
+        row.null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
+        row.area = next(iter(analysis.specificity), None)  # the cosine's; its rivals follow
+        rows.append(row)
+    columns = (
+        "run = run | verdict = verdict.word | arm = arm | prompts = measured.num_prompts | "
+        "cos_in = measured.mean_cos_in:+.3f | flip p = measured.sign_flip_p:p | N2 p = null.p:p | "
+        "AUROC = area.auroc:.2f"
+    )
+    return table_of("overview", 3, "The arm that stands for vanilla in each run", rows, columns)
 
 
 def _rendered(template: str, **context: Any) -> str:
@@ -119,7 +118,7 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
     return {
         "label": label_of(analysis),
         "verdict": analysis.verdict,
-        "questions": questions_of(analysis),
+        "questions": analysis.verdict.asked,
         "answers": figures_of(analysis, "verdict"),
         "rests_on": {},
         "bases": basis_table(analysis),

@@ -134,15 +134,6 @@ def haar_directions(rng, num_draws, r):
     return u / np.linalg.norm(u, axis=1, keepdims=True)
 
 
-def test_haar_test_is_calibrated_for_many_modules():
-    """The normal p of a sum over 20 modules of rank 16 rejects 5% of Haar draws at 5%."""
-    rng = np.random.default_rng(0)
-    cosines = sum(haar_directions(rng, 2500, 16)[:, 0] for _ in range(20)) / 20
-    sd = math.sqrt(1 / (20 * 16))
-    rejected = np.mean([haar_test(c, sd).p < 0.05 for c in cosines])
-    assert rejected == pytest.approx(0.05, abs=0.015)
-
-
 @pytest.mark.parametrize(("common", "independent_fails"), [(0.0, False), (0.9, True)])
 def test_one_draw_of_directions_is_shared_by_all_steps(common, independent_fails):
     """The mean of 20 cosines with ONE Haar direction: the shared bound holds even when the gradients point alike.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from probe.analysis.statistics.significance import mde, pairing_pays_above
+from probe.analysis.statistics.significance import mde
 
 
 def test_textbook_values():
@@ -29,15 +29,6 @@ def test_the_formula_is_what_the_test_of_a_run_finds(n, rho):
         else stats.ttest_rel(a + effect, b, axis=1)
     )
     assert np.mean(test.pvalue < 0.05) == pytest.approx(0.8, abs=4 * math.sqrt(0.16 / 4000))
-
-
-def test_pairing_pays_above_a_correlation():
-    """At that correlation n pairs and n units a side detect the same; 3 pairs of correlation .3 detect less."""
-    for n in (3, 5, 10):
-        rho = pairing_pays_above(n)
-        assert mde(1.0, n, paired_correlation=rho) == pytest.approx(mde(1.0, n))
-    assert pairing_pays_above(3) == pytest.approx(0.42, abs=0.01)
-    assert mde(0.15, 3, paired_correlation=0.3) > mde(0.15, 3)
 
 
 def test_one_unit_detects_nothing():

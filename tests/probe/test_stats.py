@@ -99,15 +99,15 @@ def excludes(interval, value):
     return interval is not None and not interval.low <= value <= interval.high
 
 
-def test_welch_against_the_formula():
-    """t and the Welch-Satterthwaite degrees of freedom, written out."""
-    a, b = [1.0, 2.0, 3.0, 6.0], [0.0, 1.0, 1.5]
-    va, vb = np.var(a, ddof=1) / 4, np.var(b, ddof=1) / 3
-    found = welch(a, b)
-    assert found.statistic == pytest.approx((3 - 2.5 / 3) / math.sqrt(va + vb))
-    assert 0.1 < found.pvalue < 0.2
-    assert welch([1.0], b) is None
-    assert welch([1.0, 1.0], [2.0, 2.0]) is None, "no variance on either side: t is infinite, not evidence"
+def test_welch_needs_variance_that_is_more_than_rounding():
+    """Not an infinite t; of one side alone it is Student's interval of the other."""
+    a = [0.8, 0.9, 0.7, 0.85]
+    assert welch([1.0], a) is None
+    assert welch([1.0, 1.0], [2.0, 2.0]) is None
+    # Three seeds with one rate: their mean is off by its last bit, which scipy would warn of.
+    beside_equal = welch(a, [5 / 6 + 0.1, 5 / 6 + 0.1, 5 / 6 + 0.1]).confidence_interval()
+    student = t_interval(np.array(a) - 5 / 6 - 0.1)
+    assert (beside_equal.low, beside_equal.high) == pytest.approx((student.low, student.high))
 
 
 def test_within_prompt_differences_by_hand():
@@ -165,19 +165,6 @@ def test_auroc_equals_pair_counting(rows):
         assert found == pytest.approx(np.mean([(a > b) + (a == b) / 2 for a, b in pairs]))
     else:
         assert math.isnan(found)
-
-
-def test_welchs_interval_agrees_with_its_p():
-    """The level at which 0 is an end of the interval is 1 - p."""
-    a, b = [0.8, 0.9, 0.7, 0.85], [0.6, 0.75, 0.7]
-    test = welch(a, b)
-    found = test.confidence_interval(1 - test.pvalue)
-    assert min(abs(found.low), abs(found.high)) == pytest.approx(0, abs=1e-9)
-    assert (found.low + found.high) / 2 == pytest.approx(np.mean(a) - np.mean(b))
-    # Three seeds with one rate: their mean is off by its last bit, which scipy would warn of.
-    beside_equal = welch(a, [5 / 6 + 0.1, 5 / 6 + 0.1, 5 / 6 + 0.1]).confidence_interval()
-    student = t_interval(np.array(a) - 5 / 6 - 0.1)
-    assert (beside_equal.low, beside_equal.high) == pytest.approx((student.low, student.high))
 
 
 def test_halls_interval_inverts_its_test():

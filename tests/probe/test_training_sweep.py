@@ -16,7 +16,6 @@ from specs import criterion, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.formatting import number
 from probe.analysis.metrics import MetricKey, training_metrics
 from probe.analysis.text_report import heldout_table
 from probe.analysis.training_runs import RATES, siblings
@@ -234,8 +233,8 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Sw
     last = read_evals(projected.path)[-1]["frozen"]
     assert 0 < last["hackward_q95"] < 1
     shown = heldout_table(analyze(projected, num_draws=9))
-    assert shown.rows[-1][-4] == number(last["margin"])
-    assert shown.rows[-1][-1] == number(last["hackward_q95"])
+    assert shown.rows[-1][-4] == f"{last['margin']:+.3f}"
+    assert shown.rows[-1][-1] == f"{last['hackward_q95']:+.3f}"
 
 
 def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from probe.report.run_figures import (
 )
 from probe.report.training_figures import FIGURES as OF_TRAINING
 from probe.report.training_figures import seeds_power
-from probe.report.trainings import treatments_of
+from probe.report.trainings import trained_arms
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,12 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
     trained = [
         maker(name=f"f-{s}", arms=("vanilla",), seed=s, trains=True, tokens=False, rates=[0.1, 0.5]) for s in (1, 2)
     ]
-    treatments = treatments_of(
+    treatments = trained_arms(
         report_of(*trained, maker(name="f-p", arms=("projected",), trains=True, rates=[0.2, 0.3]))
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
     figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    figures.append(drawn("seeds", seeds_power, analysis.plan))
+    figures.append(drawn("seeds", seeds_power, seeds=3, effect=0.3, sd=0.15, correlation=None))
     found = [figure for figure in figures if figure is not None]
     assert len(found) >= 14
     for figure in found:
@@ -141,9 +141,10 @@ def test_trajectories_mark_every_step_once(analysis: Analysis) -> None:
 
 
 def test_bars_of_cells_add_up_to_the_last() -> None:
-    base = {"src_pool": "base", "hint": False, "gt_pass": False, "n": 3, "num_prompts": 2, "mean_advantage": 1.0}
+    base = {"src_pool": "base", "hint": False, "gt_pass": False, "n": 3, "num_null": 0, "num_prompts": 2}
+    means = {"mean_advantage": 1.0, "mean_cos_contrib": None, "mean_cos_nll": None}
     rows = [
-        Cell(**base, hacked=dot > 0, advantage_sign=sign, mean_cos_contrib=None, mean_cos_nll=None, dot=dot)
+        Cell(**base, **means, hacked=dot > 0, advantage_sign=sign, dot=dot)
         for dot, sign in [(0.3, 1), (-0.1, -1), (0.2, 1), (0.0, 0)]
     ]
     bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(cells=rows)).patches]

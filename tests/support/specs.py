@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replay_pools.storage.tables import toml_text
+from probe.experiments.training_spec import toml_rows, toml_tables
 
 Table = Mapping[str, Any]  # keys may have dots
 
@@ -56,17 +56,11 @@ def spec_text(
         conditions: {name: its settings, and `arms` and `seeds` where it has its own}; None: one condition, `base`.
         budget: keys of `[budget]`.
     """
-    lines = [f"arms = {toml_text(arms)}", f"seeds = {toml_text(seeds)}", "[experiment]"]
-    lines += _rows({"name": name, "question": question, "hypotheses": ["It does."]})
-    lines += ["[settings]", *_rows(settings)]
+    parts = [toml_rows({"arms": arms, "seeds": seeds}), "[experiment]"]
+    parts += [toml_rows({"name": name, "question": question, "hypotheses": ["It does."]}), "[settings]"]
+    parts.append(toml_rows(settings))
     for condition, table in (conditions or {}).items():
         changes = {key if key in ("arms", "seeds") else f"settings.{key}": value for key, value in table.items()}
-        lines += ["[[conditions]]", *_rows({"name": condition, **changes})]
-    for title, tables in (("criteria", criteria), ("decisions", decisions)):
-        for table in tables:
-            lines += [f"[[{title}]]", *_rows(table)]
-    return "\n".join([*lines, *(["[budget]", *_rows(budget)] if budget else [])]) + "\n"
-
-
-def _rows(table: Table) -> list[str]:
-    return [f"{key} = {toml_text(value)}" for key, value in table.items()]
+        parts.append(toml_tables("conditions", [{"name": condition, **changes}]))
+    parts += [toml_tables("criteria", criteria), toml_tables("decisions", decisions)]
+    return "\n".join([*parts, *(["[budget]", toml_rows(budget)] if budget else [])]) + "\n"

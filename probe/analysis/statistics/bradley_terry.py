@@ -70,7 +70,6 @@ def rate(
     problems: Sequence[Hashable],
     *,
     num_references: int = 1,
-    level: float = 0.95,
     num_draws: int = 999,
     seed: int = 0,
 ) -> Scale:
@@ -80,7 +79,6 @@ def rate(
         shares: (players, tasks) of the attempts at each task that succeed; nan = no attempt.
         problems: (tasks,) the problem of each task, such as one prompt under several settings.
         num_references: at least 1.
-        level: of the intervals.
         num_draws: of the bootstrap over problems.
         seed: of the bootstrap.
     """
@@ -108,7 +106,7 @@ def rate(
     # The expanded percentile interval (Hesterberg 2015, section 5.3): a bootstrap over n clusters has (n - 1) / n of
     # the variance and ignores that it is itself estimated. No interpolation, which would be between a number and
     # infinity.
-    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * student_quantile(level, n - 1)))
+    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * student_quantile(0.95, n - 1)))
     low = np.quantile(lowest, tail, axis=0, method="lower")
     high = np.quantile(highest, 1 - tail, axis=0, method="higher")
     return Scale(

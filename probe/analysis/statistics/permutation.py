@@ -30,15 +30,13 @@ from probe.analysis.statistics.geometry import (
     StepGram,
     along,
     along_modules,
-    cosines,
     mean_module_unit,
     mean_unit,
 )
-from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_means, prompt_weights
+from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_weights
 from probe.analysis.statistics.nulls import NullTest, null_axes, null_test
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
-from probe.analysis.statistics.thresholds import ALPHA
 
 NUM_DRAWS = 999
 CHUNK = 1 << 20  # how many scores are ranked at once
@@ -78,7 +76,6 @@ class Permutation:
     rows: list[NullRow]
     modules: list[ModuleRow]
     modules_critical_z: float | None  # |z| beyond it has p_max_t < .05; None: no modules, or too few draws
-    excess: dict[str, float]  # {prompt: d_p}, cos_in of a prompt minus its mean under N2
 
     def get(self, metric: str, null: str) -> NullTest | None:
         """The test of a statistic under a null; None where the run cannot measure it."""
@@ -126,11 +123,6 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
     draws["N4"] = _batch_label_nulls(linked, labels, num_draws, copy.deepcopy(axes.drawn))
-    excess = {}
-    if linked.steps:
-        # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the one
-        # that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
-        excess = prompt_means(cosines(axes.truth, linked.totals)[0].tolist(), linked.prompts)
     rows = []
     for null, statistics in draws.items():
         for metric, values in statistics.items():
@@ -140,12 +132,7 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
                 test = null_test(value, finite, centre=CENTRES[metric])
                 rows.append(NullRow(metric=metric, null=null, value=value, test=test))
     modules, critical = _module_rows(linked, axes.truth, axes.permuted)
-    return Permutation(
-        rows=rows,
-        modules=modules,
-        modules_critical_z=critical,
-        excess={str(prompt): mean for prompt, mean in excess.items()},
-    )
+    return Permutation(rows=rows, modules=modules, modules_critical_z=critical)
 
 
 def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Array]:
@@ -231,7 +218,7 @@ def _module_rows(linked: Linked, truth: Axes, permuted: Axes) -> tuple[list[Modu
     # Mean over prompts of each module's gradient; a step without a gradient there counts as 0.
     means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
     observed = along_modules(truth, means)[0, kept]
-    z, p, critical = max_t(observed, along_modules(permuted, means)[:, kept], alpha=ALPHA)
+    z, p, critical = max_t(observed, along_modules(permuted, means)[:, kept])
     rows = []
     for i, m in enumerate(kept):
         name = linked.pairs.modules[m]

@@ -47,6 +47,7 @@ from probe.analysis.statistics.intervals import (
     t_interval,
     varies,
 )
+from probe.analysis.statistics.thresholds import ALPHA, POWER
 
 # `mde` compares two arms. A correlation of .5 makes its paired error sd / sqrt(n), that of the mean of one sample.
 ONE_SAMPLE = 0.5
@@ -119,7 +120,7 @@ def welch(a: ArrayLike, b: ArrayLike) -> Any | None:
         return stats.ttest_ind(x, y, equal_var=False)
 
 
-def max_t(observed: Array, draws: Array, *, alpha: float = 0.05) -> tuple[Array, Array, float]:
+def max_t(observed: Array, draws: Array) -> tuple[Array, Array, float]:
     """Single-step max-T (Westfall and Young 1993): p_m = (1 + draws whose largest |z| reaches |z_m|) / (B + 1).
 
     z divides by the standard deviation of each statistic under the null. The draws keep the dependence between the
@@ -128,16 +129,15 @@ def max_t(observed: Array, draws: Array, *, alpha: float = 0.05) -> tuple[Array,
     Args:
         observed: (M,) statistics with null mean 0.
         draws: (B, M) the same under the null.
-        alpha: the family-wise level that `critical` belongs to.
 
     Returns:
-        z (M,), p (M,), and the critical |z|: p < alpha exactly where |z| is above it; infinite for too few draws.
+        z (M,), p (M,), and the critical |z|: p < ALPHA exactly where |z| is above it; infinite for too few draws.
     """
     sd = np.sqrt(np.square(draws).mean(0))
     scale = np.where(sd > 0, sd, np.inf)
     z = observed / scale
     largest = np.abs(draws / scale).max(1)
-    above = math.ceil(alpha * (len(draws) + 1)) - 2  # p < alpha allows at most this many draws that reach |z|
+    above = math.ceil(ALPHA * (len(draws) + 1)) - 2  # p < ALPHA allows at most this many draws that reach |z|
     critical = math.inf
     if 0 <= above < len(draws):
         critical = float(np.sort(largest)[::-1][above])
@@ -274,9 +274,7 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
     return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
-def mde(
-    sd: float, n: int, *, paired_correlation: float | None = None, alpha: float = 0.05, power: float = 0.8
-) -> float:
+def mde(sd: float, n: int, *, paired_correlation: float | None = None, power: float = POWER) -> float:
     """Minimum detectable effect: the difference of means that a t-test (unpaired: Welch's) finds with `power`.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
@@ -294,17 +292,16 @@ def mde(
         sd: standard deviation of one group between units.
         n: units (seeds, prompts) in each group, or pairs.
         paired_correlation: between the two measurements of a pair; None for independent groups.
-        alpha: level of the test, both tails together.
-        power: probability of finding the effect, above alpha.
+        power: probability of finding the effect at the level ALPHA, both tails together.
     """
     if n == 1:
         return math.inf
     error = sd * math.sqrt(2 * (1 - (paired_correlation or 0.0)) / n)
-    return error * _detectable(n, paired_correlation is not None, alpha, power)
+    return error * _detectable(n, paired_correlation is not None, power)
 
 
-def sign_flip_mde(sd: float, n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
-    """Minimum mean of n independent differences that the sign-flip test finds with probability `power`.
+def sign_flip_mde(sd: float, n: int) -> float:
+    """Minimum mean of n independent differences that the sign-flip test finds with probability POWER.
 
     As Student's, but that its p is never below 2 / 2^n: with 5 differences or fewer nothing is found at 5%, and where
     only differences of one sign are (6), that happens with probability Phi(effect / sd)^n. Simulated with normal
@@ -313,53 +310,38 @@ def sign_flip_mde(sd: float, n: int, *, alpha: float = 0.05, power: float = 0.8)
     Args:
         sd: of the differences between units.
         n: differences.
-        alpha, power: as `mde`.
     """
     patterns = 2**n
-    if 2 / patterns >= alpha:
+    if 2 / patterns >= ALPHA:
         return math.inf
-    if 4 / patterns >= alpha:
-        return sd * float(stats.norm.ppf(power ** (1 / n)))
+    if 4 / patterns >= ALPHA:
+        return sd * float(stats.norm.ppf(POWER ** (1 / n)))
     # A difference has the standard deviation sd sqrt(2 (1 - rho)), so that of rho = 1/2 has sd itself.
-    return mde(sd, n, paired_correlation=ONE_SAMPLE, alpha=alpha, power=power)
+    return mde(sd, n, paired_correlation=ONE_SAMPLE)
 
 
-def pairing_pays_above(n: int, *, alpha: float = 0.05, power: float = 0.8) -> float:
-    """The correlation within pairs above which n pairs detect a smaller effect than two groups of n units.
-
-    The paired test has n - 1 degrees of freedom, the unpaired one up to 2 n - 2: with few units, the correlation
-    has to make up for a wider t distribution. The error of a paired difference goes with sqrt(1 - rho), so that
-
-        mde_paired(rho) = mde_paired(0) sqrt(1 - rho) = mde_unpaired      at rho = 1 - (mde_unpaired / mde_paired(0))^2
-
-    3 pairs pay above .42, 5 above .23, 10 above .11.
-    """
-    options = {"alpha": alpha, "power": power}
-    return 1 - (mde(1.0, n, **options) / mde(1.0, n, paired_correlation=0.0, **options)) ** 2
-
-
-def _power(ncp: float, n: int, paired: bool, alpha: float) -> float:
+def _power(ncp: float, n: int, paired: bool) -> float:
     """Power at an effect of `ncp` standard errors."""
     df = n - 1 if paired else 2 * n - 2
-    critical, weights = (stats.t.isf(alpha / 2, df), 1.0) if paired else _welch_critical(n, alpha)
+    critical, weights = (stats.t.isf(ALPHA / 2, df), 1.0) if paired else _welch_critical(n)
     # T(-ncp) mirrors T(ncp).
     return float(np.sum(weights * (stats.nct.sf(critical, df, ncp) + stats.nct.sf(critical, df, -ncp))))
 
 
 @lru_cache(maxsize=256)
-def _welch_critical(n: int, alpha: float) -> tuple[Array, Array]:
+def _welch_critical(n: int) -> tuple[Array, Array]:
     """(values, their probabilities) of Welch's critical |t| of two groups of n with one variance: Gauss quadrature."""
     nodes, weights = special.roots_jacobi(NODES, (n - 3) / 2, (n - 3) / 2)
     share = (1 + nodes) / 2
-    return stats.t.isf(alpha / 2, (n - 1) / (share**2 + (1 - share) ** 2)), weights / weights.sum()
+    return stats.t.isf(ALPHA / 2, (n - 1) / (share**2 + (1 - share) ** 2)), weights / weights.sum()
 
 
 @lru_cache(maxsize=256)
-def _detectable(n: int, paired: bool, alpha: float, power: float) -> float:
+def _detectable(n: int, paired: bool, power: float) -> float:
     """The effect, in standard errors, that is found with probability `power`."""
 
     def surplus(ncp: float) -> float:
-        return _power(ncp, n, paired, alpha) - power
+        return _power(ncp, n, paired) - power
 
     high = 1.0
     while surplus(high) < 0:

@@ -31,7 +31,7 @@ AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name O
 PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halves}"
-_HALFWAY = "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. {how}"
+HALFWAY_ROLLOUTS = "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. "
 # Where no adapter makes the hacks, and where one does.
 TRAIN_HALFWAY = (
     "Train one, sample it, replay that, price the training in question (the first command prints how often it hacks; "
@@ -41,13 +41,12 @@ SCALE_HALFWAY = (
     f"Sample the base with {SCALE:.0%} of its teacher's adapter, replay that, time some steps, price the training in "
     f"question (probe pool show {HALFWAY} says how often it hacks; more of the adapter hacks more often)"
 )
-_LOG_HALFWAY = (
+LOG_HALFWAY = (
     "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "
     "and clean answers are alike there"
 )
 _AIM = f"directions that remove {SHOWN_REMOVED:.0%} or more of the progress on held-out hacks"
 _MENDED = "no number of this run is read until that is fixed: "
-_SIDES = "hacks and honest solutions of one prompt and much the same length are needed among the paid"
 _EFFECT = (
     f"smallest difference of hack rates that is seen with {POWER:.0%} power at sd {{sd:g}} between seeds: {{sizes}}"
 )
@@ -105,8 +104,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "two it is, labels say (--map hacked=COLUMN)",
         "",
     ),
-    "away": (f"what the other rollouts teach ({{benign}}) outweighs the paid hacks: {_HALFWAY}", HALVES),
-    "away, of a log": (f"what the other rollouts teach ({{benign}}) outweighs the paid hacks: {_LOG_HALFWAY}", ""),
+    "away": ("what the other rollouts teach ({benign}) outweighs the paid hacks: {halfway}", HALVES),
     "more directions": (
         f"{_AIM}: {{k}} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)",
         "{repeat} --k {k} --name again",
@@ -140,12 +138,14 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "{regrade} --cpu-limit 20",
     ),
     "same prompts": ("{partner} answers the very prompts of {pool}, by another policy", "{replay_partner}"),
-    "both sides": (f"{_SIDES}: {{group}} rollouts of every prompt by one policy, {{so_far}} so far", "{samples}"),
-    "both sides, of a log": (f"{_SIDES}: log {MORE_ROLLOUTS} times as many rollouts of every prompt", ""),
-    "apart": (_HALFWAY, HALVES),
+    "both sides": (
+        "hacks and honest solutions of one prompt and much the same length are needed among the paid: {more}",
+        "{samples}",
+    ),
+    "apart": ("{halfway}", HALVES),
     "apart, of a log": (
-        f"{_LOG_HALFWAY}. Where these are such rollouts, hacks of this policy differ in {{scores}} by nature, and "
-        "trainings alone tell: vanilla, the gate and shuffled pairs that remove as much",
+        "{halfway}. Where these are such rollouts, hacks of this policy differ in {scores} by nature, and trainings "
+        "alone tell: vanilla, the gate and shuffled pairs that remove as much",
         "",
     ),
     "apart by nature": (
@@ -155,14 +155,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     # UNDERPOWERED: nothing can be read
     "arm": ("an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
-    "updates": (
-        "rewards that differ within a prompt: {group} rollouts of each, {so_far} so far",
-        "{samples}",
-    ),
-    "updates, of a log": (
-        f"rewards that differ within a prompt: log {MORE_ROLLOUTS} times as many rollouts of every prompt",
-        "",
-    ),
+    "updates": ("rewards that differ within a prompt: {more}", "{samples}"),
     "gram": ("replay again, with its inner products", AGAIN),
     "loss": ("a replay with advantages and gradients alone", "{repeat}{plain_objective} --name again"),
     "held out": ('a dozen pairs marked "held_out": true in FILE.jsonl', EXTRACT),
@@ -174,29 +167,16 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         PAIRS,
     ),
     # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
-    "hacks": (_HALFWAY, HALVES),
-    "hacks, of a log": (_LOG_HALFWAY, ""),
+    "hacks": ("{halfway}", HALVES),
     "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
     "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
-    "benign": (
-        "rewards that differ among the rollouts of a prompt that do not hack: {group} of each, {so_far} so far",
-        "{samples}",
-    ),
-    "benign, of a log": (
-        f"rewards that differ among the rollouts of a prompt that do not hack: log {MORE_ROLLOUTS} times as many of "
-        "every prompt",
-        "",
-    ),
+    "benign": ("rewards that differ among the rollouts of a prompt that do not hack: {more}", "{samples}"),
     "right": (
         "say which rollouts are right: log it, and name the column to probe check (or probe pool import) by --map "
         "gt_pass=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
         "",
     ),
-    "honest": ("paid rollouts that are right and honest: {group} of each prompt, {so_far} so far", "{samples}"),
-    "honest, of a log": (
-        f"paid rollouts that are right and honest: log {MORE_ROLLOUTS} times as many of every prompt",
-        "",
-    ),
+    "honest": ("paid rollouts that are right and honest: {more}", "{samples}"),
     "price": ("4 times as many prompts ({steps}) halve the error of the price{limit}", SAMPLE),
     "labels": (
         "say which rollouts hack: log it, and name the column to probe check (or probe pool import) by --map "

@@ -16,13 +16,15 @@ from extraction.words import Basis
 from probe.analysis.evidence import Evidence
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import ALPHA, POWER, SHOWN_REMOVED
+from probe.analysis.statistics.thresholds import ALPHA, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import (
     ADVICE,
     DRAFT,
     DRAFTED,
     HALFWAY,
+    HALFWAY_ROLLOUTS,
     LEAST_PROMPTS,
+    LOG_HALFWAY,
     MORE_ROLLOUTS,
     NATURAL,
     PROMPTS,
@@ -205,10 +207,11 @@ def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) 
     """More rollouts of each prompt, in the first pool that can be sampled again."""
     pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
     if pool is None:
-        return f"{reason}, of a log", {}
-    group = MORE_ROLLOUTS * pool.said("plan.group")
-    samples = generate(pool, f"{pool.name}-{group}", group=group)
-    return reason, {"samples": samples, "group": group, "so_far": pool.said("plan.group")}
+        return reason, {"samples": None, "more": f"log {MORE_ROLLOUTS} times as many rollouts of every prompt"}
+    so_far = pool.said("plan.group")
+    group = MORE_ROLLOUTS * so_far
+    more = f"{group} rollouts of every prompt, {so_far} so far"
+    return reason, {"samples": generate(pool, f"{pool.name}-{group}", group=group), "more": more}
 
 
 def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -253,7 +256,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may have taught this one
     pool = next(iter(made), None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
-        return f"{reason}, of a log", facts
+        return reason, {"halfway": LOG_HALFWAY, "halves": None, **facts}
     rollouts_of = Counter(sample.src_pool for sample in evidence.sure)
     hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
     teacher = max(pools, key=lambda one: hacks[one.name])
@@ -296,8 +299,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
     if evidence.basis == "svd":  # of what can be trained
         commands.append(f"probe spec plan {natural}")
-    halves = None if None in commands else "\n".join(map(str, commands))
-    return reason, {"how": how, "halves": halves, **facts}
+    return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(map(str, commands)), **facts}
 
 
 def _more_directions(evidence: Evidence) -> Reason:
@@ -330,7 +332,8 @@ def _confounded(evidence: Evidence) -> Reason:
     adapter = flat(evidence.records.settings).get("model.adapter")
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
         return "apart by nature", {"scores": names}
-    return _halfway("apart", evidence, scores=names)
+    reason, facts = _halfway("apart", evidence, scores=names)
+    return reason if facts["halves"] else f"{reason}, of a log", facts
 
 
 def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -447,10 +450,10 @@ def _forecast_open(evidence: Evidence) -> Reason:
 
 
 def _go(evidence: Evidence) -> Reason:
-    run, sd = evidence.records, evidence.plan.sd
-    sizes = ", ".join(f"{seeds} seeds {mde(sd, seeds, power=POWER):.2f}" for seeds in SEEDS)
+    run = evidence.records
+    sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
     name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
-    facts = {"sd": sd, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
+    facts = {"sd": SD, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
     if evidence.basis != "svd":
         return "train elsewhere, other basis", facts
     if evidence.pools and not any(pool.env for pool in evidence.pools):

@@ -106,8 +106,8 @@ def _by_bucket(evidence: Evidence) -> Row:
         return _among_paid(evidence)
     means = []
     for bucket in evidence.buckets:
-        if bucket.metric == "cos_S_contrib" and bucket.mean is not None:
-            means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {bucket.mean:+.3f}")
+        if (mean := bucket.mean_cos_contrib) is not None:
+            means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {mean:+.3f}")
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
     return VACUOUS, n, f"{', '.join(means)}; {why}"
 

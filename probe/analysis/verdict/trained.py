@@ -32,9 +32,9 @@ from extraction.words import ExtractionSettings
 from probe.analysis.statistics.crossed import MANY, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.verdict.advice import K, Reason, advise
-from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved
+from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved, same_records
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
-from probe.records.run import CONFIG_FILE, recorded
+from probe.records.run import CONFIG_FILE
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.words import Word
@@ -55,7 +55,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
     verdicts = []
     for arm in trainings.treated:
         findings = questions(arm, trainings)
-        word, sentence = (Word.VACUOUS, SAME) if _is_vanilla(arm, trainings.baseline) else _word(findings)
+        word, sentence = (Word.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
         about = {
             "name": arm.name,
             "condition": arm.condition,
@@ -70,16 +70,6 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
         following = next_step(word, findings, arm, trainings)
         verdicts.append(Verdict(about=about, word=word, sentence=sentence, findings=findings, next=following))
     return verdicts
-
-
-def _is_vanilla(arm: TrainedArm, vanilla: TrainedArm) -> bool:
-    """Whether an arm has the very records of vanilla, in every seed that both have."""
-    sides = [
-        {seed: recorded(run.records.manifest) for seed, run in zip(side.seeds, side.runs, strict=True)}
-        for side in (arm, vanilla)
-    ]
-    common = sides[0].keys() & sides[1].keys()
-    return bool(common) and all(sides[0][seed] == sides[1][seed] for seed in common)
 
 
 def _statement(finding: Finding) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from probe.analysis.statistics.crossed import (
 )
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
-from probe.records.run import DEFAULT_OUT, out_of
+from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
 from probe.settings.remedy import TRAITS, Traits
 from probe.settings.words import Remedy
@@ -170,32 +170,43 @@ def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy |
     return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
 
 
-def grouped(runs: Iterable[Evidence]) -> Trainings | None:
-    """The training runs among some, by arm and settings; None where vanilla is not among them, or is alone."""
-    trained = [run for run in runs if is_training(run.records)]
-    if len(trained) < 2:
-        return None
+def arms_of(runs: Iterable[Evidence]) -> list[TrainedArm]:
+    """The training runs among some, by arm and settings; vanilla first, each with what sets it apart from the first."""
     groups: list[tuple[Mapping[str, Any], str, list[Evidence]]] = []  # settings, arm, runs
-    for run in trained:
-        key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
-        same = next((group for group in groups if group[:2] == key), None)
-        if same is None:
-            same = (*key, [])
-            groups.append(same)
-        same[2].append(run)
+    for run in runs:
+        if is_training(run.records):
+            key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
+            same = next((group for group in groups if group[:2] == key), None)
+            if same is None:
+                same = (*key, [])
+                groups.append(same)
+            same[2].append(run)
     first = next((group for group in groups if group[1] == "vanilla"), None)
-    if first is None or len(groups) < 2:
-        return None
-    treated = []
+    groups.sort(key=lambda group: group is not first)
+    arms = []
     for settings, arm, of_arm in groups:
-        if (settings, arm) != first[:2]:
-            remedy = (settings.get("remedy") or {}).get("name")
-            here, there = flat(settings), flat(first[0])
-            keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
-            different = ", ".join(f"{key}={here.get(key)}" for key in keys)
-            treated.append(of_runs(different, arm, of_arm, remedy))
-    out = out_of(trained[0].records.path)
-    return Trainings(baseline=of_runs("", "vanilla", first[2]), treated=treated, out=out)
+        here, there = flat(settings), flat(groups[0][0])
+        keys = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+        different = ", ".join(f"{key}={here.get(key)}" for key in keys)
+        arms.append(of_runs(different, arm, of_arm, (settings.get("remedy") or {}).get("name")))
+    return arms
+
+
+def grouped(runs: Sequence[Evidence]) -> Trainings | None:
+    """The training runs among some; None where vanilla is not among them, or is alone."""
+    arms = arms_of(runs)
+    if len(arms) < 2 or arms[0].arm != "vanilla":
+        return None
+    out = next(out_of(run.records.path) for run in runs if is_training(run.records))
+    return Trainings(baseline=arms[0], treated=arms[1:], out=out)
+
+
+def same_records(arm: TrainedArm, other: TrainedArm) -> list[int]:
+    """The seeds of both, if the two sides made the very same records in all of them; else none."""
+    sides = [zip(side.seeds, side.runs, strict=True) for side in (arm, other)]
+    here, there = ({seed: recorded(run.records.manifest) for seed, run in side} for side in sides)
+    common = [seed for seed in here if seed in there]
+    return common if all(here[seed] == there[seed] for seed in common) else []
 
 
 def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:

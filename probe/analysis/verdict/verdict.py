@@ -64,6 +64,11 @@ class Verdict:
         """The screen: findings, caveats and the next step."""
         return "\n".join([*verdict_lines("VERDICT", self), "", *note_lines(self)])
 
+    @property
+    def asked(self) -> Sequence[Finding]:
+        """The questions of a replay; none of one that is broken, or that trained: a sentence says why."""
+        return () if self.word in (Word.BROKEN, Word.TRAINED) else self.findings
+
     def finding(self, name: str) -> Finding:
         """The finding of a name."""
         return next(finding for finding in self.findings if finding.name == name)
