@@ -1,6 +1,6 @@
 """The picture of README: what a lookahead forecasts for a remedy, beside what its trainings became.
 
-python spec/forecasts.py        # writes spec/forecasts.svg from the tables of the package and of spec/untrained.md
+    python spec/forecasts.py        # writes spec/forecasts.svg from the tables of the package and of the pages named below
 """
 
 import re
