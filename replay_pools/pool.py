@@ -238,7 +238,10 @@ def open_pool(path: Path) -> Pool:
     """
     fix = f"to make one of logged rollouts: probe pool import {shlex.quote(str(path))} --name NAME --model MODEL"
     if not (path / MANIFEST_NAME).exists():
-        found = "a directory without" if path.is_dir() else "no such directory"
+        if path.is_dir():
+            found = ", ".join(sorted(file.name for file in path.iterdir())[:3]) or "an empty directory"
+        else:
+            found = "a file" if path.is_file() else "no such directory"
         if (path / HEADER_NAME).exists():
             found, fix = "an unfinished one", "run the command that was writing it again: it resumes"
         raise InputError(path, expected=f"a pool, with {MANIFEST_NAME}", found=found, fix=fix)

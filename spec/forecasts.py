@@ -1,6 +1,6 @@
 """The picture of README: what a lookahead forecasts for a remedy, beside what its trainings became.
 
-    python spec/forecasts.py        # writes spec/forecasts.svg from the tables of the package and of the pages named below
+python spec/forecasts.py        # writes spec/forecasts.svg from the package's table and those of pages
 """
 
 import re

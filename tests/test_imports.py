@@ -50,6 +50,7 @@ MATHEMATICS = (
     "probe/analysis/statistics/geometry.py",
     "probe/analysis/statistics/significance.py",
     "probe/analysis/statistics/nulls.py",
+    "probe/analysis/statistics/thresholds.py",
     "extraction/loss.py",
     "extraction/stacks.py",
 )

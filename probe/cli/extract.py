@@ -16,12 +16,15 @@ from probe.cli._settings import SettingsCommand, configured, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
+from replay_pools.storage.files import read_json
 from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:  # torch
     from extraction.controls import ModuleAngles
 
 MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: its name in text}
+SAMPLED = "sampled"  # what a pool of the model might be called
 DIVISOR = "objective.max_completion_length"  # of dr_grpo
 
 
@@ -75,8 +78,22 @@ def extract(
     print_card(path, card)
     if truncation is not None:
         echo(truncation_line(basis, truncation))
-    pool = "" if config.model.name == "organism" else " --replay-dirs POOL"  # of the organism some are built in
-    echo(f"next: probe replay{pool} --v-hack {name}{_more(config, basis)}{elsewhere(out)}")
+    echo(
+        f"next: probe replay{_pool(str(config.model.name), out)} --v-hack {name}{_more(config, basis)}{elsewhere(out)}"
+    )
+
+
+def _pool(model: str, out: Path) -> str:
+    """The option that replays a pool of the model, which by default is the organism's; without one, how to make it."""
+    if model == "organism":
+        return ""
+    for name in pool_names(out):
+        manifest = read_json(resolve_pool(name, out) / MANIFEST_NAME)
+        if (manifest.get("policy") or {}).get("base_model") == model:
+            return f" --replay-dirs {name}"
+    generate = f"probe pool generate --model {shlex.quote(model)} --name {SAMPLED}{elsewhere(out)}"
+    echo(f"no pool of {model} yet; first: {generate}")
+    return f" --replay-dirs {SAMPLED}"
 
 
 def _more(config: ReplayConfig, basis: Basis) -> str:

@@ -82,8 +82,6 @@ def train(
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
-    from probe.analysis.formatting import number  # scipy
-
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
     means = {column: mean_of(run.steps, column) for column in MEANS}
@@ -97,7 +95,7 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     if rates:  # the lowest of several noisy rates is too low on average
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
         echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")
-    told = ", ".join(f"{name} {number(value, 4)}" for name, value in means.items())
+    told = ", ".join(f"{name} " + ("-" if value is None else f"{value:+.4f}") for name, value in means.items())
     echo(f"{arm}, means over {len(run.steps)} steps: {told}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
