@@ -44,12 +44,14 @@ def main() -> None:
     bench, penalties = [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()], []
     hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
     new, others = of_page("untrained.md", "Results: the twelve", 36)
+    alone, _ = of_page("alone.md", "Results", 76)
     penalties += of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)[1] + more + others
     groups = {
         "the bench, which it was fitted to": ("o", INK, bench),
         "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE]),
         "remedies that nobody had trained, one seed": ("D", ARMS[1], new),
         "another base (hard-base)": ("^", INK, hard),
+        "a hack that emerges by itself (alone)": ("v", ARMS[2], alone),
         "KL penalties, not seen by it": ("x", HACK, penalties),
     }
     if (figure := drawn("forecasts", draw, groups)) is not None:
