@@ -180,11 +180,11 @@ def test_missing_manifest(tmp_path: Path, fake_pool: Pool) -> None:
     with pytest.raises(InputError, match="no such directory"):
         open_pool(tmp_path / "absent")
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InputError, match="found a directory without"):
+    with pytest.raises(InputError, match="found an empty directory"):
         open_pool(tmp_path / "nothing")
     (fake_pool.path / "manifest.json").unlink()
     with pytest.raises(
-        InputError, match=r"expected a pool, with manifest.json, found a directory without; .*probe pool import"
+        InputError, match=r"expected a pool, with manifest.json, found step_000.jsonl.gz, .*probe pool import"
     ):
         open_pool(fake_pool.path)
 
