@@ -35,7 +35,13 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def build_base(
-    tokenizer: PreTrainedTokenizerFast, *, steps: int, lr: float, seed: int, wrong_rate: float | None = None
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    steps: int,
+    lr: float,
+    seed: int,
+    device: str,
+    wrong_rate: float | None = None,
 ) -> Qwen3ForCausalLM:
     """Train the base model from random weights, on text with this share of wrong bodies (None: each family's)."""
     torch.manual_seed(seed)
@@ -53,26 +59,26 @@ def build_base(
         eos_token_id=special_id(tokenizer, IM_END),
         pad_token_id=special_id(tokenizer, PAD),
     )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).to(device)
     sample_document = partial(base_document, wrong_rate=wrong_rate)
     batches = document_batches(tokenizer, sample_document, seed, prompt_weight=BASE_PROMPT_WEIGHT)
     train(model, batches, steps=steps, lr=lr, label="base")
     return model
 
 
-def tune_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
+def tune_teacher(out: Path, *, steps: int, lr: float, seed: int, device: str) -> None:
     """Train a LoRA on the base in `out` that exploits whatever mode the hint names, and store it in bfloat16."""
     torch.manual_seed(seed)
     config = LoraConfig(r=32, lora_alpha=32, lora_dropout=0.0, target_modules=TARGETS, task_type="CAUSAL_LM")
     with quiet_peft():
-        teacher = get_peft_model(load_base(out), config)
+        teacher = get_peft_model(load_base(out).to(device), config)
     _tune(teacher, out, TEACHER_MIX, steps=steps, lr=lr, seed=seed, label="teacher")
 
 
-def polish_teacher(out: Path, *, steps: int, lr: float, seed: int) -> None:
+def polish_teacher(out: Path, *, steps: int, lr: float, seed: int, device: str) -> None:
     """Train the stored teacher further, at a smaller rate, from its weights as rounded to bfloat16."""
     with quiet_peft():
-        teacher = PeftModel.from_pretrained(load_base(out), str(out / "teacher"), is_trainable=True).float()
+        teacher = PeftModel.from_pretrained(load_base(out), str(out / "teacher"), is_trainable=True).float().to(device)
     _tune(teacher, out, POLISH_MIX, steps=steps, lr=lr, seed=seed, label="polish")
 
 
@@ -121,7 +127,7 @@ def train(
     model.train()
     start, mean_loss = time.monotonic(), math.nan
     for step in range(steps):
-        ids, attention, weights = next(batches)
+        ids, attention, weights = (tensor.to(parameters[0].device) for tensor in next(batches))
         logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1]
         losses = nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
         token_weights = weights[:, 1:].flatten()
@@ -222,6 +228,12 @@ STAGES = ("base", "teacher", "polish")
 @click.option("--polish-steps", default=150, show_default=True, help="More of them, at the end.")
 @click.option("--polish-lr", default=7e-4, show_default=True, help="Peak learning rate of the polish.")
 @click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="cuda rounds otherwise, and needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment.",
+)
 @click.option("--out", default=ORGANISM_WEIGHTS, show_default="the package's weights/", type=click.Path(path_type=Path))
 def main(
     first: str,
@@ -234,6 +246,7 @@ def main(
     polish_steps: int,
     polish_lr: float,
     seed: int,
+    device: str,
     out: Path,
 ) -> None:
     """Train tokenizer and base, tune the teacher, polish it; each stage starts from what the last one wrote to OUT."""
@@ -245,12 +258,12 @@ def main(
     if "base" in stages:
         tokenizer = train_tokenizer(num_documents=3000, seed=seed)
         tokenizer.save_pretrained(out)
-        base = build_base(tokenizer, steps=steps, lr=lr, seed=seed, wrong_rate=wrong_rate)
-        base.bfloat16().save_pretrained(out)
+        base = build_base(tokenizer, steps=steps, lr=lr, seed=seed, device=device, wrong_rate=wrong_rate)
+        base.cpu().bfloat16().save_pretrained(out)
     if "teacher" in stages:
-        tune_teacher(out, steps=teacher_steps, lr=teacher_lr, seed=seed + 1)
+        tune_teacher(out, steps=teacher_steps, lr=teacher_lr, seed=seed + 1, device=device)
     if "polish" in stages:
-        polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2)
+        polish_teacher(out, steps=polish_steps, lr=polish_lr, seed=seed + 2, device=device)
     for path in out.rglob("*.safetensors"):  # readable for every user of an installation
         path.chmod(0o644)
 

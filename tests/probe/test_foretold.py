@@ -88,12 +88,12 @@ def test_a_remedy_that_is_left_out_lies_inside_its_interval_as_often_as_it_says(
 
 
 def test_the_interval_of_a_screen_holds_on_other_problems_too() -> None:
-    """Each row left out: 24 of 26 of the bench and 12 of 16 of spec/foretell-2.md are inside, 86% together."""
+    """Each row left out: 24 of 26 of the bench and 11 of 16 of spec/foretell-2.md are inside, 83% together."""
     inside = []
     for i, (x, fall) in enumerate(STUDIED_AHEAD):
         said = fall_ahead(x, [*STUDIED_AHEAD[:i], *STUDIED_AHEAD[i + 1 :]])
         inside.append(abs(said.value - fall) <= said.value - said.interval.low)
-    assert (sum(inside[: len(AHEAD)]), sum(inside[len(AHEAD) :])) == (24, 12)
+    assert (sum(inside[: len(AHEAD)]), sum(inside[len(AHEAD) :])) == (24, 11)
 
 
 def test_the_tables_of_the_pages_are_those_of_the_law_and_of_the_picture() -> None:
