@@ -101,6 +101,17 @@ def test_a_pool_is_sampled_anew_on_all_of_its_prompts(tmp_path: Path, capsys: py
     assert [command[command.index(option) + 1] for option in ("--steps", "--group")] == ["48", "32"]
 
 
+@pytest.mark.parametrize("base", ["organism", "out/models/other"])
+def test_a_checkpoint_of_another_model_is_trained_without_the_teacher_of_the_organism(
+    base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = pool_at(tmp_path / "mine", policy={"base_model": base, "adapter": None}, plan={"steps": 48})
+    world = World(hacking_prompts=0, num_steps=12, pools=(str(pool),))
+    train, *_ = advised(make_run(tmp_path / "out" / "runs" / "run", world), capsys)
+    assert train[:2] == ["probe", "train"]
+    assert ("rollouts.teacher=none" in train, f"model.name={base}" in train) == (base != "organism",) * 2
+
+
 ODD = """--hint --twice --adapter teacher --env minicode:at_least --split eval --mode sentinel --seed 5
     --temperature 0.8 --max-new-tokens 9 --set rollouts.sampler.top_p=0.9 --set rollouts.sampler.top_k=7
     --set rollouts.code_rule=last --set rollouts.cpu_limit=6 --set model.dtype=bfloat16"""

@@ -271,9 +271,13 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     name, natural = (f"{run.path.name}-further", f"{run.path.name}-again") if started else (HALFWAY, NATURAL)
     weights = halfway or str(out_of(run.path) / "runs" / name / "adapter")
     usual, settings = configure("train", preset="fast"), ""
-    lessons = teacher.reference if teaches and halfway is None else usual.rollouts.teacher.pool
+    base, lessons = pool.said("policy.base_model"), usual.rollouts.teacher.pool
+    if halfway is not None or (base != usual.model.name and not teaches):
+        settings = " --set rollouts.teacher=none"  # the preset's teaches the organism
+    elif teaches:
+        lessons = teacher.reference
     for key, value, default in (
-        ("model.name", pool.said("policy.base_model"), usual.model.name),
+        ("model.name", base, usual.model.name),
         ("model.adapter", halfway or started, None),
         ("rollouts.env", pool.env, usual.rollouts.env),
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
@@ -295,11 +299,11 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         commands = [f"{train} --steps 24 --name {name}", sample, replay]
     else:
         # Evaluated twice in 8 steps, on half of the problems: as much of the time as in the 64 steps of the preset.
-        train += " --set rollouts.teacher=none --set evaluation.num_problems=32"
+        train += " --set evaluation.num_problems=32"
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
     if evidence.basis == "svd":  # of what can be trained
         commands.append(f"probe spec plan {natural}")
-    return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(map(str, commands)), **facts}
+    return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(filter(None, commands)), **facts}
 
 
 def _more_directions(evidence: Evidence) -> Reason:
