@@ -19,7 +19,7 @@ from probe.experiments.load import load_spec
 from probe.experiments.spec import SpecCondition
 from probe.experiments.training_spec import toml_decisions, toml_rows, toml_tables, training_settings
 from probe.records.run import elsewhere, read_run
-from probe.settings.remedy import TRAINED_ARMS, arm_of
+from probe.settings.remedy import LENGTH, TRAINED_ARMS, TRAINING_STEPS, arm_of
 from probe.settings.run import read_config
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_once
@@ -65,16 +65,21 @@ class _Conditions(BaseModel):
 def read_candidates(path: Path) -> dict[str, dict[str, Any]]:
     """{remedy: settings} of the conditions in a TOML file, as a spec has them: one an arm, but for plain vanilla.
 
-    Of the settings that all conditions share, those of the loss count where a condition changes the loss.
+    Of the settings that all conditions share, those of the loss count where a condition changes the loss, and the steps
+    where it changes these: its own are then as many of TRAINING_STEPS.
 
     Raises:
         InputError: the file cannot be read; it has no such conditions, or a faulty one.
     """
     table = decode(_Conditions, read_toml(path, "a spec, or the conditions of one"), path, extra="allow")
-    shared = {key: value for key, value in flat(table.settings).items() if key.startswith("objective.")}
+    every = flat(table.settings)
+    shared = {key: value for key, value in every.items() if key.startswith("objective.")}
     candidates: dict[str, dict[str, Any]] = {}
     for condition in table.conditions:
         settings = flat(condition.settings)
+        own, whole = settings.get(LENGTH), every.get(LENGTH, TRAINING_STEPS)
+        if isinstance(own, int) and isinstance(whole, int) and whole > 0:
+            settings[LENGTH] = max(1, round(own / whole * TRAINING_STEPS))
         arms = condition.arms or table.arms or (arm_of(settings),)
         for arm in arms:
             if settings or arm != PLAIN_ARM:

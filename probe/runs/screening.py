@@ -26,7 +26,7 @@ from probe.runs.replay_inputs import ReplayInputs
 from probe.runs.session import running
 from probe.settings.arms import get_arm
 from probe.settings.presets import configure
-from probe.settings.remedy import arm_of
+from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
 from probe.settings.run import ReplayConfig, read_config
 from probe.step.distributed import SOLO
 from replay_pools.errors import InputError
@@ -35,8 +35,6 @@ from replay_pools.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
-TRAINING_STEPS = 64  # of the training that `steps` shortens
-LENGTH = "steps"
 SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
 
 

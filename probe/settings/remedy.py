@@ -45,7 +45,8 @@ TRAITS: dict[Remedy, Traits] = {
     "concept-ablation": Traits(changes_activations=True, dose="components"),
 }
 
-TRAINED_ARMS = "intervention.arms"
+TRAINED_ARMS, LENGTH = "intervention.arms", "steps"
+TRAINING_STEPS = 64  # of the training that LENGTH shortens
 _K, _GATE = "intervention.extraction.k", "intervention.gate"
 # {name: settings of a training that differ from one without a remedy}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
@@ -57,7 +58,7 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     "clip": {"objective.old_logprobs": "recorded"},
     "cap-2": {"objective.advantage_clip": 2.0},
     "scaled": {"objective.scale_rewards": "group"},
-    "early-stop": {"steps": 16},
+    "early-stop": {LENGTH: 16},
     **{f"penalty-{share}": {"remedy.name": "monitor-penalty", "remedy.accuracy": share / 100} for share in (70, 90)},
     **{f"screen-{share}": {"remedy.name": "monitor-screen", "remedy.accuracy": share / 100} for share in (70, 100)},
     "inoculation": {"remedy.name": "inoculation"},

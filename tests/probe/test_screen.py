@@ -168,3 +168,9 @@ def test_a_file_without_remedies_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(InputError, match=r"some\.toml"):
         read_candidates(path)
+
+
+def test_a_shorter_training_is_as_much_shorter_in_a_screen(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text('[settings]\nsteps = 200\n[[conditions]]\nname = "early"\nsettings.steps = 50')
+    assert read_candidates(path)["early"]["steps"] == 16, "a quarter of 64"
