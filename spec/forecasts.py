@@ -33,7 +33,7 @@ def draw(axes: Axes, groups: dict[str, tuple[str, str, Points]]) -> None:
     for name, (marker, color, points) in groups.items():
         forecast = [fall_ahead(x, rate=1.0).value for x, _ in points]
         axes.plot(forecast, [fell for _, fell in points], marker, color=color, mfc="none", ms=5, ls="none", label=name)
-    axes.set(xlim=(-0.06, 1.06), ylim=(-0.15, 1.1))
+    axes.set(xlim=(-0.06, 1.06), ylim=(-0.34, 1.1))
     axes.set(xlabel="forecast fall of the hack rate, share of vanilla's", ylabel="fall in training, share of vanilla's")
     axes.set_title("Where the forecast holds")
     set_height(axes, 4.0)
@@ -44,13 +44,13 @@ def main() -> None:
     bench = [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()]
     hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
     second, most = of_page("untrained.md", "Results: the known rows of the second organism", 66)
-    new, others = of_page("untrained.md", "Results: the twelve", 36)
+    new, others = of_page("untrained.md", "Results: the twelve", 41)
     alone, _ = of_page("alone.md", "Results", 76)
     _, of_bench = of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)
     groups = {
         "the bench, which it was fitted to": ("o", INK, bench),
         "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE]),
-        "remedies that nobody had trained, one seed": ("D", ARMS[1], new),
+        "remedies that nobody had trained": ("D", ARMS[1], new),
         "two other models (hard-base, second-organism)": ("^", INK, hard + second),
         "a hack that emerges by itself (alone)": ("v", ARMS[2], alone),
         "KL penalties, not seen by it": ("x", HACK, of_bench + more + most + others),
