@@ -221,7 +221,6 @@ class DirectionLibrary:
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
         self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
-        self.cache_misses = 0  # sources of pairs whose gradients the cache did not hold, so that they were measured
 
     def get(self, kind: str) -> Directions:
         """The directions of a kind.
@@ -301,7 +300,6 @@ class DirectionLibrary:
                 path.unlink(missing_ok=True)
         gradients = measure()
         save_pair_gradients(path, gradients)
-        self.cache_misses += 1
         return gradients
 
     def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:

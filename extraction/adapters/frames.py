@@ -251,7 +251,7 @@ def make_frames(
             raise InputError(where, expected="triplets as they are made now", found=found, fix="run probe extract")
         lean = {name for name in frozen if not quantised}
         _say_memory(weights, rank, lean)
-        for name, (held, *_) in factorise_all(weights, digests, cache_dir, rank=rank).items():
+        for name, (held, _) in factorise_all(weights, digests, cache_dir, rank=rank).items():
             if name in lean:
                 frames[name] = SvdFrame(held, bases[name])
             else:

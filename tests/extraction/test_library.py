@@ -56,5 +56,4 @@ def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(t
     fingerprints = [library.coordinates.fingerprint()["weights_sha256"] for library in libraries]
     gradients = [library.pair_gradients for library in libraries]
     assert fingerprints[0] == fingerprints[1]
-    assert [library.cache_misses for library in libraries] == [1, 1]
     assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
