@@ -39,10 +39,10 @@ class PairGradients:
     held_out: Tensor  # (n,) bool: not used to extract; measures whether the sign transfers
     metadata: dict[str, Any]  # fingerprint of the basis, pairs, loss type, ...
 
-    def differences(self, *, held_out: bool = False) -> dict[str, Tensor]:
-        """{module: (n', r)}: D of the extraction pairs, or of the held-out ones."""
-        chosen = self.held_out if held_out else ~self.held_out
-        return {module: self.hack[module][chosen] - self.clean[module][chosen] for module in self.hack}
+    def differences(self) -> dict[str, Tensor]:
+        """{module: (n', r)}: D of the extraction pairs."""
+        used = ~self.held_out
+        return {module: self.hack[module][used] - self.clean[module][used] for module in self.hack}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

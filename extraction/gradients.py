@@ -37,7 +37,6 @@ class SampleGradients:
 
     gradients: Stacks  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
-    nll: Tensor  # (G,) -sum_t logp_it, unweighted
     token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
 
 
@@ -94,12 +93,7 @@ def per_sample_gradients(
             if token_dots is not None and is_needed:
                 # Sample after sample, padding left out.
                 token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
-    return SampleGradients(
-        gradients=gradients,
-        token_logprobs=token_logprobs,
-        nll=-token_logprobs.sum(dim=1),
-        token_dots=token_dots,
-    )
+    return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
 @torch.enable_grad()

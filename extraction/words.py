@@ -20,7 +20,6 @@ Half = Literal["first", "second"]
 Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample
 
 BASES: tuple[Basis, ...] = get_args(Basis)
-LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file
 
 
