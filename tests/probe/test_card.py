@@ -57,6 +57,9 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     assert (card["held_out"]["num_pairs"], card["held_out"]["accuracy"]) == (16, right / 16)
     assert card["held_out"]["mean_cos"] == pytest.approx(float(cosines.mean()), abs=1e-6)
     assert card["held_out"]["p"] == pytest.approx(binomtest(right, 16, alternative="greater").pvalue)
+    margins = [int(margin) for votes in directions.votes.values() for margin in votes]
+    significant = [binomtest((32 + margin) // 2, 32).pvalue < 0.05 for margin in margins]
+    assert card["frac_votes_p05"] == sum(significant) / len(margins)
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)
