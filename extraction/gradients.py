@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from extraction.adapters.interface import Coordinates, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
-from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 
@@ -103,9 +103,7 @@ def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor) -> Tensor:
     Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
     `tapped`. Works inside `torch.no_grad` too.
     """
-    _, head = split_model(coordinates.model)
-    states = completion_states(coordinates.model, rows)
-    logprobs = ChosenLogprobs.apply(states, rows.targets, head)
+    logprobs = completion_logprobs(coordinates.model, rows)
     (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
     return logprobs.detach()
 
