@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
-from extraction.library import attach_basis
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
 from probe.records.timings import Timings
@@ -170,14 +170,15 @@ def copied(policy: Policy) -> Policy:
 
 
 def configured_basis(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Coordinates:
-    """Adapt the policy in a basis, as the table `model` says."""
-    return attach_basis(
-        policy,
-        basis,
-        cache_dir=cache_dir,
-        lora_rank=config.lora_rank,
-        svd_rank=config.svd_rank,
+    """Adapt the policy in place in a basis, as the table `model` says."""
+    return attach(
+        policy.model,
+        basis=basis,
+        model_id=policy.base_model,
+        cache_dir=cache_dir / "svd",
+        rank=config.lora_rank if basis == "lora" else config.svd_rank,
         targets=config.targets,
+        start_adapter=policy.adapter_sha,
     )
 
 
