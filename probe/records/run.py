@@ -208,7 +208,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
             continue
         plain = read_gz(directory / name)
         check_sha256(directory / name, sha256(plain), listed, CHANGED)
-        for record in _own_lines(TokenRecord, plain, directory / name):
+        for record in _records(TokenRecord, plain, directory / name):
             records[record.step, record.sample_id] = record
     return records
 
@@ -267,7 +267,7 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     samples = []
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
-            samples += _own_lines(SampleRecord, plain, directory / name)
+            samples += _records(SampleRecord, plain, directory / name)
     return Run(
         path=directory,
         config=read_json(directory / CONFIG_FILE),
@@ -275,14 +275,14 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
         samples=samples,
         steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
-        lookahead=_own_lines(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
+        lookahead=_records(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
     )
 
 
 def read_lookahead(directory: Path) -> list[LookaheadRecord]:
     """The `lookahead.jsonl` of a directory; InputError for lines that are none of its."""
     path = directory / LOOKAHEAD_FILE
-    return _own_lines(LookaheadRecord, path.read_bytes(), path)
+    return _records(LookaheadRecord, path.read_bytes(), path)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 
-def _own_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
+def _records(record: type[Record], plain: bytes, path: Path) -> list[Record]:
     """The records of lines whose sha256 was checked."""
     return [decode_json(record, line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 
