@@ -15,7 +15,6 @@ method `mean` has one direction in a module, V = sum_p D[p] / |sum_p D[p]|, with
 Shapes: r coordinates of a module, k directions, M modules, n pairs.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +38,10 @@ class PairGradients:
     held_out: Tensor  # (n,) bool: not used to extract; measures whether the sign transfers
     metadata: dict[str, Any]  # fingerprint of the basis, pairs, loss type, ...
 
-    def differences(self, *, held_out: bool = False) -> dict[str, Tensor]:
-        """{module: (n', r)}: D of the extraction pairs, or of the held-out ones."""
-        chosen = self.held_out if held_out else ~self.held_out
-        return {module: self.hack[module][chosen] - self.clean[module][chosen] for module in self.hack}
+    def differences(self) -> dict[str, Tensor]:
+        """{module: (n', r)}: D of the extraction pairs."""
+        used = ~self.held_out
+        return {module: self.hack[module][used] - self.clean[module][used] for module in self.hack}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ def extract_directions(
         k: most directions of a module; 1 with `mean`.
         tau: least S_i / S_0 of a direction, 0..1.
         drop_bottom_frac: quantile (0..1) of S over all modules below which directions are dropped.
-        metadata: kept in the result beside the arguments, the noise floor and the p-value of every vote.
+        metadata: kept in the result beside the arguments and the noise floor.
 
     Raises:
         InputError: a non-finite gradient (the module is named), or k above the number of pairs or coordinates.
@@ -101,14 +100,12 @@ def extract_directions(
             extracted[module] = _module_directions(D, k, tau)
     # The floor is a quantile over all modules: no module can be cut before every module has been extracted.
     floor = _noise_floor([spectrum for _, spectrum, _ in extracted.values()], drop_bottom_frac)
-    num_pairs = len(next(iter(differences.values())))
-    vectors, singular_values, votes, vote_p = {}, {}, {}, {}
+    vectors, singular_values, votes = {}, {}, {}
     for module, (V, spectrum, margins) in extracted.items():
         keep = spectrum >= floor
         vectors[module] = V[keep].float().contiguous()
         singular_values[module] = spectrum[keep].float()
         votes[module] = margins[keep]
-        vote_p[module] = [vote_p_value(int(margin), num_pairs) for margin in votes[module]]
     return Directions(
         vectors=vectors,
         singular_values=singular_values,
@@ -120,8 +117,7 @@ def extract_directions(
             "tau": tau,
             "drop_bottom_frac": drop_bottom_frac,
             "noise_floor": floor,
-            "num_pairs": num_pairs,
-            "vote_p": vote_p,
+            "num_pairs": len(next(iter(differences.values()))),
         },
     )
 
@@ -169,14 +165,6 @@ def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
     if fraction <= 0 or len(pooled) == 0:
         return 0.0
     return float(torch.quantile(pooled, fraction))
-
-
-def vote_p_value(margin: int, num_pairs: int) -> float:
-    """Two-sided binomial p of a vote margin among `num_pairs` pairs."""
-    num_positive = (num_pairs + margin) // 2
-    fewer = min(num_positive, num_pairs - num_positive)
-    ways = sum(math.comb(num_pairs, votes) for votes in range(fewer + 1))
-    return min(1.0, 2 * ways / 2**num_pairs)
 
 
 def save_directions(path: Path, directions: Directions) -> None:

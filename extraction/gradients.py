@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from extraction.adapters.interface import Coordinates, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
-from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 
@@ -37,7 +37,6 @@ class SampleGradients:
 
     gradients: Stacks  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
-    nll: Tensor  # (G,) -sum_t logp_it, unweighted
     token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
 
 
@@ -94,12 +93,7 @@ def per_sample_gradients(
             if token_dots is not None and is_needed:
                 # Sample after sample, padding left out.
                 token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
-    return SampleGradients(
-        gradients=gradients,
-        token_logprobs=token_logprobs,
-        nll=-token_logprobs.sum(dim=1),
-        token_dots=token_dots,
-    )
+    return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
 @torch.enable_grad()
@@ -109,9 +103,7 @@ def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor) -> Tensor:
     Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
     `tapped`. Works inside `torch.no_grad` too.
     """
-    _, head = split_model(coordinates.model)
-    states = completion_states(coordinates.model, rows)
-    logprobs = ChosenLogprobs.apply(states, rows.targets, head)
+    logprobs = completion_logprobs(coordinates.model, rows)
     (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
     return logprobs.detach()
 

@@ -1,6 +1,6 @@
 """DirectionLibrary: the directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
 
-    coordinates = attach_basis(policy, "svd", cache_dir=cache_dir)
+    coordinates = attach(policy.model, basis="svd", model_id=policy.base_model)
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
@@ -18,9 +18,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
-from extraction.adapters.targets import ALL
 from extraction.batch import Batch, make_batch
 from extraction.census import quoted_modes
 from extraction.controls import haar_directions, permuted_differences
@@ -37,7 +35,7 @@ from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import load_pairs, pair_notes, selected_pairs
-from extraction.words import PAIR_GRADIENTS, Basis, ExtractionSettings, Normaliser
+from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser
 from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
@@ -221,7 +219,6 @@ class DirectionLibrary:
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
         self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
-        self.cache_misses = 0  # sources of pairs whose gradients the cache did not hold, so that they were measured
 
     def get(self, kind: str) -> Directions:
         """The directions of a kind.
@@ -301,7 +298,6 @@ class DirectionLibrary:
                 path.unlink(missing_ok=True)
         gradients = measure()
         save_pair_gradients(path, gradients)
-        self.cache_misses += 1
         return gradients
 
     def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
@@ -313,31 +309,6 @@ class DirectionLibrary:
             drop_bottom_frac=self.settings.drop_bottom_frac,
             metadata=metadata,
         )
-
-
-def attach_basis(
-    policy: Policy,
-    basis: Basis,
-    *,
-    cache_dir: str | Path,
-    lora_rank: int | None = None,
-    svd_rank: int | None = None,
-    targets: Sequence[str] = (ALL,),
-) -> Coordinates:
-    """Adapt the policy in place: `attach` with the options of the basis; those of the other basis are ignored.
-
-    LoRA keeps A frozen, so that a direction keeps its meaning while B is trained.
-    """
-    of_basis: dict[str, Any] = {"rank": lora_rank} if basis == "lora" else {"rank": svd_rank}
-    return attach(
-        policy.model,
-        basis=basis,
-        model_id=policy.base_model,
-        cache_dir=Path(cache_dir) / "svd",
-        targets=targets,
-        start_adapter=policy.adapter_sha,
-        **of_basis,
-    )
 
 
 def pairs_path(directions_path: Path) -> Path:

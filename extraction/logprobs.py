@@ -46,17 +46,11 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
     Raises:
         InputError: the model rescales or caps its logits, has no separate backbone and head, or a trainable head.
     """
-    _, head = split_model(model)
-    return ChosenLogprobs.apply(completion_states(model, rows), rows.targets, head)
-
-
-def completion_states(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
-    """The hidden states (N, d) that predict the completion tokens; arguments and errors of `completion_logprobs`."""
     backbone, head = split_model(model)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
         raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
     hidden = backbone(**rows.inputs, use_cache=False).last_hidden_state  # (R, W, d)
-    return hidden.flatten(0, 1)[rows.predicting]
+    return ChosenLogprobs.apply(hidden.flatten(0, 1)[rows.predicting], rows.targets, head)
 
 
 class ChosenLogprobs(torch.autograd.Function):

@@ -67,7 +67,6 @@ class PairFile:
     """What a file holds."""
 
     pairs: list[Pair]
-    format: str
     notes: list[str]  # sentences: what was recognised, dropped, split and measured
 
 
@@ -126,7 +125,7 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
             notes.append(f"please confirm: hack {sides[0]} against clean {sides[1]}")
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
-    return PairFile(pairs=pairs, format=name, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
+    return PairFile(pairs=pairs, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
 
 
 def store_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:

@@ -26,7 +26,7 @@ from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import weight_matrix
 from extraction.attention import attending, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
-from extraction.logprobs import ChosenLogprobs, completion_states, scatter_tokens, split_model
+from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling import total_bytes
 
@@ -168,17 +168,15 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
     """
-    backbone, head = split_model(coordinates.model)
+    backbone, _ = split_model(coordinates.model)
     token_logprobs = zeros(backbone, *batch.ids.shape)
     with planned(coordinates, batch, tokens_per_batch, agree) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
             with attending(backbone, plan.layout):
-                states = completion_states(coordinates.model, rows)
+                logprobs = completion_logprobs(coordinates.model, rows)
             # A spare pass runs only so that all processes make the same forwards; its results are known already.
-            if not is_needed:
-                continue
-            logprobs = ChosenLogprobs.apply(states, rows.targets, head)
-            token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
+            if is_needed:
+                token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return token_logprobs

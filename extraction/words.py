@@ -1,7 +1,6 @@
 """What the extraction of directions is told: the words of its options, and its settings. No torch.
 
-To add a basis: a subclass of `extraction.adapters.interface.Coordinates`, a branch in `adapters.coordinates.attach` and
-in `extraction.library.attach_basis`, a word in `Basis`. To add a loss type: see `extraction.loss`.
+To add a basis: a word in `Basis`, and as `adapters.coordinates` says. To add a loss type: see `extraction.loss`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,6 @@ Half = Literal["first", "second"]
 Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample
 
 BASES: tuple[Basis, ...] = get_args(Basis)
-LOSS_TYPES: tuple[LossType, ...] = get_args(LossType)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file
 
 

@@ -3,7 +3,7 @@
     coordinates = attach(model, basis="svd", model_id="Qwen/Qwen3-0.6B")
     coordinates.values()                       {module: (r,)}, all 0: the adapted model equals the base model
 
-What identifies a basis is read off the layers (weights, targets, rank, scale, what is trained). Two facts are not in
+What identifies a basis is read off the layers (weights, targets, rank, what is trained). Two facts are not in
 them and are taken from the fingerprint that the caller compares with: the model's name, which the hash of its weights
 stands in for, and the seed of LoRA's A, which is checked against A itself.
 
@@ -28,7 +28,6 @@ from extraction.adapters.lora import (
     attach_lora,
     lora_coordinates,
     lora_factors,
-    lora_options,
     orthonormal_frames,
 )
 from extraction.adapters.sharded import whole
@@ -47,7 +46,6 @@ def attach(
     model_id: str,
     cache_dir: str | Path | None = SVD_CACHE,
     rank: int | None = None,
-    alpha: float | None = None,
     targets: Sequence[str] = (ALL,),
     seed: int = 0,
     train_a: bool = False,
@@ -61,7 +59,6 @@ def attach(
         model_id: the name of the base model in the fingerprint.
         cache_dir: svd only, folder of the SVD cache; None computes without one.
         rank: of LoRA, default 32; of svd, how many of the largest singular triplets of each module, default all.
-        alpha: LoRA only; default `rank`, so that the adapter is not rescaled.
         targets: which Linears (`find_targets`).
         seed: of LoRA's A. delta_S starts at 0 and has none.
         train_a: LoRA only; True trains A too, for a training that no direction is extracted from.
@@ -81,8 +78,7 @@ def attach(
         coordinates = attach_delta_s(model, paths, identity, cache_dir=cache_dir, rank=rank)
     else:
         rank = DEFAULT_RANK if rank is None else rank
-        alpha = float(rank if alpha is None else alpha)
-        coordinates = attach_lora(model, paths, identity, rank=rank, alpha=alpha, seed=seed, train_a=train_a)
+        coordinates = attach_lora(model, paths, identity, rank=rank, seed=seed, train_a=train_a)
     coordinates.adapted = adapted
     return coordinates
 
@@ -136,13 +132,15 @@ def _is_lora_of(layers: Mapping[str, nn.Module], like: Mapping[str, Any]) -> boo
     """
     if like.get("basis") != "lora" or list(layers) != like["targets"]:
         return False
-    options = {name: like[name] for name in ("rank", "alpha", "train_a")}
     factors = []
     for layer in layers.values():
         assert isinstance(layer, LoraLayer)
-        if not is_plain(layer) or ADAPTER not in layer.lora_A or lora_options(layer) != options:
+        if not is_plain(layer) or ADAPTER not in layer.lora_A or layer.scaling[ADAPTER] != 1:
             return False
-        factors.append(whole(lora_factors(layer)[0]).cpu())
+        A, _ = lora_factors(layer)
+        if (len(A), A.requires_grad) != (like["rank"], like["train_a"]):
+            return False
+        factors.append(whole(A).cpu())
     drawn = orthonormal_frames([(len(A), A.shape[1]) for A in factors], like["init_seed"])
     for A, frame in zip(factors, drawn, strict=True):
         if not torch.allclose(A, frame.to(A), rtol=0.0, atol=ROUNDING * torch.finfo(A.dtype).eps):

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.sharded import whole
-from extraction.adapters.svd import Factorised, Factors, Truncation, digest_all, factorise_all, frames
+from extraction.adapters.svd import Entry, Factors, Truncation, digest_all, factorise_all, frames
 from extraction.adapters.targets import default_suffixes, weight_matrix
 from replay_pools.errors import InputError
 
@@ -76,7 +76,6 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
     digest: str | None  # of the base weight's values; None: not factorised yet
     truncation: Truncation | None  # of the base weight; None: all triplets
-    computed: bool = False  # True: the factors were computed here; False: read from the cache, or not set yet
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
         """A layer without factors: `set_factors` follows, since a model factorises all of its layers together."""
@@ -90,9 +89,9 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
 
-    def set_factors(self, factorised: Factorised, digest: str) -> None:
+    def set_factors(self, entry: Entry, digest: str) -> None:
         """Take the factors of the base weight, which has this digest."""
-        (self.U, self.S, self.Vh), self.truncation, self.computed = factorised
+        (self.U, self.S, self.Vh), self.truncation = entry
         self.digest = digest
 
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:

@@ -2,7 +2,7 @@
 
     svd    W = U diag(S) Vh as extracted    coordinates of M: diag(U^T M V), (r,)       matrix of v: U diag(v) Vh
            one of U and Vh where W is frozen: the other follows (`adapters.svd`), and taps cost less
-    lora   A from a seed, s = alpha / rank  coordinates of M: s M A^T, (d_out rank,)    matrix of v: s v A
+    lora   A from a seed                    coordinates of M: M A^T, (d_out rank,)      matrix of v: v A
 
 The coordinates of dL/dW are the gradient that an adapter of that basis, at zero, would have on top of W, whatever W is
 now. The two maps are adjoint: <matrix of v, M> = <v, coordinates of M>.
@@ -43,7 +43,6 @@ class Frame(ABC):
     """The coordinates of one module in some basis."""
 
     dtype: torch.dtype  # of the coordinates: float32, or float64 for a float64 model
-    scale: float  # norm of the matrix of a unit v
 
     @property
     @abstractmethod
@@ -74,7 +73,6 @@ class SvdFrame(Frame):
 
     held: Factors
     layer: nn.Module | None = None
-    scale: float = 1.0
 
     @property
     def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -125,7 +123,6 @@ class LoraFrame(Frame):
     """LoRA's B, read through an A that need not be in the model."""
 
     A: Tensor
-    scale: float
     num_outputs: int
     dtype: torch.dtype
 
@@ -135,17 +132,17 @@ class LoraFrame(Frame):
         return self.num_outputs * len(self.A)
 
     def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
-        """s left right A^T, flattened."""
+        """left right A^T, flattened."""
         turned = self.A.T if right is None else right.to(self.dtype) @ self.A.T
-        return self.scale * (left.to(self.dtype) @ turned).flatten()
+        return (left.to(self.dtype) @ turned).flatten()
 
     def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """s v (d_out, rank) and A."""
-        return self.scale * v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
+        """v (d_out, rank) and A."""
+        return v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
 
     def tap(self, module: str) -> Tap:
-        """s sum_t dL/dy_t (A x_t)^T, flattened."""
-        return outer_tap(module, self.A, self.scale, self.dtype)
+        """sum_t dL/dy_t (A x_t)^T, flattened."""
+        return outer_tap(module, self.A, self.dtype)
 
 
 @final
@@ -251,18 +248,18 @@ def make_frames(
             raise InputError(where, expected="triplets as they are made now", found=found, fix="run probe extract")
         lean = {name for name in frozen if not quantised}
         _say_memory(weights, rank, lean)
-        for name, (held, *_) in factorise_all(weights, digests, cache_dir, rank=rank).items():
+        for name, (held, _) in factorise_all(weights, digests, cache_dir, rank=rank).items():
             if name in lean:
                 frames[name] = SvdFrame(held, bases[name])
             else:
                 U, Vh = svd.frames(held, weights[name])
                 frames[name] = SvdFrame(Factors(U, held.S, Vh))
         return frames
-    rank, scale = fingerprint["rank"], fingerprint["alpha"] / fingerprint["rank"]
-    drawn = orthonormal_frames([(rank, weight.shape[1]) for weight in weights.values()], fingerprint["init_seed"])
+    shapes = [(fingerprint["rank"], weight.shape[1]) for weight in weights.values()]
+    drawn = orthonormal_frames(shapes, fingerprint["init_seed"])
     for (name, weight), A in zip(weights.items(), drawn, strict=True):
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        frames[name] = LoraFrame(A.to(weight.device, dtype), scale, len(weight), dtype)
+        frames[name] = LoraFrame(A.to(weight.device, dtype), len(weight), dtype)
     return frames
 
 

@@ -109,10 +109,6 @@ class Coordinates(ABC):
         """For manifests: what a basis of a lower rank leaves out of the weights; None where that is nothing."""
         return None
 
-    def cache_misses(self) -> int:
-        """How many modules needed factors that the cache did not hold; 0 for a basis that caches nothing."""
-        return 0
-
     def parameters(self) -> list[nn.Parameter]:
         """All trainable parameters, module by module: what an optimizer is given."""
         parameters = []

@@ -1,13 +1,13 @@
-"""LoraCoordinates: peft's LoRA, y = W x + s B A x with s = alpha / rank, as flat coordinates of every module.
+"""LoraCoordinates: peft's LoRA, y = W x + B A x (alpha is the rank), as flat coordinates of every module.
 
-    dL/dB = s sum_t dL/dy_t (A x_t)^T
+    dL/dB = sum_t dL/dy_t (A x_t)^T
 
 Shapes: G samples, T tokens, A (rank, d_in), B (d_out, rank). Coordinates are B flattened row by row, r = rank d_out.
 
-At the start B = 0, so the adapted model is the base model. A has orthonormal rows drawn from a seed and alpha defaults
-to the rank (s = 1): then dL/dB is the weight gradient read in an orthonormal frame, dL/dW A^T. A stays frozen, since a
-frame that turns would turn the meaning of directions. With `train_a=True`, for training alone, it is trained too:
-coordinates are [A; B], and there are no per-sample gradients.
+At the start B = 0, so the adapted model is the base model. A has orthonormal rows drawn from a seed: dL/dB is the
+weight gradient read in an orthonormal frame, dL/dW A^T. A stays frozen, since a frame that turns would turn the meaning
+of directions. With `train_a=True`, for training alone, it is trained too: coordinates are [A; B], and there are no
+per-sample gradients.
 Hu et al. 2021, arXiv 2106.09685.
 """
 
@@ -40,7 +40,6 @@ def attach_lora(
     identity: Mapping[str, Any],
     *,
     rank: int,
-    alpha: float,
     seed: int,
     train_a: bool,
 ) -> "LoraCoordinates":
@@ -60,7 +59,7 @@ def attach_lora(
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=rank,
-        lora_alpha=alpha,  # pyright: ignore[reportArgumentType] (peft divides it; it need not be an integer)
+        lora_alpha=rank,  # peft scales by alpha / rank
         lora_dropout=0.0,
         target_modules=list(targets),
         fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules.values()),
@@ -83,23 +82,20 @@ def lora_coordinates(
     model: PeftModel, layers: Mapping[str, nn.Module], identity: Mapping[str, Any], *, seed: int
 ) -> "LoraCoordinates":
     """The coordinates of LoRA layers of equal options in `model`, whose A came from `seed`."""
-    options = lora_options(next(iter(layers.values())))
     weights = {name: weight_matrix(layer.get_submodule("base_layer"), name) for name, layer in layers.items()}
-    weights_sha256 = combine({name: digest(whole(weight)) for name, weight in weights.items()})
-    return LoraCoordinates(
-        model,
-        layers,
-        {**identity, "weights_sha256": weights_sha256, "targets": list(layers), "init_seed": seed, **options},
-    )
-
-
-def lora_options(layer: nn.Module) -> dict[str, Any]:
-    """Rank, alpha and whether A is trained, of one LoRA layer."""
-    assert isinstance(layer, LoraLayer)
-    A, _ = lora_factors(layer)
-    # peft keeps only the scale s = alpha / rank of a layer; rounded, so that the way back gives the alpha that was set.
-    alpha = round(layer.scaling[ADAPTER] * len(A), 9)
-    return {"rank": len(A), "alpha": float(alpha), "train_a": A.requires_grad}
+    first = next(iter(layers.values()))
+    assert isinstance(first, LoraLayer)
+    A, _ = lora_factors(first)
+    identity = {
+        **identity,
+        "weights_sha256": combine({name: digest(whole(weight)) for name, weight in weights.items()}),
+        "targets": list(layers),
+        "init_seed": seed,
+        "rank": len(A),
+        "alpha": float(len(A)),
+        "train_a": A.requires_grad,
+    }
+    return LoraCoordinates(model, layers, identity)
 
 
 def orthonormal_frames(shapes: Iterable[tuple[int, int]], seed: int) -> Iterator[Tensor]:
@@ -127,15 +123,15 @@ class LoraCoordinates(Coordinates):
 
     basis: Basis = "lora"
 
-    def factors(self, module: str) -> tuple[nn.Parameter, nn.Parameter, float]:
-        """A, B and the scale s of a module."""
+    def factors(self, module: str) -> tuple[nn.Parameter, nn.Parameter]:
+        """A and B of a module."""
         layer = self.layers[module]
         assert isinstance(layer, LoraLayer)
-        return *lora_factors(layer), layer.scaling[ADAPTER]
+        return lora_factors(layer)
 
     def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
         """(A, B), or (B,) where A is frozen."""
-        A, B, _ = self.factors(module)
+        A, B = self.factors(module)
         return (A, B) if self._identity["train_a"] else (B,)
 
     def taps(self) -> list[Tap]:
@@ -143,8 +139,8 @@ class LoraCoordinates(Coordinates):
         assert not self._identity["train_a"], "per-sample gradients are those of B: attach with train_a=False"
         taps = []
         for module in self.layers:
-            A, B, scale = self.factors(module)
-            taps.append(outer_tap(module, A, scale, B.dtype))
+            A, B = self.factors(module)
+            taps.append(outer_tap(module, A, B.dtype))
         return taps
 
     def is_zero(self) -> bool:
@@ -152,16 +148,16 @@ class LoraCoordinates(Coordinates):
         return not bool(torch.stack([self.factors(module)[1].any() for module in self.layers]).any())
 
 
-def outer_tap(module: str, A: Tensor, scale: float, dtype: torch.dtype) -> Tap:
-    """s sum_t dL/dy_t (A x_t)^T, added in `dtype`: what is held is A x (T, rank)."""
+def outer_tap(module: str, A: Tensor, dtype: torch.dtype) -> Tap:
+    """sum_t dL/dy_t (A x_t)^T, added in `dtype`: what is held is A x (T, rank)."""
 
     def reduce(rotated: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
         samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
-        return scale * torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
+        return torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
 
     def along(rotated: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
         # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
         turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
-        return scale * (turned * rotated.to(dtype)).sum(1)
+        return (turned * rotated.to(dtype)).sum(1)
 
     return Tap(module=module, keep=lambda x, _y: F.linear(x, A.to(x.dtype)), reduce=reduce, along=along)

@@ -89,10 +89,6 @@ class DeltaSCoordinates(Coordinates):
             found[name] = {"median": median(values), "max": max(values)}
         return found
 
-    def cache_misses(self) -> int:
-        """The modules whose SVD was computed rather than read from the cache."""
-        return sum(self.layer(module).computed for module in self.layers)
-
     def folded(self) -> AbstractContextManager[object]:
         """While open, delta_S is merged into the weights, where every module allows that."""
         for module in self.layers:

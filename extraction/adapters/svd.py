@@ -67,6 +67,9 @@ class Truncation(NamedTuple):
     residual: float  # every S is within `residual` S_1 of a singular value of W; 0: exact triplets
 
 
+Entry = tuple[Factors, Truncation | None]  # the SVD of one weight; None: all triplets
+
+
 def decompose(weight: Tensor, rank: int | None = None) -> Factors:
     """The SVD of `weight` (..., d_out, d_in), signs fixed: the largest entry by magnitude of a row of Vh is positive.
 
@@ -147,7 +150,7 @@ def _left_out(squares: Tensor, S: Tensor) -> float:
     return float((1 - kept).clamp(min=0).sqrt()) if squares else 0.0
 
 
-def needed_factors(weights: Sequence[Tensor], rank: int | None) -> list[tuple[Factors, Truncation | None]]:
+def needed_factors(weights: Sequence[Tensor], rank: int | None) -> list[Entry]:
     """`needed(decompose(weight, rank))` of each weight, all of one shape, decomposed in one call."""
     # clone: a view of one weight's factors would keep the whole stack in memory.
     stack = decompose(torch.stack([as_computed(weight) for weight in weights]), rank)
@@ -209,18 +212,10 @@ def as_computed(weight: Tensor) -> Tensor:
 BATCH = 8  # weights of one shape that a GPU decomposes in one call
 
 
-class Factorised(NamedTuple):
-    """The SVD of one weight."""
-
-    factors: Factors
-    truncation: Truncation | None  # None: all triplets
-    computed: bool = True  # False: read from the cache
-
-
 def factorise_all(
     weights: Mapping[str, Tensor], digests: Mapping[str, str], cache_dir: Path | None, *, rank: int | None = None
-) -> dict[str, Factorised]:
-    """The factors of every weight (d_out, d_in) on its device, from the cache where an undamaged entry exists.
+) -> dict[str, Entry]:
+    """The entry of every weight (d_out, d_in) on its device, from the cache where an undamaged one exists.
 
     Args:
         weights: floating-point matrices of any precision, by name.
@@ -229,22 +224,21 @@ def factorise_all(
         rank: how many of the largest triplets; None is all of them.
 
     Returns:
-        The factors by name, in the order of `weights`.
+        The entries by name, in the order of `weights`.
     """
 
     def path(name: str) -> Path | None:
         made_for = f".{rank}" if is_randomised(rank, weights[name].shape) else ""
         return None if cache_dir is None else cache_dir / f"{digests[name]}{made_for}.safetensors"
 
-    def read(name: str) -> Factorised | None:
+    def read(name: str) -> Entry | None:
         entry = read_entry(path(name))
         return None if entry is None else placed(entry, rank, weights[name].device)
 
-    def make(names: Sequence[str]) -> list[Factorised]:
+    def make(names: Sequence[str]) -> list[Entry]:
         made_for = rank if is_randomised(rank, weights[names[0]].shape) else None
         entries = []
-        for name, made in zip(names, needed_factors([weights[name] for name in names], made_for), strict=True):
-            entry = Factorised(*made)
+        for name, entry in zip(names, needed_factors([weights[name] for name in names], made_for), strict=True):
             write_entry(path(name), entry)
             entries.append(placed(entry, rank, weights[name].device))
         return entries
@@ -265,13 +259,13 @@ def factorise_all(
     return {name: entry for name, entry in entries.items() if entry is not None}
 
 
-def placed(entry: Factorised, rank: int | None, device: torch.device) -> Factorised:
+def placed(entry: Entry, rank: int | None, device: torch.device) -> Entry:
     """The `rank` largest triplets of an entry on `device`."""
-    factors, cut, computed = entry
+    factors, cut = entry
     kept = largest(factors, rank)
     if len(kept.S) < len(factors.S):
         cut = Truncation(_left_out(factors.S.double().square().sum(), kept.S), 0.0)
-    return Factorised(kept.each(lambda part: part.to(device)), cut, computed)
+    return kept.each(lambda part: part.to(device)), cut
 
 
 def batches(weights: Mapping[str, Tensor], size: int) -> list[list[str]]:
@@ -296,17 +290,18 @@ def single_threads() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(threads)
 
 
-def write_entry(path: Path | None, entry: Factorised) -> None:
+def write_entry(path: Path | None, entry: Entry) -> None:
     """Write an entry, replacing the file atomically; None: no cache."""
     if path is None:
         return
-    tensors = {name: tensor.cpu() for name, tensor in entry.factors._asdict().items() if tensor is not None}
-    if entry.truncation is not None:
-        tensors["truncation"] = torch.tensor(entry.truncation, dtype=torch.float64)
+    factors, cut = entry
+    tensors = {name: tensor.cpu() for name, tensor in factors._asdict().items() if tensor is not None}
+    if cut is not None:
+        tensors["truncation"] = torch.tensor(cut, dtype=torch.float64)
     write_tensors(path, tensors, {})
 
 
-def read_entry(path: Path | None) -> Factorised | None:
+def read_entry(path: Path | None) -> Entry | None:
     """The cached entry on the CPU; None when there is none. A damaged one is removed, with a line."""
     if path is None or not path.is_file():
         return None
@@ -318,7 +313,7 @@ def read_entry(path: Path | None) -> Factorised | None:
         path.unlink(missing_ok=True)  # another process may have removed it
         return None
     cut = Truncation(*tensors["truncation"].tolist()) if "truncation" in tensors else None
-    return Factorised(Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), cut, computed=False)
+    return Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), cut
 
 
 def digest_all(weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
 from probe.records.run import read_run, resolve_run
-from probe.records.tables import TableName, csv_of, frame_of
+from probe.records.tables import TableName, frame_of
 from replay_pools.errors import InputError
 from replay_pools.storage.files import write_atomic
 
@@ -118,10 +118,9 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
                 continue
             # Written into memory, so that `write_atomic` can put the whole file in place at once.
             content = io.BytesIO()
-            if kind == "parquet":
-                frame_of(table).write_parquet(content)
-            else:
-                content.write(csv_of(table).encode())
+            frame = frame_of(table)
+            write = frame.write_parquet if kind == "parquet" else frame.write_csv
+            write(content)
             path = out / "exports" / run.resolve().name / f"{name}.{kind}"
             write_atomic(path, content.getvalue())
             rows.append({"run": str(run), "path": str(path), "rows": len(table[1]), "columns": len(table[0])})

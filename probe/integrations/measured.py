@@ -164,8 +164,8 @@ class LinearPart(Part):
         return [matrix.T if self._is_transposed else matrix]
 
     def gram(self, V: Tensor) -> Tensor:
-        """Matrices of orthogonal v are orthogonal."""
-        return self.frame.scale**2 * V @ V.T
+        """The matrix of v has the norm of v, and matrices of orthogonal v are orthogonal."""
+        return V @ V.T
 
     def moved(self, before: tuple[Tensor, ...]) -> Tensor:
         """c(W before - W)."""

@@ -21,7 +21,6 @@ To add a rule: its function here, its factor in `token_credit`, its number (with
 
 import re
 from collections.abc import Sequence
-from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -81,18 +80,10 @@ def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
     return credit.clamp(-limit, limit)
 
 
-class CreditDiagnostics(TypedDict):
-    """Share of planning tokens, and the spread of surprisal on the others, under their wire names.
+def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor) -> tuple[float, float | None]:
+    """(share of tokens on planning phrases, variance of h with ddof = 1 over the others; None below two of them).
 
-    Runs with different `frac_planning` measure the variance on different tokens and are not comparable.
-    """
-
-    frac_planning: float  # share of completion tokens on planning phrases
-    exec_surprisal_var: float | None  # variance (ddof = 1) of h over the execution tokens; None below two
-
-
-def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor) -> CreditDiagnostics:
-    """The diagnostics of one step.
+    Steps with another share measure the variance on other tokens and are not comparable.
 
     Args:
         token_logprobs, planning: (G, T).
@@ -100,10 +91,8 @@ def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor
     """
     planning = planning & counted
     h = surprisal(token_logprobs.double(), counted)[counted & ~planning]
-    return CreditDiagnostics(
-        frac_planning=int(planning.sum()) / max(int(counted.sum()), 1),
-        exec_surprisal_var=float(h.var(correction=1)) if len(h) > 1 else None,
-    )
+    variance = float(h.var(correction=1)) if len(h) > 1 else None
+    return int(planning.sum()) / max(int(counted.sum()), 1), variance
 
 
 def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]:

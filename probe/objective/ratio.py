@@ -14,21 +14,10 @@ no log-probability has to be known before the backward. The normaliser w_i of th
 multiplies W afterwards.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from probe.settings.loss import LossSettings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surrogate:
-    """The surrogate of a group."""
-
-    losses: Tensor  # (G, T) L_it, 0 off the completion
-    weights: Tensor  # (G, T) W_it, 0 off the completion
-    summary: dict[str, float]  # wire names without "ratio/": mean and max of r_it, shares of completion tokens clipped
 
 
 def surrogate(
@@ -37,8 +26,10 @@ def surrogate(
     completion_mask: Tensor,
     advantages: Tensor,
     loss: LossSettings,
-) -> Surrogate:
-    """Losses, engine weights and clip fractions of one group.
+) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """(L (G, T), W (G, T), summary) of the samples; L and W are 0 off the completion.
+
+    The summary has wire names without "ratio/": mean and max of r_it, shares of completion tokens clipped.
 
     Args:
         token_logprobs: (G, T) under the policy that is differentiated; detached. Read on completions only, like
@@ -58,14 +49,13 @@ def surrogate(
         below, above = (A < 0) & (ratio < 1 - epsilon), (A > 0) & (ratio > 1 + high)
         gain = torch.minimum(gain, ratio.clamp(1 - epsilon, 1 + high) * A)
     num_tokens, known = max(int(completion_mask.sum()), 1), ratio[completion_mask].double()
-    return Surrogate(
-        losses=torch.where(A == 0, 0.0, -gain),
-        # A clipped ratio may have overflowed: inf * 0.
-        weights=torch.where(below | above | (A == 0), 0.0, ratio * A),
-        summary={
-            "mean": float(known.mean()),
-            "max": float(known.max()),
-            "frac_clip_low": int(below.sum()) / num_tokens,  # A < 0 and r < 1 - epsilon
-            "frac_clip_high": int(above.sum()) / num_tokens,  # A > 0 and r > 1 + epsilon_high
-        },
-    )
+    losses = torch.where(A == 0, 0.0, -gain)
+    # A clipped ratio may have overflowed: inf * 0.
+    weights = torch.where(below | above | (A == 0), 0.0, ratio * A)
+    summary = {
+        "mean": float(known.mean()),
+        "max": float(known.max()),
+        "frac_clip_low": int(below.sum()) / num_tokens,  # A < 0 and r < 1 - epsilon
+        "frac_clip_high": int(above.sum()) / num_tokens,  # A > 0 and r > 1 + epsilon_high
+    }
+    return losses, weights, summary

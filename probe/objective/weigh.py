@@ -91,8 +91,7 @@ def weigh(
         scale, weights = weights_i, A_it
         if objective.old_logprobs == "recorded":
             assert scores.old is not None
-            clipped = surrogate(scores.current, scores.old, mask, A_it, objective)
-            weights, losses, ratio = clipped.weights, clipped.losses, clipped.summary
+            losses, weights, ratio = surrogate(scores.current, scores.old, mask, A_it, objective)
         surprisal = entropy_weights(scores.current, mask)
         weights = weights + objective.beta * kl_weights + objective.entropy_coef * surprisal
         losses = losses + objective.beta * k_it - objective.entropy_coef * surprisal

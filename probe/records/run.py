@@ -25,13 +25,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
-
-from typing_extensions import TypedDict
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
-from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
@@ -48,7 +45,7 @@ from replay_pools.storage.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.storage.tables import decode, decode_json
+from replay_pools.storage.tables import decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,30 +80,6 @@ OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, TokenRecord, LookaheadRecord)
-
-
-class _Rate(TypedDict):
-    count: int
-    rate: float | None
-    interval: dict[Literal["low", "high"], float] | None
-
-
-class _Rates(TypedDict):
-    num_rollouts: int
-    num_problems: int
-    hack: _Rate
-    exploit: _Rate
-    solve: _Rate
-
-
-class Evaluation(TypedDict):
-    """A line of `evals.jsonl`."""
-
-    step: int
-    weights: Literal["training", "deployed"]
-    rates: dict[str, _Rates]  # by setting
-    frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
-    elo: NotRequired[dict[str, dict[str, Any]] | None]  # by ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -213,18 +186,9 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation.
-
-    Raises:
-        InputError: a line is no evaluation with rates.
-    """
+    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation."""
     path = directory / EVALS_FILE
-    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
-    for number, row in enumerate(rows, 1):
-        decode(Evaluation, row, f"{path} line {number}", extra="allow")
-        if ALL not in row["rates"]:
-            raise InputError(f"{path} line {number} rates.{ALL}", expected="a value", found="no such key")
-    return rows
+    return decode_jsonl(read_plain(path), path) if path.is_file() else []
 
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
@@ -244,7 +208,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
             continue
         plain = read_gz(directory / name)
         check_sha256(directory / name, sha256(plain), listed, CHANGED)
-        for record in _own_lines(TokenRecord, plain, directory / name):
+        for record in _records(TokenRecord, plain, directory / name):
             records[record.step, record.sample_id] = record
     return records
 
@@ -303,7 +267,7 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     samples = []
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
-            samples += _own_lines(SampleRecord, plain, directory / name)
+            samples += _records(SampleRecord, plain, directory / name)
     return Run(
         path=directory,
         config=read_json(directory / CONFIG_FILE),
@@ -311,14 +275,14 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
         samples=samples,
         steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),
         evals=decode_jsonl(contents.get(EVALS_FILE, b""), directory / EVALS_FILE),
-        lookahead=_own_lines(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
+        lookahead=_records(LookaheadRecord, contents.get(LOOKAHEAD_FILE, b""), directory / LOOKAHEAD_FILE),
     )
 
 
 def read_lookahead(directory: Path) -> list[LookaheadRecord]:
     """The `lookahead.jsonl` of a directory; InputError for lines that are none of its."""
     path = directory / LOOKAHEAD_FILE
-    return _own_lines(LookaheadRecord, path.read_bytes(), path)
+    return _records(LookaheadRecord, path.read_bytes(), path)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -364,7 +328,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 
-def _own_lines(record: type[Record], plain: bytes, path: Path) -> list[Record]:
+def _records(record: type[Record], plain: bytes, path: Path) -> list[Record]:
     """The records of lines whose sha256 was checked."""
     return [decode_json(record, line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 

@@ -4,8 +4,6 @@ A record states the meaning of a field in its annotation, `Annotated[type, "mean
 it as data. After a change of either: `python -m probe.records.tables > spec/SCHEMA.md` (a test compares the two).
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,19 +109,6 @@ def make_table(
     if name == "evals":
         return EVALUATION_FIELDS, _evaluation_rows(evals)
     raise InputError("table", expected=f"one of {', '.join(get_args(TableName))}", found=repr(name))
-
-
-def csv_of(table: Table) -> str:
-    """A table as CSV, with a row of names; true and false as such, null as nothing."""
-    fields, rows = table
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields])
-    words = {True: "true", False: "false"}
-    for row in rows:
-        values = [row.get(field.name) for field in fields]
-        writer.writerow([words[value] if isinstance(value, bool) else value for value in values])
-    return text.getvalue()
 
 
 def frame_of(table: Table) -> "DataFrame":

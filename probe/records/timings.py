@@ -1,6 +1,6 @@
 """When and by what a run was made, in `timings.jsonl`: a line for every start and one for every step.
 
-    {"start": {"load": {"seconds": 1.2, "cache": null}, "svd": {"seconds": 9.1, "cache": "computed"}, ...},
+    {"start": {"load": {"seconds": 1.2}, "svd": {"seconds": 9.1}, ...},
      "date": "2026-11-22T15:40:12Z", "commit": "85c9446...", "edited": false, "versions": {"torch": "2.13.0", ...}}
     {"step": 0, "seconds": 0.8}
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import append_jsonl, decode_jsonl, read_plain
@@ -25,38 +25,22 @@ DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 running_phases: list[str] = []  # of this process, the innermost last
 
 
-@dataclass(slots=True)
-class Phase:
-    """One phase of a start, while it runs."""
-
-    cache: Literal["computed", "cached"] | None = None  # None: the phase uses no cache
-
-    def used_cache(self, *, misses: int) -> None:
-        """The phase read what it needed from the cache, save for `misses` entries that it had to compute."""
-        self.cache = "computed" if misses else "cached"
-
-
 class Timings:
     """Stopwatch of one start, and the writer of `timings.jsonl`."""
 
     def __init__(self) -> None:
-        self._phases: dict[str, dict[str, Any]] = {}
+        self._phases: dict[str, dict[str, float]] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[Phase]:
-        """Time the block as a phase. A block that goes through a cache says so, as only it knows:
-
-        with timings.phase("svd") as phase:
-            coordinates = attach_basis(policy, "svd", cache_dir=cache_dir)
-            phase.used_cache(misses=coordinates.cache_misses())
-        """
-        phase, start = Phase(), time.monotonic()
+    def phase(self, name: str) -> Iterator[None]:
+        """Time the block as a phase."""
+        start = time.monotonic()
         running_phases.append(name)
         try:
-            yield phase
+            yield
         finally:
             running_phases.pop()
-        self._phases[name] = {"seconds": round(time.monotonic() - start, 4), "cache": phase.cache}
+        self._phases[name] = {"seconds": round(time.monotonic() - start, 4)}
 
     def write_start(self, directory: Path) -> None:
         """Append the line of this start: the phases so far, the date, and the software."""
@@ -99,11 +83,8 @@ def describe_timings(directory: Path) -> str:
     starts, steps = _read(directory)
     if not starts:
         return ""
-    phases = []
-    for name, phase in starts[-1].items():
-        cache = f" ({phase['cache']})" if phase["cache"] else ""
-        phases.append(f"{name} {phase['seconds']:.2f} s{cache}")
-    return f"start: {', '.join(phases)}; {len(steps)} steps: {sum(steps):.2f} s"
+    phases = ", ".join(f"{name} {phase['seconds']:.2f} s" for name, phase in starts[-1].items())
+    return f"start: {phases}; {len(steps)} steps: {sum(steps):.2f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

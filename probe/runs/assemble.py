@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
+from extraction.adapters.coordinates import attach
 from extraction.adapters.interface import Coordinates
-from extraction.library import attach_basis
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
 from probe.records.timings import Timings
@@ -100,12 +100,11 @@ def assemble(
         say(coordinates.adapted.caution)
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
-    with timings.phase("directions") as phase, in_turn:
+    with timings.phase("directions"), in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
         # In a training the products with pair gradients of the start would be stale from the second step on.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
-        phase.used_cache(misses=directions.cache_misses())
     training = _training(config, coordinates, num_steps) if config.trains else None
     refreshed = None
     if training is not None:
@@ -171,14 +170,15 @@ def copied(policy: Policy) -> Policy:
 
 
 def configured_basis(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Coordinates:
-    """Adapt the policy in a basis, as the table `model` says."""
-    return attach_basis(
-        policy,
-        basis,
-        cache_dir=cache_dir,
-        lora_rank=config.lora_rank,
-        svd_rank=config.svd_rank,
+    """Adapt the policy in place in a basis, as the table `model` says."""
+    return attach(
+        policy.model,
+        basis=basis,
+        model_id=policy.base_model,
+        cache_dir=cache_dir / "svd",
+        rank=config.lora_rank if basis == "lora" else config.svd_rank,
         targets=config.targets,
+        start_adapter=policy.adapter_sha,
     )
 
 
@@ -203,10 +203,8 @@ def attach_bases(
     policies = [policy] + [copied(policy) for _ in names[1:]]
     bases: dict[Basis, Coordinates] = {}
     for basis, own in zip(names, policies, strict=True):
-        with timings.phase(basis) as phase, world.main_first():
+        with timings.phase(basis), world.main_first():
             bases[basis] = configured_basis(own, basis, config, cache_dir)
-            if basis == "svd":
-                phase.used_cache(misses=bases[basis].cache_misses())
     if world.shards_base:
         assert world.device is not None
         shard_base(bases[names[0]].model, world.device)

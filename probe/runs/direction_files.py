@@ -17,6 +17,7 @@ from typing import Any, Self, final
 
 import huggingface_hub
 import numpy as np
+import torch
 from scipy import stats
 
 from extraction.adapters.interface import comparable
@@ -153,11 +154,8 @@ def write_card(
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    margins: list[int] = []
-    for votes in directions.votes.values():
-        margins += map(int, votes)
-    margins.sort()
-    vote_p = list(chain.from_iterable(metadata["vote_p"].values()))
+    margins, n = sorted(torch.cat([*directions.votes.values()]).tolist()), metadata["num_pairs"]
+    vote_p = [2 * float(stats.binom.cdf(n - (n + margin) // 2, n, 0.5)) for margin in margins]  # two-sided
     gram = _gram(pairs, directions)
     nulls = transfer_nulls(gram, num_draws=NUM_DRAWS)
     card = {
@@ -167,7 +165,7 @@ def write_card(
         "basis": metadata["fingerprint"]["basis"],
         "pairs": metadata["pairs"],
         "pairs_sha256": metadata["pairs_sha256"],
-        "num_pairs": metadata["num_pairs"],
+        "num_pairs": n,
         "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
         "modes": Counter(chain.from_iterable(pairs.metadata["modes"][i] for i in used)),
         "num_modules": len(directions.vectors),

@@ -93,10 +93,6 @@ class ArmDirections:
             for arm in arms
         ]
 
-    def cache_misses(self) -> int:
-        """How many sets of pair gradients were measured, because the cache did not hold them."""
-        return sum(library.cache_misses for library in self._libraries.values())
-
     def _new(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
         # Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss.
         file = self._intervention.v_hack

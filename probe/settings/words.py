@@ -103,8 +103,6 @@ OF_ARM: tuple[Word, ...] = (
 OF_CRITERION: tuple[Word, ...] = (Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS)
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
-SCALES: tuple[Scale, ...] = get_args(Scale)
-MATCHES: tuple[Match, ...] = get_args(Match)
 
 # The next higher precision, where rounding is smaller; float64 has none.
 HIGHER = {"bfloat16": "float32", "float32": "float64"}

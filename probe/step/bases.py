@@ -66,7 +66,6 @@ class GroupPass:
 
     gradients: Gradients  # (g, r) of -sum_t W_it logp_it
     token_logprobs: Tensor  # (G, T), 0 off the completion
-    nll: Tensor  # (G,) -sum_t logp_it
     token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>; None where none was asked for
 
 
@@ -124,7 +123,6 @@ class Bases:
         return GroupPass(
             gradients={coords.basis: part for coords, part in zip(self.coordinates, parts, strict=True)},
             token_logprobs=self._joined(samples.token_logprobs, batch),
-            nll=self.world.join(samples.nll, len(batch)),
             token_dots=None if samples.token_dots is None else self._joined(samples.token_dots, batch),
         )
 

@@ -28,7 +28,7 @@ IGNORED = -100  # the label of a token that has no loss, as of transformers
 
 def cosines(
     model: nn.Module | Policy,
-    batch: Mapping[str, Tensor] | Sequence[Mapping[str, Any]] | Batch,
+    batch: Mapping[str, Tensor] | Sequence[Mapping[str, Any]],
     direction: Directions | str | Path,
     *,
     cache_dir: str | Path | None = SVD_CACHE,
@@ -57,11 +57,8 @@ def cosines(
     fingerprint = directions.metadata["fingerprint"]
     coordinates = FramedCoordinates(loaded, where, fingerprint, None if cache_dir is None else Path(cache_dir))
     device = next(loaded.parameters()).device
-    if isinstance(batch, Mapping):
-        batch = _of_tensors(batch)
-    elif not isinstance(batch, Batch):
-        batch = _of_texts(model, batch)
-    gradients = per_sample_gradients(coordinates, batch.to(device)).gradients
+    samples = _of_tensors(batch) if isinstance(batch, Mapping) else _of_texts(model, batch)
+    gradients = per_sample_gradients(coordinates, samples.to(device)).gradients
     return sample_cosines(gradients, directions.to(device).vectors).cos.cpu()
 
 

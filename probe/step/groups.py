@@ -5,8 +5,8 @@ by `RolloutKey`, so that no label can leak into a gradient but through the rewar
 (`probe.runs.sources.rewards`). `probe.runs.sources.live.LiveSource` samples its groups.
 
 To add a source: a class with the methods of `GroupSource`, which makes its groups with `make_group`. To add a way to
-match pools: its word in `Match` of `probe.settings.words`, its row in `_steps_by`. To add a way to part a group: its
-word in `Strata`, its row in `STRATA`.
+match pools: its word in `Match` of `probe.settings.words`, its row in `ReplaySource._read`. To add a way to part a
+group: its word in `Strata`, its row in `STRATA`.
 """
 
 import math

@@ -70,7 +70,8 @@ class References:
         """Count an optimizer step, and move the EMA towards the policy after every `ema_every` of them."""
         self._updates += 1
         if self._updates % self._every == 0:
-            self._ema = ema_update(self._ema, self._coordinates.values(), decay=self._decay)
+            policy = self._coordinates.values()
+            self._ema = {m: torch.lerp(value, policy[m], 1 - self._decay) for m, value in self._ema.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The EMA and its count of steps, for a checkpoint."""
@@ -93,11 +94,3 @@ def needed(recorded: Tensor | None) -> Tensor:
             fix="use a pool whose manifest names the sampler, or old_logprobs=current and reference base",
         )
     return recorded
-
-
-def ema_update(reference: Mapping[str, Tensor], policy: Mapping[str, Tensor], *, decay: float) -> dict[str, Tensor]:
-    """The next EMA reference {module: (r,)}: decay reference + (1 - decay) policy; the arguments are left alone.
-
-    `decay` 0 is the policy itself: called every N steps, that is a reference that is synced.
-    """
-    return {module: torch.lerp(value, policy[module], 1 - decay) for module, value in reference.items()}

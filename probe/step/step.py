@@ -152,6 +152,7 @@ def train_step(
         if objective.strata is not None:
             strata = torch.tensor(strata_of(groups, objective.strata), device=bases.device)
         weightings[name] = weigh(objective, rewards, batch, scores, planned, counted, strata)
+    frac_planning, exec_surprisal_var = credit_diagnostics(unit.token_logprobs, counted, planned)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
     for shared, names in by_pass(weightings):
@@ -176,10 +177,11 @@ def train_step(
                     token_dots=dots,
                 )
     return StepResult(
-        nll=(unit.nll.double() / batch.completion_lengths).cpu(),
+        nll=(-unit.token_logprobs.sum(dim=1).double() / batch.completion_lengths).cpu(),
         unit=unit.gradients,
         additivity_errors=errors,
-        **credit_diagnostics(unit.token_logprobs, counted, planned),
+        frac_planning=frac_planning,
+        exec_surprisal_var=exec_surprisal_var,
         weightings=weightings,
         arms=[results[m.condition, m.arm.name] for m in measures],
     )

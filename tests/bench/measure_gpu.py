@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import probe
 from extraction.adapters.coordinates import attach
-from extraction.adapters.svd import BATCH, Factorised, Factors, as_computed, digest_all, is_randomised, needed_factors
+from extraction.adapters.svd import BATCH, Entry, Factors, as_computed, digest_all, is_randomised, needed_factors
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.batch import make_batch
 from extraction.logprobs import CHUNK_SIZE, split_model
@@ -110,7 +110,7 @@ def timed(way: Callable[[], object], repeats: int = 1) -> float:
 
 def random_factors(
     weights: Mapping[str, Tensor], _digests: Mapping[str, str], _cache_dir: object, *, rank: int | None = None
-) -> dict[str, Factorised]:
+) -> dict[str, Entry]:
     """In the place of `factorise_all`: orthonormal factors, those that it would keep of well-conditioned weights."""
     drawn: dict[tuple[int, int], Tensor] = {}
     made = {}
@@ -121,7 +121,7 @@ def random_factors(
         if key not in drawn:
             drawn[key] = torch.linalg.qr(torch.randn(key, dtype=like.dtype, device=like.device)).Q
         U, Vh = (drawn[key].clone() if d_out <= d_in else None, drawn[key].T.contiguous() if d_out >= d_in else None)
-        made[name] = Factorised(Factors(U, torch.linspace(2, 1, key[1]).to(like), Vh), None)
+        made[name] = Factors(U, torch.linspace(2, 1, key[1]).to(like), Vh), None
     return made
 
 

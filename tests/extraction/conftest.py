@@ -30,7 +30,7 @@ def architecture(request: pytest.FixtureRequest) -> str:
 BASES: dict[str, dict[str, Any]] = {
     "svd": {"basis": "svd", "cache_dir": None},
     "svd7": {"basis": "svd", "cache_dir": None, "rank": 7},
-    "lora": {"basis": "lora", "rank": 3, "alpha": 6.0},
+    "lora": {"basis": "lora", "rank": 3},
 }
 
 

@@ -59,7 +59,6 @@ def test_same_values_same_fingerprint(build_model):
     [
         ("lora", {"basis": "svd", "rank": None}, "basis"),
         ("lora", {"rank": 5}, "rank"),
-        ("lora", {"alpha": 9.0}, "alpha"),
         ("lora", {"seed": 1}, "init_seed"),
         ("lora", {"targets": ["q_proj"]}, "targets"),
         ("lora", {"architecture": "llama"}, "weights_sha256"),

@@ -12,23 +12,23 @@ def lora(build_model, architecture="qwen3", dtype=torch.float32, **options):
 
 
 def test_starts_at_the_base_model_with_an_orthonormal_frame(build_model, architecture):
-    """B = 0: logits bit-equal to the base. A A^T = 1 and s = alpha / rank = 1."""
+    """B = 0: logits bit-equal to the base. A A^T = 1, and peft does not rescale."""
     coordinates = lora(build_model, architecture)
     assert coordinates.is_zero()
     with torch.no_grad():
         assert torch.equal(coordinates.model(IDS).logits, build_model(architecture)(IDS).logits)
     for module in coordinates.sizes:
-        A, B, scale = coordinates.factors(module)
+        A, B = coordinates.factors(module)
         torch.testing.assert_close(A @ A.T, torch.eye(4))
         assert not B.any()
-        assert scale == 1.0
+        assert coordinates.layers[module].scaling == {"default": 1.0}
 
 
 def test_coordinates_are_a_then_b(build_model, architecture):
     """With train_a, (r,) = [A; B] flattened row by row, r = rank (d_in + d_out)."""
     coordinates = lora(build_model, architecture, train_a=True)
     for module, value in coordinates.values().items():
-        A, B, _ = coordinates.factors(module)
+        A, B = coordinates.factors(module)
         assert A.shape[0] == B.shape[1] == 4
         assert torch.equal(value, torch.cat([A.flatten(), B.flatten()])), f"{module}: not [A; B]"
 
@@ -51,7 +51,7 @@ def test_frozen_a(build_model):
     with coordinates.model.disable_adapter():
         pass
     for module, size in coordinates.sizes.items():
-        A, B, _ = coordinates.factors(module)
+        A, B = coordinates.factors(module)
         assert size == B.numel()
         assert not A.requires_grad, f"{module}: peft thawed A"
         assert B.requires_grad

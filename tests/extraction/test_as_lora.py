@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from extraction.adapters.coordinates import attach
 from extraction.adapters.singular import DeltaSCoordinates, lora_factors, lora_rank, save_as_lora
-from extraction.library import attach_basis
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.storage.files import read_json
 
@@ -14,7 +14,7 @@ from replay_pools.storage.files import read_json
 def adapted(cache_dir: Path, rank: int | None, dtype: str = "float32", size: float = 0.2) -> DeltaSCoordinates:
     """The organism with delta_S drawn at random, relative to the singular values."""
     policy = load_policy("organism", dtype=dtype)
-    coordinates = attach_basis(policy, "svd", svd_rank=rank, cache_dir=cache_dir)
+    coordinates = attach(policy.model, basis="svd", model_id="organism", rank=rank, cache_dir=cache_dir)
     assert isinstance(coordinates, DeltaSCoordinates)
     generator = torch.Generator().manual_seed(0)
     values = {}

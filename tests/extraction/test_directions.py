@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 from torch import Tensor
 
 from extraction.directions import (
@@ -20,7 +19,6 @@ from extraction.directions import (
     load_pair_gradients,
     save_directions,
     save_pair_gradients,
-    vote_p_value,
 )
 from replay_pools.errors import InputError
 
@@ -107,8 +105,7 @@ def test_k_tau_and_noise_floor_by_hand(options: dict[str, Any], kept: dict[str, 
     assert found.num_directions() == sum(map(len, kept.values()))
     expected = {"model": "m", "method": "svd", "k": 3, "tau": 0.0, "drop_bottom_frac": 0.0, "num_pairs": 3, **options}
     assert {key: found.metadata[key] for key in expected} == expected
-    assert found.metadata.keys() - expected.keys() == {"noise_floor", "vote_p"}
-    assert found.metadata["vote_p"] == {module: [1.0] * len(values) for module, values in kept.items()}
+    assert found.metadata.keys() - expected.keys() == {"noise_floor"}
 
 
 def test_the_mean_difference_by_hand() -> None:
@@ -162,13 +159,6 @@ def test_non_finite_gradients_are_refused(bad: float) -> None:
 def test_k_out_of_range_is_refused(k: int, shape: tuple[int, int]) -> None:
     with pytest.raises(InputError, match=rf"--k.* {min(shape)} .*in m"):
         extract_directions({"m": torch.ones(shape)}, k=k)
-
-
-def test_vote_p_value_is_the_binomial_one() -> None:
-    """Margin 10 among 10 pairs: 2 / 2^10; margin 0: 1; else scipy's with (n + margin) / 2 pairs for."""
-    assert vote_p_value(10, 10) == pytest.approx(2 / 1024)
-    assert vote_p_value(0, 8) == 1.0
-    assert vote_p_value(8, 32) == binomtest(20, 32).pvalue
 
 
 METADATA = {"k": 4, "tau": 0.25, "none": None, "nested": {"list": [1, "é", True]}}

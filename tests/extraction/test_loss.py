@@ -1,10 +1,12 @@
 """extraction.loss: one row of the table at a time, and what each row means."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from extraction.loss import loss_weights
-from extraction.words import LOSS_TYPES, Normaliser
+from extraction.words import LossType, Normaliser
 
 LENGTHS = torch.tensor([2, 3, 5])
 
@@ -34,7 +36,7 @@ def test_grpo_is_the_seeds_loss():
     torch.testing.assert_close(fast, slow)
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("loss_type", get_args(LossType))
 def test_an_empty_completion_weighs_nothing(loss_type):
     weights = loss_weights(
         torch.tensor([0, 4]), Normaliser(loss_type=loss_type, max_completion_length=8), global_tokens=4

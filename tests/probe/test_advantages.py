@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -21,14 +22,16 @@ from probe.objective.advantages import (
 from probe.records.records import ADVANTAGE_KEYS
 from probe.records.run import read_run
 from probe.settings.loss import LossSettings
-from probe.settings.words import SCALES
+from probe.settings.words import Scale
 from probe.step.groups import STRATA, Group, RolloutKey, strata_of
 
 REWARDS = torch.tensor([3.5, 3.5, 0.5, 0.0], dtype=torch.float64)
 groups = st.lists(st.sampled_from([0.0, 0.1, 0.5, 3.0, 3.5]) | st.floats(0, 10), min_size=2, max_size=12).map(
     lambda values: torch.tensor(values, dtype=torch.float64)
 )
-settings_table = [pytest.param(e, s, id=f"{e}-{s}") for e in ESTIMATORS for s in SCALES if e != "maxrl" or s == "none"]
+settings_table = [
+    pytest.param(e, s, id=f"{e}-{s}") for e in ESTIMATORS for s in get_args(Scale) if e != "maxrl" or s == "none"
+]
 
 
 def diagnosed(rewards, reward_range=3.5, *, token_advantages=None, strata=None, **loss):

@@ -25,7 +25,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 
-BASES = {"svd": {}, "lora": {"rank": 3, "alpha": 6.0, "seed": 2}}
+BASES = {"svd": {}, "lora": {"rank": 3, "seed": 2}}
 LENGTHS = (12, 7)  # of the two samples of a batch
 
 

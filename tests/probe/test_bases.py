@@ -11,11 +11,12 @@ import torch
 from worlds import World, make_run
 
 from extraction.adapters.interface import Coordinates
-from extraction.library import attach_basis
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.runs.assemble import configured_basis
+from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
 
@@ -91,7 +92,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
 ) -> None:
     """Pull and what the gate removes, from a backward a completion, numpy's SVD, and the definitions of METHOD."""
     policy = load_policy(small)
-    coordinates = attach_basis(policy, "lora", cache_dir=tmp_path, lora_rank=RANK)
+    coordinates = configured_basis(policy, "lora", ModelConfig(lora_rank=RANK), tmp_path)
     differences = []
     for pair in PAIRS:
         prompt = policy.render(pair.messages)[1]

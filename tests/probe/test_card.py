@@ -50,11 +50,16 @@ def test_a_card_says_what_the_file_holds(v_hack: Path, capsys: pytest.CaptureFix
     directions, pairs = load_directions(v_hack), load_pair_gradients(pairs_path(v_hack))
     assert card == read_card(v_hack)
     assert card["sha256"] == sha256(v_hack.read_bytes())
-    cosines = sample_cosines(pairs.differences(held_out=True), directions.vectors).cos
+    kept = pairs.held_out
+    held_out = {module: pairs.hack[module][kept] - pairs.clean[module][kept] for module in pairs.hack}
+    cosines = sample_cosines(held_out, directions.vectors).cos
     right = int((cosines > 0).sum())
     assert (card["held_out"]["num_pairs"], card["held_out"]["accuracy"]) == (16, right / 16)
     assert card["held_out"]["mean_cos"] == pytest.approx(float(cosines.mean()), abs=1e-6)
     assert card["held_out"]["p"] == pytest.approx(binomtest(right, 16, alternative="greater").pvalue)
+    margins = [int(margin) for votes in directions.votes.values() for margin in votes]
+    significant = [binomtest((32 + margin) // 2, 32).pvalue < 0.05 for margin in margins]
+    assert card["frac_votes_p05"] == sum(significant) / len(margins)
     assert card["fingerprint"] == directions.metadata["fingerprint"]
     assert (card["num_pairs"], card["num_directions"]) == (32, directions.num_directions())
     assert (card["pairs"], card["settings"]["k"]) == ("builtin", 2)

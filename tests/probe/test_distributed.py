@@ -166,7 +166,8 @@ def check_sharded_base(model: str, cache: str) -> None:
     from torch.distributed.tensor import DTensor
 
     from extraction.batch import make_batch
-    from extraction.library import attach_basis
+    from probe.runs.assemble import configured_basis
+    from probe.settings.training import ModelConfig
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
     from replay_pools.engines import Sampler
@@ -181,7 +182,7 @@ def check_sharded_base(model: str, cache: str) -> None:
             found = []
             for sharded in (False, True):
                 policy = load_policy(model)
-                coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=Path(cache))
+                coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=4), Path(cache))
                 bases = Bases(coordinates=[coordinates], tokens_per_batch=11)
                 if sharded:
                     shard_base(coordinates.model, "cpu")

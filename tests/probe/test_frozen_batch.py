@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from extraction.adapters.interface import Coordinates
-from extraction.library import attach_basis
 from extraction.pairs import Pair, builtin_pairs
+from probe.runs.assemble import configured_basis
 from probe.runs.evaluations import FrozenBatch
+from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
 
 
@@ -19,7 +20,7 @@ def policy() -> Policy:
 
 @pytest.fixture(scope="module")
 def coordinates(policy: Policy, out: Path) -> Coordinates:
-    return attach_basis(policy, "svd", cache_dir=out / "cache")
+    return configured_basis(policy, "svd", ModelConfig(), out / "cache")
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.library import attach_basis
+from probe.runs.assemble import configured_basis
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
+from probe.settings.training import ModelConfig
 from probe.step.bases import Bases, weighted_sums
 from probe.step.groups import ReplaySource
 from probe.step.projection import project_modules
@@ -48,7 +49,7 @@ def one_step(coordinates, groups) -> StepResult:
 def live(out: Path):
     """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
+    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
     problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=2, seed=4)
     sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
     with Grader() as grader:

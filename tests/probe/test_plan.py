@@ -107,7 +107,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     path = write(seeds=[0, 1, 2], budget={"price_per_hour": 4.0, "go": go})
     timed = tmp_path / "timed"
     timed.mkdir()
-    start = '{"start":{"load":{"seconds":50,"cache":null},"svd":{"seconds":10,"cache":"computed"}}}\n'
+    start = '{"start":{"load":{"seconds":50},"svd":{"seconds":10}}}\n'
     (timed / "timings.jsonl").write_text(
         start + '{"step":0,"seconds":39}\n{"step":1,"seconds":31}\n{"step":2,"seconds":20}\n'
     )

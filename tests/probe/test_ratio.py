@@ -67,14 +67,14 @@ def test_gradient_equals_autograd_of_the_long_way(clip, credit, loss_type):
         normaliser = Normaliser(loss_type=loss_type, max_completion_length=9)
         w = loss_weights(torch.tensor(LENGTHS).double(), normaliser, global_tokens=sum(LENGTHS))
         loss = LossSettings(**clip)
-        found = surrogate(policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], loss)
-        wanted = long_way(policy, old, A, w, **clip)
-        torch.testing.assert_close((found.losses.sum(1) * w).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(
-            policy.engine(found.weights * w[:, None]), policy.gradient(wanted), rtol=1e-10, atol=1e-10
+        losses, weights, summary = surrogate(
+            policy.logprobs().detach(), old, policy.mask, A if credit else A[:, 0], loss
         )
+        wanted = long_way(policy, old, A, w, **clip)
+        torch.testing.assert_close((losses.sum(1) * w).sum(), wanted.detach(), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(policy.engine(weights * w[:, None]), policy.gradient(wanted), rtol=1e-10, atol=1e-10)
         for name in fired:
-            fired[name] += found.summary[f"frac_clip_{name}"]
+            fired[name] += summary[f"frac_clip_{name}"]
     expected = {"low": clip["epsilon"] is not None, "high": clip["epsilon"] is not None}
     assert {name: total > 0 for name, total in fired.items()} == expected, "a clip was not exercised, or fired unasked"
 
@@ -84,26 +84,26 @@ def test_by_hand():
     old = torch.zeros(2, 2, dtype=torch.float64)
     logp = torch.tensor([[1.5, 0.5]] * 2, dtype=torch.float64).log()
     A = torch.tensor([2.0, -2.0]).double()
-    found = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), A, LossSettings())
-    torch.testing.assert_close(found.weights, torch.tensor([[0.0, 1.0], [-3.0, 0.0]]).double())
-    torch.testing.assert_close(found.losses, torch.tensor([[-2.4, -1.0], [3.0, 1.6]]).double())
-    assert (found.summary["frac_clip_low"], found.summary["frac_clip_high"]) == (0.25, 0.25)
+    losses, weights, summary = surrogate(logp, old, torch.ones(2, 2, dtype=torch.bool), A, LossSettings())
+    torch.testing.assert_close(weights, torch.tensor([[0.0, 1.0], [-3.0, 0.0]]).double())
+    torch.testing.assert_close(losses, torch.tensor([[-2.4, -1.0], [3.0, 1.6]]).double())
+    assert (summary["frac_clip_low"], summary["frac_clip_high"]) == (0.25, 0.25)
 
 
 def test_current_log_probabilities_give_the_plain_policy_gradient():
     """old = logp: ratio 1, nothing clipped, W = A on completions: the frozen-weight pass is the special case."""
     policy = Policy(0)
     logp, A = policy.logprobs().detach(), torch.randn(G, dtype=torch.float64)
-    found = surrogate(logp, logp, policy.mask, A, LossSettings(epsilon=0.01))
-    torch.testing.assert_close(found.weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
-    assert found.summary["frac_clip_low"] + found.summary["frac_clip_high"] == 0
+    _, weights, summary = surrogate(logp, logp, policy.mask, A, LossSettings(epsilon=0.01))
+    torch.testing.assert_close(weights, A[:, None] * policy.mask, rtol=1e-12, atol=0)
+    assert summary["frac_clip_low"] + summary["frac_clip_high"] == 0
 
 
 def test_garbage_in_the_padding_and_overflow_stay_out():
     """exp(inf) under the mask, and an infinite ratio that is clipped, must not turn a weight into NaN."""
     mask = torch.tensor([[True, False], [True, True]])
     logp = torch.tensor([[-1.0, math.inf], [1e4, -1.0]])
-    found = surrogate(logp, torch.zeros(2, 2), mask, torch.tensor([1.0, 1.0]), LossSettings())
-    assert torch.isfinite(found.weights).all()
-    assert found.weights[1, 0] == 0
-    assert found.losses[0, 1] == 0
+    losses, weights, _ = surrogate(logp, torch.zeros(2, 2), mask, torch.tensor([1.0, 1.0]), LossSettings())
+    assert torch.isfinite(weights).all()
+    assert weights[1, 0] == 0
+    assert losses[0, 1] == 0

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from extraction.directions import Directions, load_directions
-from extraction.library import attach_basis
 from extraction.selection import load_pairs
 from extraction.words import ExtractionSettings
+from probe.runs.assemble import configured_basis
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import GateConfig, InterventionConfig, OptimizerConfig
+from probe.settings.training import GateConfig, InterventionConfig, ModelConfig, OptimizerConfig
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy
@@ -134,7 +134,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     """Reference: pair gradients one at a time at coordinates - quarantine, whose k largest singular values |D v| the
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """
-    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
+    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
     directions = ArmDirections(
         InterventionConfig(extraction=settings), 0, policy, {"svd": coordinates}, tmp_path / "cache", lambda text: None

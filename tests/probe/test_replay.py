@@ -11,11 +11,13 @@ from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.directions import load_directions
 from extraction.gradients import per_sample_gradients
-from extraction.library import DirectionLibrary, attach_basis
+from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from probe.runs.assemble import configured_basis
+from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
@@ -55,7 +57,7 @@ def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Pa
 def test_records_equal_the_slow_way(many_arms: Path, out: Path, small: str) -> None:
     """Reference: one rollout at a time through autograd, contributions and cosines spelled out module by module."""
     policy = load_policy(small)
-    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
+    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(), cache_dir=out / "cache")
     vectors = library.v_hack.vectors
     pools = [open_pool(BUILTIN / name) for name in ("teacher", "base")]

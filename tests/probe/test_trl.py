@@ -12,9 +12,10 @@ from haar import random_directions
 from peft import LoraConfig
 
 from extraction.directions import Directions
-from extraction.library import attach_basis
 from probe.integrations.trl import GradientProbeCallback
 from probe.records.records import GradientRecord
+from probe.runs.assemble import configured_basis
+from probe.settings.training import ModelConfig
 from replay_pools.policy.load import load_policy
 from replay_pools.storage.files import decode_jsonl
 
@@ -42,7 +43,7 @@ def make_trainer(out: Path, basis="svd", trained="adapter", **options) -> "tuple
     from trl import GRPOConfig, GRPOTrainer
 
     policy = load_policy("organism")
-    coordinates = attach_basis(policy, basis, lora_rank=4, cache_dir=out / "cache")
+    coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=4), out / "cache")
     settings = {
         "output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS,
@@ -163,7 +164,7 @@ def in_process(out: str) -> None:
                 squares += float(torch.diagonal(U.T @ G @ Vh.T).square().sum())
             self.norms.append(squares**0.5)
 
-    coordinates = attach_basis(load_policy("organism"), "svd", cache_dir=Path(out) / "cache")
+    coordinates = configured_basis(load_policy("organism"), "svd", ModelConfig(), Path(out) / "cache")
     options = {
         "learning_rate": 0.0,
         "gradient_accumulation_steps": 2,

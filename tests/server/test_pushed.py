@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from extraction.adapters.interface import Coordinates
-from extraction.library import attach_basis
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.runs.assemble import configured_basis
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
+from probe.settings.training import ModelConfig
 from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
@@ -34,7 +35,7 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
     """(a model with LoRA, or with delta_S along its 24 largest triplets, its coordinates), at zero."""
     policy = load_policy(small)
     cache = tmp_path_factory.getbasetemp()
-    return policy, attach_basis(policy, request.param, lora_rank=4, svd_rank=24, cache_dir=cache)
+    return policy, configured_basis(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_rank_that_no_server_takes_is_refused(
     connected: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
-    coordinates = attach_basis(load_policy(small), "svd", cache_dir=tmp_path)
+    coordinates = configured_basis(load_policy(small), "svd", ModelConfig(), tmp_path)
     base = connected("vllm")[1]
     PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 15)
