@@ -1,6 +1,7 @@
 """Arms x conditions x bases from one forward and backward a step: counted, and equal to separate runs."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,15 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from extraction.library import DirectionLibrary, attach_basis
-from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
 from probe.runs import assemble
-from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
-from replay_pools.pool import BUILTIN, open_pool
 
 ARMS = "vanilla,projected,projected-lora"
 STEPS = 2
@@ -41,9 +38,48 @@ def shared(quick: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def grid(replay: Callable[..., Path], shared: list[str]) -> Run:
+def alone(replay: Callable[..., Path], shared: list[str]) -> Run:
+    """One condition, which also leaves the directions of both bases in the cache."""
+    return read_run(replay("alone-gtpo-maxrl", *shared, *options("gtpo-maxrl")))
+
+
+@pytest.fixture(scope="module")
+def counted(alone: Run, replay: Callable[..., Path], shared: list[str]) -> Callable[..., tuple[Run, Counter[str]]]:
+    """counted(name, condition, ...) -> every arm under these conditions, and how often the model was called for it."""
+
+    def make(name: str, *conditions: str) -> tuple[Run, Counter[str]]:
+        calls: Counter[str] = Counter()
+        backward = torch.Tensor.backward
+
+        def hook(_module: object, _inputs: object, _output: object) -> None:
+            calls["forward"] += torch.is_grad_enabled()  # not the trial of packed rows
+
+        def load(*arguments, **keywords):
+            policy = load_policy(*arguments, **keywords)
+            policy.model.get_input_embeddings().register_forward_hook(hook)
+            return policy
+
+        def counting(*arguments, **keywords):
+            calls["backward"] += 1
+            return backward(*arguments, **keywords)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "backward", counting)
+            patch.setattr(assemble, "load_policy", load)
+            return read_run(replay(name, *shared, *options(*conditions))), calls
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def every(counted: Callable[..., tuple[Run, Counter[str]]]) -> tuple[Run, Counter[str]]:
+    return counted("grid", *CONDITIONS)
+
+
+@pytest.fixture
+def grid(every: tuple[Run, Counter[str]]) -> Run:
     """Every arm under every condition."""
-    return read_run(replay("grid", *shared, *options(*CONDITIONS)))
+    return every[0]
 
 
 def records(found: Run, condition: str, arm: str | None = None) -> tuple[list, list]:
@@ -63,34 +99,16 @@ def test_every_cell_is_recorded_once(grid: Run) -> None:
 
 
 def test_a_grid_costs_one_model_call_a_step(
-    grid: Run, replay: Callable[..., Path], shared: list[str], monkeypatch: pytest.MonkeyPatch
+    every: tuple[Run, Counter[str]], counted: Callable[..., tuple[Run, Counter[str]]]
 ) -> None:
     """3 arms, 2 bases and 4 sequence-level conditions: one forward and backward. One more serves both GTPO conditions,
     and the first step checks the whole gradient of each basis once. Directions come from the cache."""
-    calls: list[str] = []
-
-    def counted(*arguments, **keywords):
-        policy = load_policy(*arguments, **keywords)
-
-        def hook(_module, _inputs, _output):
-            if torch.is_grad_enabled():  # not the trial of packed rows
-                calls.append("forward")
-
-        policy.model.get_input_embeddings().register_forward_hook(hook)
-        return policy
-
-    backward = torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", lambda *a, **k: (calls.append("backward"), backward(*a, **k))[1])
-    monkeypatch.setattr(assemble, "load_policy", counted)
-    replay("grid-counted", *shared, *options("default", "scaled", "skipped", "maxrl"))
-    assert (calls.count("forward"), calls.count("backward")) == (STEPS + 2, STEPS)
-    calls.clear()
-    replay("grid-counted-credit", *shared, *options(*CONDITIONS))
-    assert (calls.count("forward"), calls.count("backward")) == (2 * STEPS + 2, 2 * STEPS)
+    _, calls = counted("grid-counted", "default", "scaled", "skipped", "maxrl")
+    assert calls == {"forward": STEPS + 2, "backward": STEPS}
+    assert every[1] == {"forward": 2 * STEPS + 2, "backward": 2 * STEPS}
 
 
-def test_a_condition_equals_its_own_run(grid: Run, replay: Callable[..., Path], shared: list[str]) -> None:
-    alone = read_run(replay("alone-gtpo-maxrl", *shared, *options("gtpo-maxrl")))
+def test_a_condition_equals_its_own_run(grid: Run, alone: Run) -> None:
     assert (alone.samples, alone.steps) == records(grid, "gtpo-maxrl")
 
 
@@ -126,38 +144,6 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
     assert records(found, "default")[0] == records(plain, "default")[0], "phrases change nothing without credit"
 
 
-def test_token_credit_equals_the_slow_way(grid: Run, out: Path, small: str, few_pairs: list[str]) -> None:
-    """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
-    policy = load_policy(small)
-    coordinates = attach_basis(policy, "svd", cache_dir=out / "cache")
-    settings = ExtractionSettings(pairs=few_pairs[1], k=2)
-    vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors
-    group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).groups(0)[0]
-    mean = sum(group.rewards) / len(group.rewards)
-    total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}
-    for i, (prompt, completion) in enumerate(zip(group.prompt_ids, group.completion_ids, strict=True)):
-        logits = coordinates.model(input_ids=torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-        logprobs = torch.log_softmax(logits.double(), -1)[torch.arange(len(completion)), torch.tensor(completion)]
-        h = [min(-x, 50.0) for x in logprobs.tolist()]
-        credit = [max(0.0, 1 + 1.0 * (x * len(h) / sum(h) - 1)) for x in h]
-        weight = (group.rewards[i] - mean) / (len(completion) * 8)
-        loss = -sum(weight * c * logprob for c, logprob in zip(credit, logprobs, strict=True))
-        parts = dict(zip(coordinates.sizes, torch.autograd.grad(loss, coordinates.parameters()), strict=True))
-        norm = float(torch.cat(list(parts.values())).norm())
-        row = next(r for r in grid.samples if (r.condition, r.arm, r.step, r.sample_id) == ("gtpo", "vanilla", 0, i))
-        assert row.grad_norm_contrib == pytest.approx(norm, rel=2e-3, abs=1e-7)
-        assert row.cos_S_contrib == pytest.approx(cosine(parts, vectors), abs=2e-4)
-        total = {m: total[m] + parts[m] for m in total}
-    step = next(r for r in grid.steps if (r.condition, r.arm, r.step) == ("gtpo", "vanilla", 0))
-    assert step.cos_in == pytest.approx(cosine(total, vectors), abs=2e-4)
-    assert step.advantage["advantage/bound"] is None
-
-
-def cosine(gradient: dict[str, torch.Tensor], vectors: dict[str, torch.Tensor]) -> float:
-    dots = [(v.sum(0) / len(v) ** 0.5) @ gradient[m] for m, v in vectors.items() if len(v)]
-    return float(sum(dots) / (len(dots) ** 0.5 * torch.cat(list(gradient.values())).norm()))
-
-
 def test_replay_and_analyze_report_each_condition(
     grid: Run, out: Path, shared: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,5 +156,5 @@ def test_replay_and_analyze_report_each_condition(
     assert run(cli, arguments) == 0
     table = capsys.readouterr().out
     assert "condition" in table.splitlines()[0]
-    assert run(cli, ["analyze", "--json", str(grid.path)]) == 0
+    assert run(cli, ["analyze", "--json", "--draws", "99", str(grid.path)]) == 0
     assert [one["condition"] for one in json.loads(capsys.readouterr().out)] == list(CONDITIONS)
