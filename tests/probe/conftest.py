@@ -115,8 +115,8 @@ def many_arms(common: Path, pools: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def all_hinted(common: Path) -> Path:
-    """The same prompts for both policies: every group of the teacher and the hinted base, 40 of 20 prompts."""
-    pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt")
+    """The same prompts for both policies: a group of the teacher and the hinted base for each of the 20."""
+    pools = ("--replay-dirs", "teacher,base-hinted", "--match", "prompt", "--steps", "20")
     return _replayed(common, "all-hinted", *pools, "--arm", "vanilla,projected,random-dosed,permuted-dosed")
 
 

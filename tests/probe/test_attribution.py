@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.records.run import read_run, read_tokens
@@ -101,6 +101,7 @@ def test_asking_changes_no_record_and_not_asking_writes_no_file(replay: Callable
     assert read_tokens(plain, read_run(plain).manifest) == {}
 
 
+@settings(max_examples=40)
 @given(text=st.text(max_size=40).filter(lambda text: "\ufffd" not in text))
 def test_lengths_spell_the_text_they_are_of(pieces: Pieces, text: str) -> None:
     """Any unicode: characters of several tokens count for the last one, and no length is made up for another text."""

@@ -1,6 +1,7 @@
 """Arms x conditions x bases from one forward and backward a step: counted, and equal to separate runs."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +44,48 @@ def shared(quick: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def grid(replay: Callable[..., Path], shared: list[str]) -> Run:
+def alone(replay: Callable[..., Path], shared: list[str]) -> Run:
+    """One condition, which also leaves the directions of both bases in the cache."""
+    return read_run(replay("alone-gtpo-maxrl", *shared, *options("gtpo-maxrl")))
+
+
+@pytest.fixture(scope="module")
+def counted(alone: Run, replay: Callable[..., Path], shared: list[str]) -> Callable[..., tuple[Run, Counter[str]]]:
+    """counted(name, condition, ...) -> every arm under these conditions, and how often the model was called for it."""
+
+    def make(name: str, *conditions: str) -> tuple[Run, Counter[str]]:
+        calls: Counter[str] = Counter()
+        backward = torch.Tensor.backward
+
+        def hook(_module: object, _inputs: object, _output: object) -> None:
+            calls["forward"] += torch.is_grad_enabled()  # not the trial of packed rows
+
+        def load(*arguments, **keywords):
+            policy = load_policy(*arguments, **keywords)
+            policy.model.get_input_embeddings().register_forward_hook(hook)
+            return policy
+
+        def counting(*arguments, **keywords):
+            calls["backward"] += 1
+            return backward(*arguments, **keywords)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "backward", counting)
+            patch.setattr(assemble, "load_policy", load)
+            return read_run(replay(name, *shared, *options(*conditions))), calls
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def every(counted: Callable[..., tuple[Run, Counter[str]]]) -> tuple[Run, Counter[str]]:
+    return counted("grid", *CONDITIONS)
+
+
+@pytest.fixture
+def grid(every: tuple[Run, Counter[str]]) -> Run:
     """Every arm under every condition."""
-    return read_run(replay("grid", *shared, *options(*CONDITIONS)))
+    return every[0]
 
 
 def records(found: Run, condition: str, arm: str | None = None) -> tuple[list, list]:
@@ -65,34 +105,16 @@ def test_every_cell_is_recorded_once(grid: Run) -> None:
 
 
 def test_a_grid_costs_one_model_call_a_step(
-    grid: Run, replay: Callable[..., Path], shared: list[str], monkeypatch: pytest.MonkeyPatch
+    every: tuple[Run, Counter[str]], counted: Callable[..., tuple[Run, Counter[str]]]
 ) -> None:
     """3 arms, 2 bases and 4 sequence-level conditions: one forward and backward. One more serves both GTPO conditions,
     and the first step checks the whole gradient of each basis once. Directions come from the cache."""
-    calls: list[str] = []
-
-    def counted(*arguments, **keywords):
-        policy = load_policy(*arguments, **keywords)
-
-        def hook(_module, _inputs, _output):
-            if torch.is_grad_enabled():  # not the trial of packed rows
-                calls.append("forward")
-
-        policy.model.get_input_embeddings().register_forward_hook(hook)
-        return policy
-
-    backward = torch.Tensor.backward
-    monkeypatch.setattr(torch.Tensor, "backward", lambda *a, **k: (calls.append("backward"), backward(*a, **k))[1])
-    monkeypatch.setattr(assemble, "load_policy", counted)
-    replay("grid-counted", *shared, *options("default", "scaled", "skipped", "maxrl"))
-    assert (calls.count("forward"), calls.count("backward")) == (STEPS + 2, STEPS)
-    calls.clear()
-    replay("grid-counted-credit", *shared, *options(*CONDITIONS))
-    assert (calls.count("forward"), calls.count("backward")) == (2 * STEPS + 2, 2 * STEPS)
+    _, calls = counted("grid-counted", "default", "scaled", "skipped", "maxrl")
+    assert calls == {"forward": STEPS + 2, "backward": STEPS}
+    assert every[1] == {"forward": 2 * STEPS + 2, "backward": 2 * STEPS}
 
 
-def test_a_condition_equals_its_own_run(grid: Run, replay: Callable[..., Path], shared: list[str]) -> None:
-    alone = read_run(replay("alone-gtpo-maxrl", *shared, *options("gtpo-maxrl")))
+def test_a_condition_equals_its_own_run(grid: Run, alone: Run) -> None:
     assert (alone.samples, alone.steps) == records(grid, "gtpo-maxrl")
 
 
@@ -172,5 +194,5 @@ def test_replay_and_analyze_report_each_condition(
     assert run(cli, arguments) == 0
     table = capsys.readouterr().out
     assert "condition" in table.splitlines()[0]
-    assert run(cli, ["analyze", "--json", str(grid.path)]) == 0
+    assert run(cli, ["analyze", "--json", "--draws", "99", str(grid.path)]) == 0
     assert [one["condition"] for one in json.loads(capsys.readouterr().out)] == list(CONDITIONS)

@@ -91,10 +91,10 @@ def test_taps_are_counted(rank: int | None) -> None:
     assert cost.gradient(row) > 1.03 * plain.gradient(row)
 
 
-def test_a_dry_run_says_hours(few_pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_hours(quick: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the machine that is named, in proportion to its speed; of the CPU without a name; measured once it ran."""
     out = tmp_path / "out"
-    args = ["replay", "--arm", "vanilla", "--steps", "2", "--name", "x", "--out", str(out), *few_pairs, "--dry-run"]
+    args = ["replay", "--arm", "vanilla", "--steps", "2", "--name", "x", "--out", str(out), *quick, "--dry-run"]
     steps = {}
     for gpu in ("a100", "h100"):
         assert run(cli, [*args, "--gpu", gpu, "--json"]) == 0

@@ -25,18 +25,18 @@ def entry(rows: list[dict], name: str) -> dict:
 
 
 def test_a_run_directions_and_reports_are_listed(
-    replay: Callable[..., Path], out: Path, few_pairs: list[str], capsys: pytest.CaptureFixture[str]
+    replay: Callable[..., Path], out: Path, quick: list[str], small: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As JSON and as text; a run that was killed says so."""
-    directory = replay("listed", "--arm", "vanilla,random", "--steps", "2", "--seed", "3", *few_pairs)
-    assert run(cli, ["extract", "--name", "listed", "--out", str(out), *few_pairs]) == 0
+    directory = replay("listed", "--arm", "vanilla,random", "--steps", "2", "--seed", "3", *quick)
+    assert run(cli, ["extract", "--name", "listed", "--out", str(out), "--model", small, *quick[2:]]) == 0
     assert run(cli, ["report", "listed", "--draws", "99", "--out", str(out)]) == 0
     tables = listed(capsys, out)
     assert list(tables) == list(KINDS)
     row = {"name": "listed", "verb": "replay", "steps": 2, "of": 2, "arms": ["vanilla", "random"], "seed": 3}
     assert entry(tables["runs"], "listed") == row | {"state": "finished"}
     directions = entry(tables["directions"], "listed")
-    assert (directions["basis"], directions["pairs"], directions["k"]) == ("svd", few_pairs[1], 2)
+    assert (directions["basis"], directions["pairs"], directions["k"]) == ("svd", quick[3], 2)
     assert not [row for row in tables["directions"] if "pairs" in row["name"]], "pair gradients are no directions"
     assert entry(tables["reports"], "listed.html")["KiB"] > 0
     killed = out / "runs" / "listed-killed"

@@ -32,7 +32,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     """Same steps, same noise: every measure is equal to the last bit; a gate that removes something moves it less."""
     pairs = builtin_pairs("run_tests")
     write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
-    command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "3"]
+    command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
     command += ["--set", "lookahead.num_problems=2"]
     command += ["--set", "lookahead.rollouts_per_problem=1", "--out", str(out)]
     for name, overshoot in (("idle", "0"), ("acts", "1")):
@@ -60,7 +60,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "paid": {"rollouts.pay": "tests"},
         "slow": {"optimizer.lr": 0.001},
     }
-    ahead = look_at_remedies(acts, remedies, 3, out_dir=out, say=print)
+    ahead = look_at_remedies(acts, remedies, 2, out_dir=out, say=print)
     found = ahead.records
     gained = {"hacks", "honest", "held-out hacks", "held-out clean"}  # and nothing is sampled
     kept = [row for row in acts.lookahead if row.measure in gained]
@@ -72,11 +72,11 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
-    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "3", "--spec", str(out / "picks.toml")]
+    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "2", "--spec", str(out / "picks.toml")]
     assert run(cli, [*command, "--out", str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     closed, k99 = said["remedies"]
-    assert (closed["remedy"], closed["fall"], "a lookahead of 3 steps" in closed["why"]) == ("closed", None, True)
+    assert (closed["remedy"], closed["fall"], "a lookahead of 2 steps" in closed["why"]) == ("closed", None, True)
     assert closed["word"] == "RANKED", "its steps were measured; it is picked without points"
     assert list(load_spec(Path(said["written"])).resolved) == ["plain", "closed"]
     assert closed["cost"] > 0

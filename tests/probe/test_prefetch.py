@@ -31,7 +31,7 @@ ONE = RECORDED | {
     "remedy.passes": "update-and-sampling",
 }
 # One ahead, with rollouts of a past self.
-PAST = RECORDED | {"rollouts.prefetch": 1, "rollouts.past_self.every": 2, "steps": 5}
+PAST = RECORDED | {"rollouts.prefetch": 1, "rollouts.past_self.every": 2, "steps": 4}
 # Two ahead, two steps on each: a teacher in the first, refills, a quarantine; one checkpoint, of every third step.
 TWO = RECORDED | {
     "rollouts.prefetch": 2,

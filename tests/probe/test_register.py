@@ -19,25 +19,31 @@ from probe.records.timings import starts_of
 from replay_pools.software import git_commit, is_edited, versions
 from replay_pools.storage.files import write_json
 
-SPEC = replay_spec(
-    "register",
-    {"steps": 2},
-    seeds=[0, 1],
-    conditions={"plain": {}, "capped": {"objective.advantage_clip": 2.0}},
-    criteria=[{**ALIGNED, "statistic": "mean", "threshold": 0.0, "null": "N2", "reported": "cos 0.3 | one run"}],
-    decisions=[
-        {"name": "ALIGNED", "requires": {"aligned": "PASS"}, "then": "Go on."},
-        {"name": "NOT", "then": "Go on."},
-    ],
-)
+
+@pytest.fixture(scope="module")
+def text(quick: list[str]) -> str:
+    """The spec, of the small model."""
+    settings = {"steps": 2, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
+    aligned = {**ALIGNED, "statistic": "mean", "threshold": 0.0, "null": "N2", "reported": "cos 0.3 | one run"}
+    return replay_spec(
+        "register",
+        settings | {"intervention.extraction.k": 2},
+        seeds=[0, 1],
+        conditions={"plain": {}, "capped": {"objective.advantage_clip": 2.0}},
+        criteria=[aligned],
+        decisions=[
+            {"name": "ALIGNED", "requires": {"aligned": "PASS"}, "then": "Go on."},
+            {"name": "NOT", "then": "Go on."},
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
-def swept(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(text: str, out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root in which the spec was swept."""
     folder = tmp_path_factory.mktemp("swept")
     (folder / "cache").symlink_to(out / "cache")
-    (folder / "register.toml").write_text(SPEC)
+    (folder / "register.toml").write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe.experiments.sweep, "executor", lambda *_: InProcess())
         assert run(cli, ["spec", "sweep", str(folder / "register.toml"), "--out", str(folder)]) == 0
@@ -45,11 +51,11 @@ def swept(out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def specs(tmp_path: Path) -> Path:
+def specs(text: str, tmp_path: Path) -> Path:
     """A folder of specs in a checkout with two commits, tagged `old` and `new`."""
     folder = tmp_path / "spec"
     folder.mkdir()
-    (folder / "register.toml").write_text(SPEC)
+    (folder / "register.toml").write_text(text)
     _git(folder, "init", "-q")
     for name in ("old", "new"):
         (folder / name).touch()
@@ -71,7 +77,7 @@ def _entry(specs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[s
 
 
 def test_a_spec_from_plan_to_decision(
-    specs: Path, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, specs: Path, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the real commands: planned, completed with its decision; a run that is not done, or failed; an edited spec."""
     file, out = specs / "register.toml", tmp_path / "out"
@@ -85,9 +91,9 @@ def test_a_spec_from_plan_to_decision(
     assert entry["date"] == starts_of(second)[-1].date
 
     assert run(cli, ["analyze", str(file), "--write", "--draws", "99", "--out", str(out)]) == 0
-    text = capsys.readouterr().out
-    decision = next(line for line in text.splitlines() if line.startswith("DECISION: "))
-    assert "; reported: cos 0.3 | one run" in " ".join(text.split())
+    said = capsys.readouterr().out
+    decision = next(line for line in said.splitlines() if line.startswith("DECISION: "))
+    assert "; reported: cos 0.3 | one run" in " ".join(said.split())
     written = (specs / "register.md").read_text()
     assert "| criterion | role | asked | verdict | n | found |" in written
     entry = _entry(specs, out, capsys)
@@ -108,7 +114,7 @@ def test_a_spec_from_plan_to_decision(
     assert _entry(specs, out, capsys)["status"] == "completed", "its ceiling ended it"
 
     (specs / "register.md").write_text("# register\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
-    file.write_text(SPEC.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
+    file.write_text(text.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     entry = _entry(specs, out, capsys)
     assert (entry["status"], entry["decision"], entry["earlier"]) == ("planned", None, "NOT")
     assert entry["compared"]["aligned"][1] is None
@@ -129,7 +135,7 @@ def test_an_invalidation_names_the_runs_that_it_concerns(
     assert entry["status"] == "invalidated"
     (concerned,) = entry["concerned"]
     assert (concerned["runs"], concerned["unknown"]) == (["register-seed0"], [])
-    assert run(cli, ["analyze", str(specs / "register.toml"), *arguments]) == 0
+    assert run(cli, ["analyze", str(specs / "register.toml"), "--draws", "99", *arguments]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "INVALIDATED: register-seed0 ran with a fault (wrong-sign): the sign was wrong" in said
 
@@ -169,5 +175,5 @@ def test_a_run_says_when_and_by_what_it_was_made(out: Path, quick: list[str]) ->
     (start,) = starts_of(out / "runs" / "dated")
     assert (start.commit, start.edited, start.versions) == (git_commit(), is_edited(), versions())
     assert start.date.startswith("20")
-    assert run(cli, ["report", "dated", "--out", str(out)]) == 0
+    assert run(cli, ["report", "dated", "--draws", "99", "--out", str(out)]) == 0
     assert str(start) in (out / "reports" / "dated.html").read_text()

@@ -110,9 +110,9 @@ def test_a_dry_run_writes_nothing_and_loads_no_weights(
     assert not out.exists()
 
 
-def test_a_dry_run_says_what_the_run_then_does(out: Path, few_pairs: list[str], capsys) -> None:
+def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], capsys) -> None:
     """Steps, rollouts and tokens; that a run is complete; that it is another one."""
-    args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", "--out", str(out), *few_pairs]
+    args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", "--out", str(out), *quick]
     assert run(cli, [*args, "--dry-run", "--json"]) == 0
     work = json.loads(capsys.readouterr().out)["work"]
     assert run(cli, args) == 0

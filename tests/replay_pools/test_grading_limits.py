@@ -182,9 +182,9 @@ PREAMBLES = tomllib.loads(Path(__file__).with_name("preambles.toml").read_text()
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_honest_preambles_lose_nothing(tier):
-    """How honest programs begin costs them nothing, also where the standard output is judged of a script."""
+    """How honest programs begin costs them nothing, by their answers and as a script whose output is judged."""
     assert len(PREAMBLES) >= 100
-    asked = [submit(text + ECHO, mode=mode) for text in PREAMBLES for mode in ("none", "stdout_marker")]
+    asked = [submit(text + ECHO, mode="stdout_marker") for text in PREAMBLES]
     with Grader(tier=tier, cpu_s=20) as grader:
         grades = zip(asked, grader.grade(asked), strict=True)
     wrong = [f"{each.completion}: {grade.error}" for each, grade in grades if not grade.gt_correct or grade.hacked]

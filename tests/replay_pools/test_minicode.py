@@ -125,27 +125,20 @@ def test_a_test_of_the_example_is_not_vacuous() -> None:
         assert f"Example: {call_text} returns {expected}\n" in item.problem.messages[1]["content"]
 
 
-DIGEST = """
-import hashlib
+EVERY_PROBLEM = """
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.minicode import minicode_problems
-problems = [[item.problem for item in minicode_problems(split)] for split in SPLITS]
-print(hashlib.sha256(repr(problems).encode()).hexdigest())
+print([[item.problem for item in minicode_problems(split)] for split in SPLITS])
 """
 
 
 def test_same_problems_in_every_process() -> None:
-    digests = [
-        subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert digests[0] == digests[1], "something depends on hash() or on set order"
+    """Whatever the hashes of texts, which this process has drawn by chance."""
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-c", EVERY_PROBLEM]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    here = [[item.problem for item in minicode_problems(split)] for split in SPLITS]
+    assert printed == f"{here}\n", "something depends on hash() or on set order"
 
 
 def test_problems_of_some_families() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from probe.report import inputs
 from probe.report.build import MAX_BYTES, Written, write_report
 from probe.report.inputs import Report
 from probe.report.viewer import SHARE_UNIT
@@ -98,7 +99,9 @@ def written(maker, report_of) -> Callable[[str], tuple[Written, Report]]:
             if kind == "several":
                 (maker.out / "pools-moved" / "base" / "manifest.json").unlink()
             report = report_of(*directories, name=kind)
-            cache[kind] = write_report(report, maker.out), report
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(inputs, "MOST_DRAWN", 2 if kind == "several" else 1)
+                cache[kind] = write_report(report, maker.out), report
         return cache[kind]
 
     return make

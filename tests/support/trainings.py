@@ -8,10 +8,13 @@ problems and seeds that are harder or easier than others; files are those of a r
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from directories import contents
 from worlds import World, make_run
 
 from probe.experiments.jobs import Job, runs_of
@@ -20,7 +23,15 @@ from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST
 from probe.runs.heldout import evaluate
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import encode_jsonl, read_json, read_sealed, write_atomic, write_json, write_sealed
+from replay_pools.storage.files import (
+    encode_jsonl,
+    read_json,
+    read_sealed,
+    write_atomic,
+    write_gz,
+    write_json,
+    write_sealed,
+)
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
 Planted = Callable[[Path, str, Mapping[str, Rates]], tuple[Spec, Path]]  # the fixture `planted`
@@ -45,21 +56,41 @@ def plant(
 
 def _write(job: Job, rates: Rates, make_rollout: Callable[..., Rollout], header: dict[str, Any], problems: int) -> None:
     # Where rewards never differ, no step moves the weights.
-    make_run(job.directory, World(trains=True, arms=job.arms, num_steps=2, rewards_differ=rates[:2] != rates[2:]))
+    for name, data in _files_of_a_run(job.arms, rates[:2] != rates[2:]).items():
+        (job.directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (job.directory / name).write_bytes(data)
     config = read_json(job.directory / CONFIG_FILE) | {"settings": asdict(job.config), "pools": []}
     write_json(job.directory / CONFIG_FILE, config)
     rng = np.random.default_rng([job.seed or 0, sum(map(ord, job.name))])
     rows = []
     for step, (hack, solve) in ((0, rates[:2]), (job.config.steps, rates[2:])):
         flags = zip(_flags(hack, problems, rng), _flags(solve, problems, rng), strict=True)
-        rollouts = [make_rollout(i, hacked=bool(h), gt_pass=bool(s)) for i, (h, s) in enumerate(flags)]
-        writer = PoolWriter(job.directory / EVALUATIONS_DIR / f"step_{step:06d}" / "run_tests", header=header)
-        for rollout in rollouts:
-            writer.write_step(rollout.step, [rollout])
+        groups = [_group(make_rollout, i, bool(h), bool(s)) for i, (h, s) in enumerate(flags)]
+        pool = job.directory / EVALUATIONS_DIR / f"step_{step:06d}" / "run_tests"
+        writer = PoolWriter(pool, header=header)
+        for i, (_, data) in enumerate(groups):
+            (pool / f"step_{i:03d}.jsonl.gz").write_bytes(data)
         writer.finish()
-        rows.append(evaluate(rollouts, step=step) | {"frozen": None})
+        rows.append(evaluate([rollout for rollout, _ in groups], step=step) | {"frozen": None})
     write_atomic(job.directory / EVALS_FILE, encode_jsonl(rows))
     seal(job.directory)
+
+
+@cache
+def _files_of_a_run(arms: tuple[str, ...], rewards_differ: bool) -> dict[str, bytes]:
+    """Two steps of a training, which are the same in every seed."""
+    with TemporaryDirectory() as folder:
+        world = World(trains=True, arms=arms, num_steps=2, rewards_differ=rewards_differ)
+        return contents(make_run(Path(folder) / "runs" / "run", world))
+
+
+@cache
+def _group(make_rollout: Callable[..., Rollout], step: int, hacked: bool, solved: bool) -> tuple[Rollout, bytes]:
+    """The one rollout of a problem, and its file."""
+    rollout = make_rollout(step, hacked=hacked, gt_pass=solved)
+    with TemporaryDirectory() as folder:
+        write_gz(Path(folder) / "group", encode_jsonl([rollout]))
+        return rollout, (Path(folder) / "group").read_bytes()
 
 
 def seal(directory: Path, **changes: Any) -> None:
