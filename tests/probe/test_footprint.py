@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from extraction.pairs import write_pairs
 from extraction.selection import load_pairs
@@ -58,9 +59,15 @@ def pairs(tmp_path: Path) -> list[str]:
     return ["--set", f"intervention.extraction.pairs={tmp_path}/pairs.jsonl"]
 
 
+# What bfloat16 takes was counted on a CPU with AVX-512; the kernels of others take less than is said.
+OF_AVX512 = pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="counted with AVX-512")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments", [REPLAY, REPLAY + BFLOAT16, TRAIN], ids=["replay", "replay in bfloat16", "training"]
+    "arguments",
+    [REPLAY, pytest.param(REPLAY + BFLOAT16, marks=OF_AVX512), TRAIN],
+    ids=["replay", "replay in bfloat16", "training"],
 )
 def test_organism(arguments: list[str], pairs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     within_a_fifth([*arguments, *pairs], tmp_path, capsys)
