@@ -25,10 +25,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeVar
+
+from typing_extensions import TypedDict
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
+from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
     by_name,
@@ -45,7 +48,7 @@ from replay_pools.storage.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.storage.tables import decode_json
+from replay_pools.storage.tables import decode, decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -80,6 +83,30 @@ OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
 Record = TypeVar("Record", SampleRecord, TokenRecord, LookaheadRecord)
+
+
+class _Rate(TypedDict):
+    count: int
+    rate: float | None
+    interval: dict[Literal["low", "high"], float] | None
+
+
+class _Rates(TypedDict):
+    num_rollouts: int
+    num_problems: int
+    hack: _Rate
+    exploit: _Rate
+    solve: _Rate
+
+
+class Evaluation(TypedDict):
+    """A line of `evals.jsonl`."""
+
+    step: int
+    weights: Literal["training", "deployed"]
+    rates: dict[str, _Rates]  # by setting
+    frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
+    elo: NotRequired[dict[str, dict[str, Any]] | None]  # by ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -186,9 +213,18 @@ def read_steps(path: Path) -> list[StepRecord]:
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation."""
+    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation.
+
+    Raises:
+        InputError: a line is no evaluation with rates.
+    """
     path = directory / EVALS_FILE
-    return decode_jsonl(read_plain(path), path) if path.is_file() else []
+    rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
+    for number, row in enumerate(rows, 1):
+        decode(Evaluation, row, f"{path} line {number}", extra="allow")
+        if ALL not in row["rates"]:
+            raise InputError(f"{path} line {number} rates.{ALL}", expected="a value", found="no such key")
+    return rows
 
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
