@@ -154,8 +154,8 @@ def write_card(
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
-    margins, n = sorted(torch.cat([*directions.votes.values()]).tolist()), metadata["num_pairs"]
-    vote_p = [2 * float(stats.binom.cdf(n - (n + margin) // 2, n, 0.5)) for margin in margins]  # two-sided
+    margins, n = torch.cat([*directions.votes.values()]).long().sort().values.numpy(), metadata["num_pairs"]
+    vote_p = np.minimum(2 * stats.binom.cdf(n - (n + margins) // 2, n, 0.5), 1.0)  # two-sided
     gram = _gram(pairs, directions)
     nulls = transfer_nulls(gram, num_draws=NUM_DRAWS)
     card = {
@@ -174,8 +174,8 @@ def write_card(
         "num_empty_modules": sum(not len(vectors) for vectors in directions.vectors.values()),
         "settings": {name: metadata[name] for name in SETTINGS},
         "noise_floor": metadata["noise_floor"],
-        "median_vote_margin": margins[len(margins) // 2] if margins else None,
-        "frac_votes_p05": sum(p < 0.05 for p in vote_p) / max(len(vote_p), 1),
+        "median_vote_margin": int(margins[len(margins) // 2]) if len(margins) else None,
+        "frac_votes_p05": int((vote_p < 0.05).sum()) / max(len(vote_p), 1),
         "held_out": _held_out(gram),
         "nulls": {name: {of: asdict(test) for of, test in tests.items()} for name, tests in nulls.items()},
         "fingerprint": metadata["fingerprint"],
