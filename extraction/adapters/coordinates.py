@@ -138,7 +138,7 @@ def _is_lora_of(layers: Mapping[str, nn.Module], like: Mapping[str, Any]) -> boo
         if not is_plain(layer) or ADAPTER not in layer.lora_A or layer.scaling[ADAPTER] != 1:
             return False
         A, _ = lora_factors(layer)
-        if (len(A), A.requires_grad) != (like["rank"], like["train_a"]):
+        if (len(A), len(A), A.requires_grad) != (like["rank"], like["alpha"], like["train_a"]):
             return False
         factors.append(whole(A).cpu())
     drawn = orthonormal_frames([(len(A), A.shape[1]) for A in factors], like["init_seed"])
