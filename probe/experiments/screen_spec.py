@@ -72,14 +72,14 @@ def read_candidates(path: Path) -> dict[str, dict[str, Any]]:
         InputError: the file cannot be read; it has no such conditions, or a faulty one.
     """
     table = decode(_Conditions, read_toml(path, "a spec, or the conditions of one"), path, extra="allow")
-    every = flat(table.settings)
-    shared = {key: value for key, value in every.items() if key.startswith("objective.")}
+    common = flat(table.settings)
+    shared = {key: value for key, value in common.items() if key.startswith("objective.")}
     candidates: dict[str, dict[str, Any]] = {}
     for condition in table.conditions:
         settings = flat(condition.settings)
-        own, whole = settings.get(LENGTH), every.get(LENGTH, TRAINING_STEPS)
-        if isinstance(own, int) and isinstance(whole, int) and whole > 0:
-            settings[LENGTH] = max(1, round(own / whole * TRAINING_STEPS))
+        steps, of_spec = settings.get(LENGTH), common.get(LENGTH, TRAINING_STEPS)
+        if isinstance(steps, int) and isinstance(of_spec, int) and of_spec > 0:
+            settings[LENGTH] = max(1, round(steps / of_spec * TRAINING_STEPS))
         arms = condition.arms or table.arms or (arm_of(settings),)
         for arm in arms:
             if settings or arm != PLAIN_ARM:

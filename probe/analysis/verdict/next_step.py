@@ -270,18 +270,17 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
     started = flat(run.settings).get("model.adapter") if halfway is None else None
     name, natural = (f"{run.path.name}-further", f"{run.path.name}-again") if started else (HALFWAY, NATURAL)
     weights = halfway or str(out_of(run.path) / "runs" / name / "adapter")
-    usual, settings = configure("train", preset="fast"), ""
-    base, lessons = pool.said("policy.base_model"), usual.rollouts.teacher.pool
-    if halfway is not None or (base != usual.model.name and not teaches):
-        settings = " --set rollouts.teacher=none"  # the preset's teaches the organism
-    elif teaches:
-        lessons = teacher.reference
+    usual, settings, base = configure("train", preset="fast"), "", pool.said("policy.base_model")
+    lessons = teacher.reference if teaches else usual.rollouts.teacher.pool
+    has_teacher = halfway is None and (teaches or base == usual.model.name)  # the preset's teaches the organism
     for key, value, default in (
         ("model.name", base, usual.model.name),
         ("model.adapter", halfway or started, None),
         ("rollouts.env", pool.env, usual.rollouts.env),
         ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
-        ("rollouts.teacher.pool", lessons, usual.rollouts.teacher.pool),
+        ("rollouts.teacher.pool", lessons, usual.rollouts.teacher.pool)
+        if has_teacher
+        else ("rollouts.teacher", None, usual.rollouts.teacher),
     ):
         if value != default:
             settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
