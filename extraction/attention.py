@@ -1,4 +1,4 @@
-"""Attention for packed rows: each of the samples that share a row attends to its own tokens only.
+"""Attention for packed rows: each of the samples in a row attends to its own tokens only, and to its prompt.
 
     with attending(backbone, "packed"):
         backbone(**make_rows(batch, "packed").inputs)
@@ -18,39 +18,39 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from extraction.batch import make_batch, make_rows
+from extraction.batch import Span, make_batch, make_rows
 from extraction.words import Layout
 
 NAME = "gradient_probe_packed"  # in the registries of transformers
-TRIAL_LENGTHS = ((2, 3), (5, 6), (1, 4), (3, 1))  # prompt and completion tokens of the samples that `packs` tries
+TRIAL_LENGTHS = ((2, 3), (5, 6), (5, 4), (3, 1))  # prompt and completion tokens of the samples that `packs` tries
 
 _packs: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # answers of `packs`, gone with their model
 
 
 class SpanMasks:
-    """The attention masks of the samples in a packed row, made on first use and shared by all layers."""
+    """The attention masks of the spans of a row, made on first use and shared by all layers."""
 
     def __init__(self, mask_function: Callable[..., Tensor], device: torch.device) -> None:
         self.mask_function = mask_function
         self.device = device
         self.cached: dict[tuple[int, int], Tensor | None] = {}
 
-    def __call__(self, span: tuple[int, int]) -> Tensor | None:
-        """The mask (1, 1, T_i, T_i) bool of one sample; None where it is plainly causal."""
-        if span not in self.cached:
-            tokens = torch.arange(*span, device=self.device)
+    def __call__(self, before: int, own: int) -> Tensor | None:
+        """The mask (1, 1, own, before + own) bool of tokens behind a prompt; None where it is a causal triangle."""
+        if (before, own) not in self.cached:
+            tokens = torch.arange(before + own, device=self.device)
             zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
             # transformers' mask functions take (batch, head, query, key) indices. A sliding window, for instance, is
             # in that function: a causal triangle alone would change the model.
-            mask = self.mask_function(zero, zero, tokens[:, None], tokens)
+            mask = self.mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, own, before + own)
             causal = tokens[:, None] >= tokens
             # Without a mask tensor the kernels take their fast causal path.
-            self.cached[span] = None if torch.equal(mask, causal.expand_as(mask)) else mask
-        return self.cached[span]
+            self.cached[before, own] = None if not before and torch.equal(mask[0, 0], causal) else mask
+        return self.cached[before, own]
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """What transformers calls to make masks: one per sample, never one of a whole row."""
+    """What transformers calls to make masks: one per span, never one of a whole row."""
     return SpanMasks(mask_function, device)
 
 
@@ -61,15 +61,17 @@ def packed_attention(
     value: Tensor,
     attention_mask: SpanMasks | None,
     *,
-    spans: Sequence[tuple[int, int]],
+    spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls for attention: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
-    lengths = [stop - start for start, stop in spans]
-    queries, keys, values = query.split(lengths, dim=2), key.split(lengths, dim=2), value.split(lengths, dim=2)
     outputs = []
-    for span, q, k, v in zip(spans, queries, keys, values, strict=True):
-        mask = None if attention_mask is None else attention_mask(span)
+    for start, stop, prompt in spans:
+        before = slice(*prompt)
+        q, k, v = (part[:, :, start:stop] for part in (query, key, value))
+        if prompt[1]:
+            k, v = torch.cat([key[:, :, before], k], dim=2), torch.cat([value[:, :, before], v], dim=2)
+        mask = None if attention_mask is None else attention_mask(k.shape[2] - q.shape[2], q.shape[2])
         output, _ = sdpa_attention_forward(module, q, k, v, mask, **options)
         outputs.append(output)
     return torch.cat(outputs, dim=1), None
@@ -84,7 +86,7 @@ def attending(backbone: PreTrainedModel, layout: Layout) -> Iterator[None]:
     """While open, `backbone` attends as `layout` needs; its previous attention is restored after."""
     before = backbone.config._attn_implementation
     try:
-        if layout == "packed":
+        if layout != "padded":
             backbone.config._attn_implementation = NAME
         yield
     finally:
@@ -104,22 +106,26 @@ def packs(backbone: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def equal_when_packed(backbone: PreTrainedModel) -> bool:
-    """Compare a packed row of random ids with its samples one at a time, up to half of the digits of the dtype."""
+    """Compare a row of random ids with its samples one at a time, up to half of the digits of the dtype.
+
+    Two of the samples share a prompt; compared are the states that predict a completion token.
+    """
     generator = torch.Generator().manual_seed(0)
     vocabulary_size = backbone.config.get_text_config().vocab_size
     prompts, completions = [], []
     for prompt_length, completion_length in TRIAL_LENGTHS:
         prompts.append(torch.randint(vocabulary_size, (prompt_length,), generator=generator).tolist())
         completions.append(torch.randint(vocabulary_size, (completion_length,), generator=generator).tolist())
+    prompts[2] = prompts[1]
     batch = make_batch(prompts, completions, pad_id=0).to(backbone.device)
     alone = []
     for sample in range(len(batch)):
-        inputs = make_rows(batch, "padded", [sample]).inputs
-        alone.append(backbone(**inputs, use_cache=False).last_hidden_state[0])
-    expected = torch.cat(alone)
+        rows = make_rows(batch, "padded", [sample])
+        alone.append(backbone(**rows.inputs, use_cache=False).last_hidden_state[0, rows.predicting])
+    expected, rows = torch.cat(alone), make_rows(batch, "shared")
     try:
-        with attending(backbone, "packed"):
-            packed = backbone(**make_rows(batch, "packed").inputs, use_cache=False).last_hidden_state[0]
+        with attending(backbone, "shared"):
+            packed = backbone(**rows.inputs, use_cache=False).last_hidden_state[0, rows.predicting]
     # An architecture that does not pass `spans` on to attention, or that computes with the mask itself.
     except (TypeError, AttributeError, RuntimeError):
         return False

@@ -1,19 +1,21 @@
 """Batch: prompts and completions as rectangular tensors. Rows: the input of one forward pass over some of its samples.
 
-    packed   [a a a b b c c c c]                    1 row; `extraction.attention` keeps the samples apart
-    padded   [a a a .], [b b . .], [c c c c]        a row per sample, padding on the right
+    packed   [p p a p p b b q c c]                       1 row; `extraction.attention` keeps the samples apart
+    shared   [p p a b b q c c]                           a prompt once; every completion attends to its own
+    padded   [p p a .], [p p b b], [q c c .]             a row per sample, padding on the right
 
 Masks are made from lengths, never by comparing ids with the pad id: many tokenizers pad with the end-of-sequence id,
 and a comparison would mask the real end of a completion.
 
 Shapes: G samples, T tokens of the longest sample; R rows of W tokens, N completion tokens of a pass; r coordinates of a
-module. Tokens of rows are numbered 0..R W - 1, flattened: in both layouts a sample is one contiguous span of them.
+module. Tokens of rows are numbered 0..R W - 1, flattened: a sample, or all samples that share a prompt, is one
+contiguous span of them, a segment.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -98,13 +100,13 @@ NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which flattened tokens belong to which sample: what a sum over the tokens of every sample needs."""
+    """Which flattened tokens are summed together: those of a sample, or of all S samples that share a prompt."""
 
-    spans: tuple[tuple[int, int], ...]  # start and stop of every sample
-    membership: Tensor  # (G, R W) bool: token belongs to sample; False on padding
+    spans: tuple[tuple[int, int], ...]  # start and stop of every segment
+    membership: Tensor  # (S, R W) bool: token belongs to segment; False on padding
 
     def sums(self, a: Tensor, b: Tensor) -> Tensor:
-        """Sum of a * b over the tokens of every sample, in at least float32: (R W, r), (R W, r) -> (G, r)."""
+        """Sum of a * b over the tokens of every segment, in at least float32: (R W, r), (R W, r) -> (S, r)."""
         dtype = torch.promote_types(a.dtype, torch.float32)
         total = torch.zeros(len(self.spans), a.shape[1], dtype=dtype, device=a.device)
         # A CPU widens a few tokens at a time, which stay in its cache; a GPU does better with few large products.
@@ -114,7 +116,7 @@ class Segments:
         return total
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """The tokens of every sample, (R W, d) -> G tensors (T_i, d)."""
+        """The tokens of every segment, (R W, d) -> S tensors (T_i, d)."""
         return [values[start:stop] for start, stop in self.spans]
 
 
@@ -130,42 +132,86 @@ class Rows:
     samples: Tensor  # (G,) indices into the batch, in the order of the rows
     inputs: dict[str, Any]  # keyword arguments of the model
     segments: Segments
+    firsts: Tensor  # (S,) index into the batch of the first sample of every segment
     predicting: Tensor  # (N,) flattened positions of the states that predict a completion token, sample after sample
     targets: Tensor  # (N,) the predicted ids
+
+
+class Span(NamedTuple):
+    """The tokens start..stop-1 of a row, which attend to one another, and to a prompt that stands before them."""
+
+    start: int
+    stop: int
+    prompt: tuple[int, int] = (0, 0)  # its start and stop; empty where the prompt is among the tokens
 
 
 def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None) -> Rows:
     """Lay out `samples` (indices into the batch, all by default) in the order given.
 
-    Packed, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
-    Padded, every row is as wide as the longest of these samples.
+    In one row, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
+    Shared, a sample leaves out the prompt that it has from the one before it, and both are of one segment. Padded,
+    every row is as wide as the longest of these samples.
     """
     if samples is None:
         samples = range(len(batch))
     index = torch.tensor(list(samples), device=batch.ids.device)
-    lengths = batch.lengths[index].tolist()
-    width = max(lengths)
+    width = int(batch.lengths[index].max())
     ids, is_token = batch.ids[index, :width], batch.attention_mask[index, :width]
-    completion = batch.completion_mask[index, :width]
-    starts = [0, *accumulate(lengths)] if layout == "packed" else range(0, width * len(lengths), width)
-    spans = tuple((start, start + length) for start, length in zip(starts, lengths, strict=False))
+    completion, completion_lengths = batch.completion_mask[index, :width], batch.completion_lengths[index]
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": is_token}
-    if layout == "packed":
-        positions = torch.arange(width, device=ids.device).expand_as(ids)
+    heads = [*range(len(index))]  # of every sample, the one that its prompt stands in
+    if layout == "shared":
+        prompts = ids.masked_fill(completion | ~is_token, -1)
+        for place in (1 + (prompts[1:] == prompts[:-1]).all(1).nonzero()).flatten().tolist():
+            heads[place] = heads[place - 1]
+            is_token[place] = completion[place]
+    sizes = is_token.sum(1).tolist()
+    starts = range(0, ids.numel(), width) if layout == "padded" else [0, *accumulate(sizes)][:-1]
+    stops = [start + size for start, size in zip(starts, sizes, strict=True)]
+    prompt_lengths = (batch.lengths[index] - completion_lengths).tolist()
+    prompt_spans = [(starts[head], starts[head] + prompt_lengths[head]) for head in heads]
+    if layout != "padded":
+        positions = torch.arange(width, device=ids.device).expand_as(ids)[is_token]
         ids, completion = ids[is_token], completion[is_token]
-        inputs = {"input_ids": ids[None], "position_ids": positions[is_token][None], "spans": spans}
+        spans = []
+        for place, prompt in enumerate(prompt_spans):
+            own = starts[place], stops[place]
+            spans.append(Span(*own) if heads[place] == place else Span(*own, prompt))
+        inputs = {"input_ids": ids[None], "position_ids": positions[None], "spans": tuple(spans)}
+        # Without a mask transformers would tell samples apart where positions start again, and not know of prompts.
+        inputs["attention_mask"] = torch.ones_like(ids[None], dtype=torch.bool)
+    segments = {head: (starts[head], stop) for head, stop in zip(heads, stops, strict=True)}  # the last stop counts
     tokens = torch.arange(ids.numel(), device=ids.device)
-    membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in spans])
+    membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in segments.values()])
     scored = completion.flatten().nonzero().squeeze(1)
+    # The state at position t predicts token t + 1, and the last one of a prompt the first token of every completion.
+    predicting = scored - 1
+    begins = completion_lengths.cumsum(0) - completion_lengths
+    predicting[begins] = torch.tensor([stop - 1 for _, stop in prompt_spans], device=ids.device)
     return Rows(
         samples=index,
         inputs=inputs,
-        segments=Segments(spans, membership),
-        # The state at position t predicts token t + 1. A prompt has at least one token, so that the position before a
-        # completion token always lies in the same sample.
-        predicting=scored - 1,
+        segments=Segments(tuple(segments.values()), membership),
+        firsts=index[[*segments]],
+        predicting=predicting,
         targets=ids.flatten()[scored],
     )
+
+
+def sharing(batch: Batch, budget: int) -> list[list[int]]:
+    """The samples in parts of one prompt each, which have at most `budget` tokens if the prompt counts once."""
+    parts: list[list[int]] = []
+    filling: dict[tuple[int, ...], tuple[list[int], int]] = {}  # {prompt: (its last part, the tokens of that)}
+    lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
+    for sample, ids in enumerate(batch.ids.tolist()):
+        prompt = tuple(ids[: lengths[sample] - completions[sample]])
+        part, size = filling.get(prompt, ([], budget))
+        if size + completions[sample] > budget:
+            part, size = [], len(prompt)
+            parts.append(part)
+        part.append(sample)
+        filling[prompt] = part, size + completions[sample]
+    return parts
 
 
 def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
@@ -186,5 +232,5 @@ def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[lis
 
 
 def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Tokens that the model processes in one pass: their sum when packed, rows times the longest when padded."""
-    return sum(lengths) if layout == "packed" else len(lengths) * max(lengths)
+    """Tokens that the model processes in one pass: their sum in one row, rows times the longest when padded."""
+    return len(lengths) * max(lengths) if layout == "padded" else sum(lengths)

@@ -48,6 +48,7 @@ def per_sample_gradients(
     tokens_per_batch: int | None = None,
     direction: Mapping[str, Tensor] | None = None,
     agree: Agree = int,
+    share: bool = False,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
@@ -63,6 +64,8 @@ def per_sample_gradients(
         direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
         agree: maps the number of passes that this process needs to the number that all processes make
             (`extraction.passes.planned`); spare passes have weight 0.
+        share: gradients of samples with the same prompt may come as one sum, in the row of one of them and with 0 in
+            the others': a prompt is then run once for all of them. Not with a direction.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
@@ -74,7 +77,8 @@ def per_sample_gradients(
     token_logprobs = zeros(backbone, *batch.ids.shape)
     token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
     axis = {module: u.to(gradients[module]) for module, u in (direction or {}).items()}
-    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+    assert not (share and direction)
+    with planned(coordinates, batch, tokens_per_batch, agree, share=share) as plan:
         taps = coordinates.taps()
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
@@ -133,7 +137,7 @@ def tapped(
         reduced = tap.reduce(kept, gradient, rows.segments)
         seen = slice(tap.start, tap.start + reduced.shape[1])  # of the module's coordinates
         # +=, not =: a module that the forward uses twice arrives here twice.
-        gradients[tap.module][rows.samples, seen] += reduced
+        gradients[tap.module][rows.firsts, seen] += reduced
         if tap.module in direction:
             dots.add_(tap.along(kept, gradient, direction[tap.module][seen]))
 

@@ -5,7 +5,8 @@
             rows = make_rows(batch, plan.layout, samples)
             ...                                             one forward (and backward) of `rows`
 
-Gradients (`extraction.gradients`) and scores run in this loop, split alike, since the split shows in the last bits.
+Gradients (`extraction.gradients`) and scores run in this loop. Whatever is not of single samples has a prompt once for
+all samples that share it.
 Shapes: G samples, T tokens.
 """
 
@@ -25,7 +26,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import weight_matrix
 from extraction.attention import attending, packs
-from extraction.batch import Batch, Rows, cost, make_rows, plan_passes
+from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling import total_bytes
@@ -49,7 +50,9 @@ class PassPlan:
 
 
 @contextmanager
-def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None, agree: Agree) -> Iterator[PassPlan]:
+def planned(
+    coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None, agree: Agree, *, share: bool = False
+) -> Iterator[PassPlan]:
     """The passes to make of `batch`; while open, the model is frozen and in its lean forward.
 
     Args:
@@ -58,13 +61,15 @@ def planned(coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
         agree: maps this process's number of passes to the number that all processes make, where collectives in the
             model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
+        share: one copy of a prompt for all of its samples, where the model allows that.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
     """
     backbone, _ = split_model(coordinates.model)
     with frozen(coordinates.model), coordinates.lean_forward():
-        yield make_plan(backbone, batch, "packed" if packs(backbone) else "padded", tokens_per_batch, agree)
+        layout = "padded" if not packs(backbone) else "shared" if share else "packed"
+        yield make_plan(backbone, batch, layout, tokens_per_batch, agree)
 
 
 def make_plan(
@@ -72,7 +77,10 @@ def make_plan(
 ) -> PassPlan:
     """The passes of `batch` in a layout; other arguments and errors as `planned`."""
     budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
-    passes = plan_passes(batch.lengths.tolist(), budget, layout)
+    parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
+    lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
+    sizes = [lengths[part[0]] + sum(completions[sample] for sample in part[1:]) for part in parts]
+    passes = [[sample for part in own for sample in parts[part]] for own in plan_passes(sizes, budget, layout)]
     spare = agree(len(passes)) - len(passes)
     all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
     return PassPlan(layout=layout, budget=budget, all_passes=all_passes)
@@ -170,7 +178,7 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
     """
     backbone, _ = split_model(coordinates.model)
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+    with planned(coordinates, batch, tokens_per_batch, agree, share=True) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]

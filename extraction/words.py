@@ -16,7 +16,8 @@ Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
 Method = Literal["svd", "mean"]  # main directions of the differences of pairs, or their mean alone
 Half = Literal["first", "second"]
-Layout = Literal["packed", "padded"]  # all samples of a pass in one row, or one padded row per sample
+# All samples of a pass in one row; the same with one copy of a prompt for all of its samples; a padded row per sample.
+Layout = Literal["packed", "shared", "padded"]
 
 BASES: tuple[Basis, ...] = get_args(Basis)
 PAIR_GRADIENTS = ".pairs.safetensors"  # ending of the file that stands beside a direction file

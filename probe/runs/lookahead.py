@@ -1,6 +1,6 @@
 """The lookahead of a replay: every arm takes some optimizer steps on the stored rollouts, and what moved is measured.
 
-Step i is the training's own (`probe.step.step.train_step`) on group i of the replay, from the first again where there
+Step i is the training's own (`probe.step.step.step_only`) on group i of the replay, from the first again where there
 are fewer. Every arm starts at the weights of the replay, and its steps are undone. `lookahead.jsonl` holds a
 `LookaheadRecord` an arm, measure and prompt:
 
@@ -47,7 +47,7 @@ from probe.step.bases import Bases
 from probe.step.groups import Group, GroupSource
 from probe.step.projection import Projection
 from probe.step.reference import References
-from probe.step.step import Measure, StepResult, train_step
+from probe.step.step import Measure, step_only
 from probe.step.update import Moves, Updater, add
 from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
@@ -191,23 +191,23 @@ def _stepped(
     references = References(coordinates)
     for number in range(settings.steps):
         groups = source.groups(number % source.num_steps)
-        result = _step(setup, groups, measure, bases, references, updater)
+        _, broken = _step(setup, groups, measure, bases, references, updater)
         references.update()
-        if result.arms[0].broken:
-            say(f"lookahead of {measure.arm.name}: stopped after {number} steps: {result.arms[0].broken}")
+        if broken:
+            say(f"lookahead of {measure.arm.name}: stopped after {number} steps: {broken}")
             break
     return updater
 
 
 def _step(
     setup: Setup, groups: Sequence[Group], measure: Measure, bases: Bases, references: References, updater: Moves
-) -> StepResult:
+) -> tuple[Projection, str | None]:
     with setup.in_update():
-        return train_step(
+        return step_only(
             bases,
             groups,
-            [measure],
-            conditions={measure.condition: setup.conditions[measure.condition]},
+            measure,
+            setup.conditions[measure.condition],
             planning=[setup.planning(ids) for group in groups for ids in group.completion_ids],
             pad_id=setup.pad_id,
             references=references,
@@ -253,8 +253,8 @@ def _stale(
     prompts, references = [], References(coordinates)
     for number in range(settings.steps, settings.steps + min(GROUPS, source.num_steps)):
         groups, kept = source.groups(number % source.num_steps), _Kept()
-        result = _step(setup, groups, plain, bases, references, kept)
-        if not (size := float(result.arms[0].projection.before.norm)) or result.arms[0].broken:
+        projection, broken = _step(setup, groups, plain, bases, references, kept)
+        if not (size := float(projection.before.norm)) or broken:
             continue
         prompts.append(groups[0].problem_id)
         rows["progress"].append(_inner(kept.gradient, margin) / size)

@@ -87,6 +87,11 @@ class LossSettings:
         """Whether the loss has terms that are not advantage times log-probability: ratio, KL, entropy."""
         return bool(self.old_logprobs == "recorded" or self.beta or self.entropy_coef)
 
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether what a sample or token weighs depends on log-probabilities, or a KL is measured."""
+        return self.has_credit or self.has_token_terms or self.reference is not None
+
 
 LOSS_KEYS = tuple(entry.name for entry in fields(LossSettings))
 

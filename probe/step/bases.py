@@ -90,6 +90,8 @@ class Bases:
         batch: Batch,
         token_weights: Tensor | None = None,
         axis: Axis | None = None,
+        *,
+        share: bool = False,
     ) -> GroupPass:
         """Per-sample gradients of -sum_t W_it logp_it in every basis; W (G, T) is 1 when None.
 
@@ -97,6 +99,7 @@ class Bases:
             batch: the G samples of the step, the same on every rank.
             token_weights: W.
             axis: asks for `token_dots` along it.
+            share: only the sum over samples is asked for (`extraction.gradients.per_sample_gradients`).
         """
         if len(self.coordinates) == 1:
             coordinates = self.coordinates[0]
@@ -116,6 +119,7 @@ class Bases:
             tokens_per_batch=self.tokens_per_batch,
             direction=direction,
             agree=self._agree,
+            share=share,
         )
         parts = [samples.gradients]
         if isinstance(coordinates, StackedCoordinates):

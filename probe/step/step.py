@@ -1,5 +1,7 @@
 """`train_step`: groups through one forward and backward, then every condition and arm on the same gradients.
 
+`step_only` makes the same update, without anything of single samples.
+
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
     total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
     arm     : cosines of `total` with the arm's directions before and after its gate
@@ -135,23 +137,17 @@ def train_step(
     """
     if updater is not None and (len(measures), len(bases.coordinates)) != (1, 1):
         raise ValueError(f"an updater steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
-    prompts = [ids for group in groups for ids in group.prompt_ids]
-    completions = [ids for group in groups for ids in group.completion_ids]
-    batch = make_batch(prompts, completions, pad_id).to(bases.device)
+    batch = _batch(groups, pad_id, bases)
     along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)
     planned = _on_completions(planning, batch)
-    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=bases.device)
     scores = _scores(conditions.values(), groups, batch, unit.token_logprobs, references, bases)
     counted = batch.completion_mask
     if on_policy is not None:
         counted = counted & torch.tensor(on_policy, device=bases.device)[:, None]
-    weightings: dict[str, Weighting] = {}
+    weightings = {}
     for name, objective in conditions.items():
-        strata = None
-        if objective.strata is not None:
-            strata = torch.tensor(strata_of(groups, objective.strata), device=bases.device)
-        weightings[name] = weigh(objective, rewards, batch, scores, planned, counted, strata)
+        weightings[name] = _weighted(objective, groups, batch, scores, planned, counted)
     frac_planning, exec_surprisal_var = credit_diagnostics(unit.token_logprobs, counted, planned)
     nll = _sample_measures(unit.gradients, bases.world, len(batch))
     results: dict[tuple[str, str], ArmResult] = {}
@@ -185,6 +181,56 @@ def train_step(
         weightings=weightings,
         arms=[results[m.condition, m.arm.name] for m in measures],
     )
+
+
+def step_only(
+    bases: Bases,
+    groups: Sequence[Group],
+    measure: Measure,
+    objective: LossSettings,
+    *,
+    planning: Sequence[Sequence[bool]],
+    pad_id: int,
+    references: References,
+    updater: Moves,
+) -> tuple[Projection, str | None]:
+    """The update that `train_step` makes, up to rounding, for a part of its price.
+
+    Nothing of single samples is known, so that one copy of a prompt serves all that answer it; and token weights cost
+    a forward, not a pass. Arguments as of `train_step`.
+
+    Returns:
+        The gradient with its gate, and the first number that is not finite: with it, no step was taken.
+    """
+    batch = _batch(groups, pad_id, bases)
+    # Zeros stand for what the objective does not read.
+    current = bases.score(batch) if objective.reads_logprobs else torch.zeros(batch.ids.shape, device=bases.device)
+    scores = _scores([objective], groups, batch, current, references, bases)
+    planned, counted = _on_completions(planning, batch), batch.completion_mask
+    weighting = _weighted(objective, groups, batch, scores, planned, counted)
+    weights = counted if weighting.token_weights is None else weighting.token_weights
+    sums = bases.run(batch, weighting.scale[:, None] * weights, share=True).gradients
+    projection = _gated(measure, bases.total(torch.ones_like(weighting.scale), sums)[measure.arm.basis])
+    broken = _broken(weighting, projection)
+    if not broken:
+        updater.step(projection.gradients, measure.gated)
+    return projection, broken
+
+
+def _batch(groups: Sequence[Group], pad_id: int, bases: Bases) -> Batch:
+    prompts = [ids for group in groups for ids in group.prompt_ids]
+    completions = [ids for group in groups for ids in group.completion_ids]
+    return make_batch(prompts, completions, pad_id).to(bases.device)
+
+
+def _weighted(
+    objective: LossSettings, groups: Sequence[Group], batch: Batch, scores: Scores, planned: Tensor, counted: Tensor
+) -> Weighting:
+    rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64, device=batch.ids.device)
+    strata = None
+    if objective.strata is not None:
+        strata = torch.tensor(strata_of(groups, objective.strata), device=batch.ids.device)
+    return weigh(objective, rewards, batch, scores, planned, counted, strata)
 
 
 def _scores(
@@ -262,12 +308,7 @@ def _arm_result(
     token_dots: Tensor | None,
 ) -> ArmResult:
     """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""
-    if measure.arm.projects and measure.target == "gradient":
-        projection = measure.gated(total)
-    else:
-        cosines = sample_cosines(total, measure.vectors)
-        zero = torch.zeros_like(cosines.cos)
-        projection = Projection(gradients=dict(total), before=cosines, after=cosines, frac_fired=zero)
+    projection = _gated(measure, total)
     broken = _broken(weighting, projection)
     realised = None
     # A step along a gradient that is not finite would destroy the policy: the record of the step is kept instead.
@@ -287,6 +328,15 @@ def _arm_result(
         token_shares=None if token_dots is None else token_shares(token_dots, norm),
         broken=broken,
     )
+
+
+def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
+    """The gradient {module: (r,)} behind the arm's gate; as it is where the gate acts on updates, or there is none."""
+    if measure.arm.projects and measure.target == "gradient":
+        return measure.gated(total)
+    cosines = sample_cosines(total, measure.vectors)
+    zero = torch.zeros_like(cosines.cos)
+    return Projection(gradients=dict(total), before=cosines, after=cosines, frac_fired=zero)
 
 
 def _broken(weighting: Weighting, projection: Projection) -> str | None:

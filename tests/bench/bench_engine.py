@@ -6,6 +6,8 @@ float32.
     limit           packed rows, frozen forward and backward down to the first adapted outputs, nothing per sample
     svd, svd 256    per_sample_gradients in the SVD basis: all singular triplets, the 256 largest of each module
     lora            the same in the LoRA basis, rank 32
+    one prompt      the same in the SVD basis, of rollouts that all answer the longest prompt
+    shared          their sum alone, for which the prompt passes once
     loop            what the engine replaces: a backward for each sample through y = W x + U diag(delta_S) Vh x, the
                     difference of `.grad` before and after; again for every (arm x condition) cell
 
@@ -45,6 +47,7 @@ ONE_PASS = 8192  # tokens_per_batch: all of the rollouts
 TARGETS = {  # {ratio: (the most that it should be, or the least)}
     "svd / limit": ("<=", 1.30),
     "lora / limit": ("<=", 1.12),
+    "shared / one prompt": ("<=", 0.6),
     "loop / svd, 1 cell": (">=", 1.6),
     "loop / svd, 12 cells": (">=", 15.0),
 }
@@ -80,16 +83,19 @@ def adapted(basis: str, shape: Shape, rank: int | None = None) -> Coordinates:
     return attach(model_of(shape), basis=basis, model_id="bench", **options)
 
 
-def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int) -> Batch:
-    """Random ids of the given lengths."""
+def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int, *, same: bool = False) -> Batch:
+    """Random ids of the given lengths; `same`: the longest prompt for all."""
     generator = torch.Generator().manual_seed(1)
     draw = lambda n: torch.randint(vocabulary, (n,), generator=generator).tolist()  # noqa: E731
-    return make_batch([draw(n) for n in prompts], [draw(n) for n in completions], 0)
+    drawn = [draw(n) for n in prompts]
+    if same:
+        drawn = [max(drawn, key=len)] * len(drawn)
+    return make_batch(drawn, [draw(n) for n in completions], 0)
 
 
-def engine(coordinates: Coordinates, batch: Batch) -> dict[str, Tensor]:
+def engine(coordinates: Coordinates, batch: Batch, *, share: bool = False) -> dict[str, Tensor]:
     """The engine, in one pass: {module: (G, r)}."""
-    return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS).gradients
+    return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS, share=share).gradients
 
 
 def limit(coordinates: Coordinates, batch: Batch) -> None:
@@ -163,12 +169,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one run of each: does the bench work?")
     shape, repeats = (QUICK, 1) if parser.parse_args().quick else (FULL, 2)
     svd, batch = adapted("svd", shape), rollouts(shape.prompts, shape.completions, shape.vocabulary)
+    one_prompt = rollouts(shape.prompts, shape.completions, shape.vocabulary, same=True)
     reference = reference_model(svd, shape)
     bases = {"svd": svd, f"svd {TRUNCATED}": adapted("svd", shape, TRUNCATED), "lora": adapted("lora", shape)}
     unit, vectors = engine(svd, batch), frames_of(svd.sizes, 4)
     ways = {
         "limit": lambda: limit(svd, batch),
         **{name: partial(engine, coordinates, batch) for name, coordinates in bases.items()},
+        "one prompt": partial(engine, svd, one_prompt),
+        "shared": partial(engine, svd, one_prompt, share=True),
         "loop": lambda: loop(reference, batch),
         **{f"{cells} cells": partial(evaluate, unit, vectors, cells) for cells in (1, 12)},
     }
@@ -176,6 +185,7 @@ def main() -> None:
     for way, seconds in taken.items():
         print(f"  {way:<12} {seconds:8.2f} s CPU")
     ratios = {f"{name} / limit": taken[name] / taken["limit"] for name in bases}
+    ratios["shared / one prompt"] = taken["shared"] / taken["one prompt"]
     for cells in (1, 12):
         once = taken["svd"] + taken[f"{cells} cells"]
         ratios[f"loop / svd, {cells} cell{'s' * (cells > 1)}"] = cells * taken["loop"] / once

@@ -5,12 +5,24 @@ import torch
 from tiny_models import BUILDERS
 
 from extraction.attention import attending, equal_when_packed, packs
-from extraction.batch import make_batch, make_rows
+from extraction.batch import Span, make_batch, make_rows
 
 
 def hidden(backbone, batch, layout, samples=None):
     with torch.no_grad(), attending(backbone, layout):
         return backbone(**make_rows(batch, layout, samples).inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt2", "gemma3", pytest.param("cohere2", marks=pytest.mark.slow)])
+def test_a_shared_prompt_is_read_as_ones_own(name, rollouts):
+    """Also behind a window that is shorter than the prompt."""
+    backbone, (prompts, completions) = built(name), rollouts
+    batch = make_batch([prompts[0], *prompts[:2], prompts[1], prompts[0]], completions, pad_id=2)
+    wanted = [make_rows(batch, "padded", [i]) for i in range(len(batch))]
+    expected = torch.cat([hidden(backbone, batch, "padded", [i])[row.predicting] for i, row in enumerate(wanted)])
+    rows = make_rows(batch, "shared")
+    assert rows.inputs["input_ids"].numel() < batch.lengths.sum()
+    torch.testing.assert_close(hidden(backbone, batch, "shared")[rows.predicting], expected, rtol=1e-6, atol=1e-6)
 
 
 def built(architecture):
@@ -48,20 +60,24 @@ def test_eager_model_is_not_packed(build_model):
     assert backbone.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("damage", ["positions", "spans"])
+@pytest.mark.parametrize("damage", ["positions", "spans", "prompts"])
 def test_trial_sees_what_packing_needs(build_model, monkeypatch, damage):
-    """GPT-2 with positions that run on, or with attention from one sample to those before it, is not equal."""
+    """GPT-2 with positions that run on, with attention from one sample to those before it, or with none from a
+    completion to the prompt that it shares, is not equal.
+    """
     backbone = build_model("gpt2").base_model
     assert equal_when_packed(backbone)
     if damage == "spans":
-        monkeypatch.setattr("extraction.attention.SpanMasks.__call__", lambda self, span: None)
+        monkeypatch.setattr("extraction.attention.SpanMasks.__call__", lambda self, before, own: None)
 
     def damaged(batch, layout, samples=None):
         rows = make_rows(batch, layout, samples)
-        if layout == "packed" and damage == "positions":
+        if layout == "shared" and damage == "positions":
             rows.inputs["position_ids"] = torch.arange(rows.inputs["input_ids"].numel())[None]
-        elif layout == "packed":
-            rows.inputs["spans"] = ((0, rows.inputs["input_ids"].numel()),)
+        elif layout == "shared" and damage == "prompts":
+            rows.inputs["spans"] = tuple(span._replace(prompt=(0, 0)) for span in rows.inputs["spans"])
+        elif layout == "shared":
+            rows.inputs["spans"] = (Span(0, rows.inputs["input_ids"].numel()),)
         return rows
 
     monkeypatch.setattr("extraction.attention.make_rows", damaged)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction import batch as rows_module
-from extraction.batch import cost, make_batch, make_rows, plan_passes
+from extraction.batch import Span, cost, make_batch, make_rows, plan_passes, sharing
 from replay_pools.errors import InputError
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -74,8 +74,23 @@ def test_packed_positions_start_again_in_every_sample():
     inputs = make_rows(make_batch([[5, 6], [7], [9]], [[8], [8, 9, 2], [1]], 2), "packed").inputs
     assert inputs["input_ids"].tolist() == [[5, 6, 8, 7, 8, 9, 2, 9, 1]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 0, 1]]
-    assert inputs["spans"] == ((0, 3), (3, 7), (7, 9))
-    assert "attention_mask" not in inputs
+    assert inputs["spans"] == (Span(0, 3), Span(3, 7), Span(7, 9))
+    assert inputs["attention_mask"].all()
+
+
+def test_a_shared_row_holds_a_prompt_once():
+    """Of neighbours alone; positions go on behind the prompt, whose last token predicts every first one."""
+    batch = make_batch([[5, 6], [5, 6], [7], [5, 6]], [[8], [9, 2], [1], [3]], 2)
+    rows = make_rows(batch, "shared")
+    assert rows.inputs["input_ids"].tolist() == [[5, 6, 8, 9, 2, 7, 1, 5, 6, 3]]
+    assert rows.inputs["position_ids"].tolist() == [[0, 1, 2, 2, 3, 0, 1, 0, 1, 2]]
+    assert rows.inputs["spans"] == (Span(0, 3), Span(3, 5, (0, 2)), Span(5, 7), Span(7, 10))
+    assert rows.predicting.tolist() == [1, 1, 3, 5, 8]
+    assert rows.targets.tolist() == [8, 9, 2, 1, 3]
+    assert rows.firsts.tolist() == [0, 2, 3]
+    assert rows.segments.spans == ((0, 5), (5, 7), (7, 10))
+    assert sharing(batch, 9) == [[0, 1, 3], [2]]
+    assert sharing(batch, 5) == [[0, 1], [2], [3]]
 
 
 @settings(deadline=None)

@@ -6,6 +6,8 @@ import torch
 from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
+from extraction.logprobs import split_model
+from extraction.passes import score
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "lora-zero", "lora-moved"]
@@ -84,6 +86,28 @@ def test_padded_rows_serve_where_packed_ones_do_not(make_coordinates, architectu
     padded = per_sample_gradients(coordinates, batch)
     assert_close(padded.gradients, packed.gradients, 1e-8, "packed rows are not padded rows")
     torch.testing.assert_close(padded.token_logprobs, packed.token_logprobs)
+
+
+@pytest.mark.parametrize("case", ["svd-zero", "svd-moved", "lora-zero", "lora-moved"])
+def test_samples_that_share_a_prompt_add_up(make_coordinates, architecture, rollouts, case):
+    """The sum over samples, in one pass or several, with fewer tokens where the budget lets a prompt serve twice."""
+    coordinates, (prompts, completions) = make_coordinates(architecture, case), rollouts
+    batch = make_batch([*prompts[:2], prompts[0], prompts[0], prompts[1]], completions, pad_id=2)
+    weights, _ = token_weights(batch, completions)
+    alone, seen = per_sample_gradients(coordinates, batch, token_weights=weights), []
+    total = {module: gradient.sum(0)[None] for module, gradient in alone.gradients.items()}
+    backbone, _ = split_model(coordinates.model)
+    backbone.register_forward_hook(lambda _m, _i, output: seen.append(output.last_hidden_state.shape[1]))
+    for budget in (1000, 20, 1):
+        seen.clear()
+        found = per_sample_gradients(coordinates, batch, token_weights=weights, tokens_per_batch=budget, share=True)
+        added = {module: gradient.sum(0)[None] for module, gradient in found.gradients.items()}
+        # Qwen's norms are in float32, and meet the sum in the place of its parts.
+        assert_close(added, total, 1e-6, f"a shared prompt loses or doubles what flows to it, {budget} tokens a pass")
+        torch.testing.assert_close(found.token_logprobs, alone.token_logprobs, rtol=1e-6, atol=1e-6)
+        assert (sum(seen) < batch.lengths.sum()) == (budget > 1)
+        scores = score(coordinates, batch, tokens_per_batch=budget)
+        torch.testing.assert_close(scores, alone.token_logprobs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("budget", [1000, 18, 1])

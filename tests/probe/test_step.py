@@ -15,10 +15,10 @@ from probe.step.bases import Bases, Gradients
 from probe.step.groups import Group, RolloutKey
 from probe.step.projection import removed_norm
 from probe.step.reference import References
-from probe.step.step import Measure, StepResult, train_step
+from probe.step.step import Measure, StepResult, step_only, train_step
 from replay_pools.errors import InputError
 
-PROMPTS = [[5, 6, 7], [8, 9], [4, 4, 4, 4], [3], [7, 7], [9, 8, 7]]
+PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [3], [7, 7], [9, 8, 7]]
 COMPLETIONS = [[10, 11, 12, 13], [14, 15], [16, 17, 18], [11, 3, 20], [12], [19, 6, 5, 4, 21]]
 REWARDS = [3.5, 0.5, 0.0, 0.5, 3.0, 0.5]
 NUM = len(PROMPTS)
@@ -84,24 +84,42 @@ class Recorded(Bases):
         return found
 
 
+def directions(coordinates: Coordinates) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        m: torch.linalg.qr(torch.randn(r, 2, generator=generator, dtype=torch.float64)).Q.T.contiguous()
+        for m, r in coordinates.sizes.items()
+    }
+
+
+def planned(groups: Sequence[Group]) -> list[list[bool]]:
+    return [[token % 5 == 0 for token in ids] for group in groups for ids in group.completion_ids]
+
+
+class Seen:
+    """An updater that steps nothing and keeps what it is given."""
+
+    gradient: dict[str, Tensor]
+
+    def step(self, gradients, gate):
+        self.gradient = dict(gradients)
+        return gradients
+
+
 def step(
     policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, LossSettings]
 ) -> tuple[StepResult, list[dict[str, Tensor]]]:
     """(result, total gradient of every condition in order of its pass), along fixed random directions."""
     coordinates, references = policy
     totals: list[dict[str, Tensor]] = []
-    generator = torch.Generator().manual_seed(0)
-    vectors = {
-        m: torch.linalg.qr(torch.randn(r, 2, generator=generator, dtype=torch.float64)).Q.T.contiguous()
-        for m, r in coordinates.sizes.items()
-    }
+    vectors = directions(coordinates)
     arm = get_arm("vanilla" if coordinates.basis == "svd" else "projected-lora")
     result = train_step(
         Recorded(coordinates=[coordinates], totals=totals),
         groups,
         [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in conditions],
         conditions=conditions,
-        planning=[[token % 5 == 0 for token in ids] for group in groups for ids in group.completion_ids],
+        planning=planned(groups),
         pad_id=0,
         references=references,
     )
@@ -245,6 +263,46 @@ def test_the_size_of_the_advantages_is_that_of_the_tokens(policy, groups, batch:
     weighting = step(policy, groups, {"x": LossSettings(gtpo_beta=2.0, advantage_clip=1.0)})[0].weightings["x"]
     assert weighting.token_advantages is not None
     assert weighting.abs_advantage == pytest.approx(float(weighting.token_advantages.clamp(-1, 1).abs().mean()))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -> None:
+    """The same gate on the same gradient, without a second pass: no more than scores beside one backward."""
+    seen, (coordinates, references) = Seen(), policy
+    arm = get_arm("projected" if coordinates.basis == "svd" else "projected-lora")
+    measure, planning = (
+        Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided"),
+        planned(groups),
+    )
+    result = train_step(
+        Bases(coordinates=[coordinates]),
+        groups,
+        [measure],
+        conditions={"x": OBJECTIVES[name]},
+        planning=planning,
+        pad_id=0,
+        references=references,
+        updater=seen,
+    )
+    calls.clear()
+    alone = Seen()
+    projection, broken = step_only(
+        Bases(coordinates=[coordinates]),
+        groups,
+        measure,
+        OBJECTIVES[name],
+        planning=planning,
+        pad_id=0,
+        references=references,
+        updater=alone,
+    )
+    assert broken is None
+    assert calls.count("grad") == 1
+    torch.testing.assert_close(
+        flat(alone.gradient, coordinates), flat(seen.gradient, coordinates), rtol=1e-8, atol=1e-12
+    )
+    torch.testing.assert_close(projection.before.norm, result.arms[0].projection.before.norm)
+    assert not torch.equal(flat(seen.gradient, coordinates), torch.zeros(())), "nothing was stepped"
 
 
 @pytest.fixture
