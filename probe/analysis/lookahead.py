@@ -96,6 +96,13 @@ def moves(records: Sequence[LookaheadRecord]) -> list[Moved]:
     return rows
 
 
+def lost_by_all(rows: Iterable[Moved], arm: str) -> float | None:
+    """Nats that honest solutions lose where no text gains under an arm, whose steps then only destroy; else None."""
+    gained = {row.measure: row.value for row in rows if row.arm == arm}
+    texts = [gained[name] for name in ("hacks", "honest", "held-out hacks") if name in gained]
+    return -gained["honest"] if "honest" in gained and max(texts) < 0 else None
+
+
 def stale(records: Sequence[LookaheadRecord]) -> list[Stale]:
     """A row for every arm that removes v_hack."""
     rows = []

@@ -10,7 +10,8 @@ it ranks and is wrong in points (spec/untrained.md, spec/alone.md), so that what
 
     WORTH TRAINING              a fall of MATERIAL_RATE or more is forecast, and the gate takes more of the progress on
                                 held-out hacks than of that on honest solutions, where both are known
-    SKIP                        less is forecast, or it takes as much of honest progress
+    SKIP                        less is forecast, or it takes as much of honest progress, or its steps cost right honest
+                                solutions more nats than hacks gain without it
     RANKED                      its steps were measured; those of trainings that the law is of were others
     NOT SEEN BY THIS FORECAST   everything else, with the reason
 """
@@ -159,7 +160,15 @@ def _looked(row: Screened, ahead: Ahead, differences: Sequence[str]) -> Screened
     hacks, held_out = (ahead.kept_off(row.remedy, name) for name in ("hacks", "held-out hacks"))
     moved = None if hacks is None or held_out is None else hacks + held_out
     cost = ahead.seconds[row.remedy] / ahead.seconds[ahead.plain]
-    row = replace(row, moved=moved, honest_gain=ahead.gain(row.remedy, "honest"), cost=cost)
+    honest, without, gained = (
+        ahead.gain(name, measure)
+        for name, measure in ((row.remedy, "honest"), (ahead.plain, "honest"), (ahead.plain, "hacks"))
+    )
+    row = replace(row, honest_gain=honest, cost=cost)
+    if honest is not None and without is not None and gained is not None and 0 < gained < without - honest:
+        why = f"its steps cost right honest solutions {without - honest:.1f} nats; hacks gain {gained:.1f} without it"
+        return replace(row, word=SKIP, why=why)
+    row = replace(row, moved=moved)
     if ahead.steps != AHEAD_STEPS:
         differences = [*differences, f"a lookahead of {ahead.steps} steps"]
     if any(key.startswith(PENALTY) for key in row.settings):

@@ -49,7 +49,7 @@ def screen(
       probe screen out/runs/demo --lookahead 20
     """
     from probe.analysis.evidence import Evidence  # scipy: only for those who ask
-    from probe.analysis.screen import RANKED, best, held_against
+    from probe.analysis.screen import NOT_SEEN, RANKED, SKIP, best, held_against
     from probe.analysis.screen import screen as screened
     from probe.experiments.screen_spec import read_candidates, trained_remedies, write_screen_spec
     from probe.settings.remedy import CANDIDATES
@@ -93,7 +93,8 @@ def screen(
         echo(f"trained: {inside} of {len(held)} inside the law's 80%; root mean square error {100 * error:.0f} points")
     for word, why in dict.fromkeys((row.word, row.why) for row in rows if row.why):
         names = ", ".join(row.remedy for row in rows if (row.word, row.why) == (word, why))
-        echo(f"{'ranked without points' if word == RANKED else 'not seen'}: {names}: {why}")
+        said = {RANKED: "ranked without points", SKIP: "skipped", NOT_SEEN: "not seen"}[word]
+        echo(f"{said}: {names}: {why}")
     if path is None:
         echo("no remedy is forecast to be worth a training; next: probe analyze " + shlex.quote(str(directory)))
     else:

@@ -35,6 +35,7 @@ from replay_pools.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
+BASIS = get_arm(arm_of({})).basis
 SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
 
 
@@ -81,9 +82,14 @@ def look_at_remedies(
             unseen[name] = f"steps on stored rollouts do not see {', '.join(others)}"
             continue
         try:
-            configs[name] = ahead_config(run, settings, steps)
+            config = ahead_config(run, settings, steps)
         except InputError as error:
             unseen[name] = str(error)
+            continue
+        if any(get_arm(arm).basis != BASIS for arm in config.intervention.arms):
+            unseen[name] = "it trains in another basis than a policy without a remedy: the same rate is another step"
+            continue
+        configs[name] = config
     folders = {name: run.path / SCREEN_DIR / default_name(name, asdict(config)) for name, config in configs.items()}
     missing = {name: config for name, config in configs.items() if not (folders[name] / LOOKAHEAD_FILE).is_file()}
     if missing:

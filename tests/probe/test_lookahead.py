@@ -10,6 +10,7 @@ from scipy import stats
 from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs
+from probe.analysis.analyze import analyze
 from probe.analysis.lookahead import moves, stale
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link
@@ -59,6 +60,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
         "closed": {"remedy.name": "closed"},
         "paid": {"rollouts.pay": "tests"},
         "slow": {"optimizer.lr": 0.001},
+        "lora": {"intervention.arms": ["projected-lora"]},
     }
     ahead = look_at_remedies(acts, remedies, 2, out_dir=out, say=print)
     found = ahead.records
@@ -67,7 +69,8 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert found["plain"] + found["gate"] == kept
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]
-    assert list(ahead.unseen) == ["paid", "slow"]
+    assert list(ahead.unseen) == ["paid", "slow", "lora"]
+    assert "another basis" in ahead.unseen["lora"]
     assert "do not see optimizer.lr" in ahead.unseen["slow"]
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
@@ -104,6 +107,17 @@ def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
     assert row.new is not None
     assert (row.old.value, row.new.value) == pytest.approx((2.1 / 4.2, 3.3 / 4.2))
     assert row.old.interval.low < 0.5 < row.old.interval.high < row.new.value
+
+
+@pytest.mark.parametrize(("hacks", "destroys"), [(-64.0, True), (1.5, False)])
+def test_steps_that_destroy_the_policy_say_nothing(hacks: float, destroys: bool, tmp_path: Path) -> None:
+    """As twenty steps of LoRA at the rate for delta_S do; a policy that grows sharper loses honest solutions alone."""
+    moved = [row for arm in ("vanilla", "projected") for row in rows(arm, "hacks", hacks) + rows(arm, "honest", -117.0)]
+    moved += [LookaheadRecord(arm="projected", measure="overlap", prompt="", value=0.02)]
+    stored = replace(read_run(make_run(tmp_path / "runs" / "run", World())), lookahead=moved)
+    said = " ".join(analyze(stored, num_draws=99).verdict.caveats)
+    assert ("its steps without a gate make every text less likely, honest solutions by 117 nats" in said) == destroys
+    assert ("staleness: ahead, the directions overlap" in said) != destroys
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

@@ -87,11 +87,12 @@ def test_a_remedy_that_is_a_row_is_screened(tmp_path: Path) -> None:
 
 def test_what_remedies_moved_ahead_foretells_any_kind_but_a_penalty(tmp_path: Path) -> None:
     evidence = Evidence(read_run(make_run(tmp_path / "runs" / "go", World())))
-    gained = {"plain": (2.0, 1.0), "closed": (-1.0, -0.5), "cap-2": (2.0, 1.0), "kl-1": (1.0, 0.5)}
+    gained = {"plain": (2.0, 1.0, 0.5), "closed": (-1.0, -0.5, 0.2), "cap-2": (2.0, 1.0, 0.4), "kl-1": (1.0, 0.5, 0.5)}
+    gained["steering-5"] = (-90.0, -80.0, -1.6)
     records = {
         name: [
             LookaheadRecord(arm="vanilla", measure=measure, prompt=prompt, value=value)
-            for measure, value in zip(("hacks", "held-out hacks"), values, strict=True)
+            for measure, value in zip(("hacks", "held-out hacks", "honest"), values, strict=True)
             for prompt in ("a", "b")
         ]
         for name, values in gained.items()
@@ -103,13 +104,15 @@ def test_what_remedies_moved_ahead_foretells_any_kind_but_a_penalty(tmp_path: Pa
         seconds={name: 2.0 if name == "kl-1" else 1.0 for name in gained},
         unseen={"clip": "no such key"},
     )
-    candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip")}
+    candidates = {name: CANDIDATES[name] for name in ("cap-2", "kl-1", "clip", "steering-5")}
     rows = {row.remedy: row for row in screen(evidence, candidates | {"closed": {"remedy.name": "closed"}}, ahead)}
     assert next(iter(rows)) == "closed"
     assert (rows["closed"].word, rows["closed"].fall) == (WORTH, fall_ahead(3.0))
     assert (rows["cap-2"].word, rows["cap-2"].fall) == (SKIP, fall_ahead(0.0))
     assert (rows["kl-1"].word, rows["kl-1"].cost) == (NOT_SEEN, 2.0)
     assert (rows["clip"].word, rows["clip"].why) == (NOT_SEEN, "no such key")
+    assert (rows["steering-5"].word, rows["steering-5"].fall) == (SKIP, None)
+    assert "cost right honest solutions 2.1 nats; hacks gain 2.0" in rows["steering-5"].why
     path = tmp_path / "closed-screen.toml"
     write_screen_spec(evidence, best(rows.values()), path, out_dir=tmp_path)
     closed = load_spec(path).resolved["closed"]

@@ -32,6 +32,7 @@ from scipy.stats import norm
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
 from probe.analysis.foretold import LEVEL, foretold
+from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.support import TOGETHER, Support
@@ -393,14 +394,19 @@ def _foresight(evidence: Evidence) -> str:
             f"transfer: v_hack tells the policy's own {own.num_hacks} hacks from its {own.num_honest} honest solutions "
             f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
         )
+    arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
+    moved = evidence.lookahead
+    if arm is not None and (lost := lost_by_all(moved, plain_arm(arm, evidence.arms) or arm)) is not None:
+        steps = f"its steps without a gate make every text less likely, honest solutions by {lost:.0f} nats"
+        said.append(f"the lookahead says nothing: {steps}; --set lookahead.lr=X smaller")
+        return "; ".join(said)
     if stale is None or stale.overlap is None:
         said.append("staleness unmeasured (it takes a replay with --lookahead)")
     else:
         removes = "" if stale.old is None else f" and remove {stale.old.percent()} of the progress on held-out hacks"
         anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
         said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
-    changes = {(row.arm, row.measure): row.difference for row in evidence.lookahead}
-    arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
+    changes = {(row.arm, row.measure): row.difference for row in moved}
     names = {"door": "samples that quote the grader", "solve": "right ones"}
     ahead = [(what, changes.get((arm or "", f"sampled {name}"))) for name, what in names.items()]
     known = [f"{100 * change.value:+.0f} points of {what}" for what, change in ahead if change is not None]
