@@ -34,12 +34,14 @@ from probe.analysis.statistics.geometry import (
     mean_unit,
 )
 from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_weights
-from probe.analysis.statistics.nulls import NullTest, null_axes, null_test
+from probe.analysis.statistics.nulls import NullTest, null_axes, null_test, true_axes
 from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
 from probe.analysis.statistics.significance import max_t
 
 NUM_DRAWS = 999
 CHUNK = 1 << 20  # how many scores are ranked at once
+# One entry: axes are B x M x N numbers, and the runs that are analysed together mostly share their pairs.
+_null_axes = lru_cache(maxsize=1)(null_axes)
 # Where the null of each statistic is symmetric: both tails of its test are measured from there.
 CENTRES = {"cos_in": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
@@ -117,8 +119,8 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
-    labels, axes = paid_labels(linked), null_axes(linked.pairs, num_draws, seed)
-    observed = _statistics(linked, axes.truth, labels)
+    labels, axes, truth = paid_labels(linked), _null_axes(linked.pairs, num_draws, seed), true_axes(linked.pairs)
+    observed = _statistics(linked, truth, labels)
     draws = {"N2": _statistics(linked, axes.permuted, labels)}
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
@@ -131,7 +133,7 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
                 finite = values[np.isfinite(values)]  # a draw that keeps no direction at all has no statistic
                 test = null_test(value, finite, centre=CENTRES[metric])
                 rows.append(NullRow(metric=metric, null=null, value=value, test=test))
-    modules, critical = _module_rows(linked, axes.truth, axes.permuted)
+    modules, critical = _module_rows(linked, truth, axes.permuted)
     return Permutation(rows=rows, modules=modules, modules_critical_z=critical)
 
 
