@@ -120,7 +120,7 @@ def removals(
 
 def _along_v_hack(linked: Linked) -> _Products:
     pairs = linked.pairs
-    drawn = extract(pairs, *true_labels(pairs.held_out), pairs.extraction)
+    drawn = extract(pairs, *true_labels(pairs))
     rows = drawn.rows[0]  # (M, k, N)
     return _Products(
         pairs=np.matmul(rows, pairs.pairs),

@@ -29,7 +29,7 @@ from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
 from probe.analysis.statistics.thresholds import REPRODUCED
-from probe.analysis.training_runs import TrainingOutcome, is_training, siblings, starts, training_outcome, trains
+from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
 from probe.analysis.transfer import Transfer, transfer
 from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.records.records import SampleRecord, StepRecord
@@ -142,11 +142,6 @@ class Evidence:
         return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
 
     @property
-    def additivity_tolerance(self) -> float | None:
-        """What the dtype's rounding explains of the steps' `additivity_error`."""
-        return self.records.manifest.get("additivity", {}).get("tolerance")
-
-    @property
     def adapted(self) -> Adapted | None:
         """How much of the model has coordinates; None of a run that does not say."""
         stored = self.records.manifest.get("adapted")
@@ -160,7 +155,7 @@ class Evidence:
     @cached_property
     def starts(self) -> list[StepRecord]:
         """The first steps of the runs that differ from this one in their arm alone."""
-        return starts(siblings(self.records, self.others))
+        return starts(self.records, self.others)
 
     @cached_property
     def outcome(self) -> TrainingOutcome | None:
@@ -277,11 +272,6 @@ class Evidence:
     def staleness(self) -> list[Stale]:
         """How the directions of the start fare after them."""
         return stale(self.records.lookahead)
-
-    @property
-    def most_directions(self) -> int | None:
-        """A module, that the pairs of the run can give."""
-        return None if self.reproduced is None else self.reproduced.pairs.most_directions
 
 
 def conditions(run: Run) -> list[str]:

@@ -131,7 +131,7 @@ def forecast(
         seed: of both.
     """
     pairs = linked.pairs
-    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs, pairs.held_out):
+    if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
         return None
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)

@@ -82,7 +82,7 @@ def moves(records: Sequence[LookaheadRecord]) -> list[Moved]:
         values, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
         others = {} if plain is None else by_prompt(records, plain, measure)
         paired = [value - others[prompt] for prompt, value in values.items() if prompt in others]
-        interval = t_interval(paired) if len(paired) > 1 else None
+        interval = t_interval(paired)
         rows.append(
             Moved(
                 arm=arm,

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.cosines import CONTRASTS, HACK_AMONG_PAID, PURE_HACK, beaten_by, prompt_differences
+from probe.analysis.cosines import CONTRASTS, HACK_AMONG_PAID, PURE_HACK, beaten_by, present, prompt_differences
 from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.intervals import (
     Interval,
@@ -44,9 +44,8 @@ from probe.analysis.statistics.intervals import (
 )
 from probe.analysis.statistics.nulls import NullTest
 from probe.analysis.statistics.significance import mean_interval, mean_test, welch
-from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES, TrainingOutcome
+from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, StepRecord
-from probe.settings.arms import measured_arm
 from probe.settings.words import NO_HINT
 from replay_pools.environments.loopholes import LOOPHOLES
 
@@ -284,7 +283,7 @@ def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
         table[key] = table[key._replace(arm=measured)] = row
     if not evidence.trains:
         return table
-    return training_run_metrics(table, evidence.steps, evidence.arms, evidence.outcome)
+    return _of_training(table, evidence)
 
 
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
@@ -359,9 +358,7 @@ def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
     return {row.null: row.test for row in rows if row.metric == metric and not row.diagnostic}
 
 
-def training_run_metrics(
-    table: Metrics, steps: Sequence[StepRecord], arms: Sequence[str], outcome: TrainingOutcome | None
-) -> dict[MetricKey, Estimate]:
+def _of_training(table: Metrics, evidence: Evidence) -> dict[MetricKey, Estimate]:
     """The table of one run that trains, from its table over prompts and steps.
 
     Returns:
@@ -378,10 +375,10 @@ def training_run_metrics(
         if key.unit == "step":
             metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
             metrics[key] = _extremes(row.by_unit)
-    measured = measured_arm(arms)
+    measured, outcome = evidence.measured_arm, evidence.outcome
     # Without an arm, the key under which the measured one is found.
-    for arm in (*arms, None) if measured else arms:
-        of_arm = [step for step in steps if step.arm == (arm or measured)]
+    for arm in (*evidence.arms, None) if measured else evidence.arms:
+        of_arm = [step for step in evidence.steps if step.arm == (arm or measured)]
         for name, value in (("kl/share_of_base", _share_of_base(of_arm)), ("kl/final", _final_kl(of_arm))):
             if value is not None:
                 metrics[MetricKey(name, "run", arm)] = _of_one_run(value)
@@ -413,11 +410,7 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
 
 def _final_kl(steps: Iterable[StepRecord]) -> float | None:
     """Mean of the KL over the last quarter of the steps, at least one: on-policy, where a teacher has left by then."""
-    values = []
-    for step in steps:
-        mean = step.kl.get("mean")
-        if mean is not None:
-            values.append(mean)
+    values = present(step.kl.get("mean") for step in steps)
     last = values[-max(1, len(values) // 4) :]
     return sum(last) / len(last) if last else None
 

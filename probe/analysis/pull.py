@@ -111,7 +111,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> l
         seed: of the half-samples.
     """
     pairs = linked.pairs
-    if not can_be_halved(pairs, pairs.held_out) or not pairs.held_out.any():
+    if not can_be_halved(pairs) or not pairs.held_out.any():
         return []
     clusters = pairs.clusters[pairs.held_out].tolist()
     axes = redrawn(pairs, num_halves, seed).axes
@@ -326,24 +326,23 @@ def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Ceiling, ...]:
 
 def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Ceiling:
     """The row of one kind, (n,) True for its pairs."""
-    unused = pairs.held_out | of_kind
+    others = replace(pairs, held_out=pairs.held_out | of_kind)
     ceiling = Ceiling(
         left_out=kind,
         num_pairs=int(of_kind.sum()),
-        num_extraction=int((~unused).sum()),
+        num_extraction=int((~others.held_out).sum()),
     )
-    if unused.all():
+    if others.held_out.all():
         return ceiling
     differences, _, _ = held_out_gradients(replace(pairs, held_out=of_kind))
-    values = cosines(svd_axes(pairs, *true_labels(unused), pairs.extraction), differences)[0]
+    values = cosines(svd_axes(others, *true_labels(others)), differences)[0]
     if np.isnan(values).any():
         return ceiling
     values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
-    if not varies(values) or not can_be_halved(pairs, unused):
+    if not varies(values) or not can_be_halved(others):
         return replace(ceiling, cos=mean)
-    drawn_pairs = half_samples(unused, pairs.clusters, NUM_HALVES, np.random.default_rng(seed))
-    halves = svd_axes(pairs, *drawn_pairs, pairs.extraction)
+    halves = svd_axes(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
     drawn = cosines(halves, differences).mean(1)
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))

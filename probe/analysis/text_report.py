@@ -38,8 +38,7 @@ def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
         f"arms {', '.join(analysis.arms) or 'none'}, loss {', '.join(analysis.loss_types) or 'none'}"
     )
     verdict, bases = analysis.verdict, render_table(basis_table(analysis))
-    screen = verdict_lines("VERDICT", verdict, asked=bool(verdict.asked))
-    lines = [*wrap(head), "", *screen, "", *([bases, ""] if bases else [])]
+    lines = [*wrap(head), "", *verdict_lines("VERDICT", verdict), "", *([bases, ""] if bases else [])]
     return "\n".join([*lines, *note_lines(verdict, most=most)]) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Runs that train: which of them are compared, and what training did to a policy on held-out problems.
 
     is_training, trains          whether it is a run of `probe train`; whether weights move in it
-    siblings, starts             runs of `probe train` that differ in arm and seed alone, and their first steps
+    starts                       the first steps of runs of `probe train` that differ in their arm alone
     training_outcome             the metrics that follow from the evaluations of one run:
 
 hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
@@ -55,21 +55,6 @@ def trains(run: Run) -> bool:
     return is_training(run) or ((run.settings.get("optimizer") or {}).get("lr") or 0) > 0
 
 
-def siblings(run: Run, others: Iterable[Run]) -> list[Run]:
-    """The runs that may be compared with a training run: the run itself first, then those of `others` with the same
-    settings but for arm and seed. A replay has all its arms in one run and stands alone.
-    """
-    if not is_training(run):
-        return [run]
-    comparable = [run]
-    for other in others:
-        if not is_training(other) or other.path == run.path:
-            continue
-        if shared_settings(other.config) == shared_settings(run.config):
-            comparable.append(other)
-    return comparable
-
-
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Everything that shapes the numbers of a run of `probe train` but its arm and seed, from its `config.json`.
 
@@ -92,13 +77,19 @@ def _defaults() -> dict[str, Any]:
     return orjson.loads(orjson.dumps(plain))
 
 
-def starts(runs: Sequence[Run]) -> list[StepRecord]:
-    """The first steps of the runs with the seed of the first run: before any update, all arms are one policy."""
+def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
+    """The first steps of a run, and of those of `others` that differ from it in their arm alone.
+
+    Before any update, all arms are one policy. A replay has all its arms in one run and stands alone.
+    """
+    runs = [run]
+    for other in others if is_training(run) else ():
+        if is_training(other) and other.path != run.path and other.settings["seed"] == run.settings["seed"]:
+            runs += [other] * (shared_settings(other.config) == shared_settings(run.config))
     steps = []
-    for run in runs:
-        if run is runs[0] or run.settings["seed"] == runs[0].settings["seed"]:
-            first = min((step.step for step in run.steps), default=0)
-            steps += [step for step in run.steps if step.step == first]
+    for each in runs:
+        first = min((step.step for step in each.steps), default=0)
+        steps += [step for step in each.steps if step.step == first]
     return steps
 
 

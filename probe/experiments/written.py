@@ -78,7 +78,7 @@ def format_text(verdict: SpecVerdict) -> str:
     decision = verdict.verdict
     lines += ["", *wrap(f"{head}: {decision.word}. {decision.sentence}", indent="  "), *note_lines(decision)]
     if verdict.replay is not None:
-        lines += ["", *verdict_lines(f"VERDICT of {_place(verdict)}", verdict.replay, asked=False)]
+        lines += ["", *verdict_lines(f"VERDICT of {_place(verdict)}", verdict.replay, brief=True)]
         lines += note_lines(verdict.replay)
     lines += ["", "Criteria (mechanism rows are identities of the code and no evidence)"]
     for finding in decision.findings:

@@ -202,8 +202,8 @@ def one_paid_axis(rng, size: float, n: int, r: int = 48) -> tuple[bool, bool]:
     paid = rng.permuted(np.tile(np.arange(GROUP) < GROUP // 2, (n, 1)), axis=1)
     noise = rng.normal(size=(n, GROUP, r)) / np.sqrt(np.arange(1, r + 1))
     samples = noise + size * paid[:, :, None] * axis
-    truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
-    permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
+    truth = svd_axes(gram, *true_labels(gram))
+    permuted = svd_axes(gram, *label_permutations(gram, 99, rng))
     advantage = np.where(paid, 1.0, -1.0)
     totals = gradients_along(pairs, [np.einsum("pi,pir->pr", advantage, samples)])
     observed = cosines(truth, totals).mean()
@@ -234,8 +234,8 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
     pairs = [rng.normal(size=(42, r)) / math.sqrt(r) + hack * on for on in carries]
     steps = [rng.normal(size=(n, r)) / math.sqrt(r) + 0.6 * mu * on for on in carries]
     gram, found = pair_gram(pairs), gradients_along(pairs, steps)
-    truth = svd_axes(gram, *true_labels(gram.held_out), gram.extraction)
-    permuted = svd_axes(gram, *label_permutations(gram.held_out, 99, rng), gram.extraction)
+    truth = svd_axes(gram, *true_labels(gram))
+    permuted = svd_axes(gram, *label_permutations(gram, 99, rng))
     by_prompt = cosines(truth, found)[0]
     p = null_test(by_prompt.mean(), cosines(permuted, found).mean(1)).p
     unit = mean_module_unit(found, np.full(n, 1 / n))

@@ -47,8 +47,8 @@ def test_label_permutations_are_calibrated_on_decaying_spectra():
     for _ in range(num_sims):
         pairs = decaying(rng, 22)  # an odd number of pairs: no vote is tied
         found, gram = gradients_along(pairs, decaying(rng, 4)), pair_gram(pairs)
-        observed = mean_cos(svd_axes(gram, *true_labels(gram.held_out), gram.extraction), found)[0]
-        axes = svd_axes(gram, *label_permutations(gram.held_out, NUM_DRAWS, rng), gram.extraction)
+        observed = mean_cos(svd_axes(gram, *true_labels(gram)), found)[0]
+        axes = svd_axes(gram, *label_permutations(gram, NUM_DRAWS, rng))
         p_values.append(null_test(observed, mean_cos(axes, found)).p)
         floor = math.sqrt(sum((found.norms[m] ** 2).mean() / r for m, r in enumerate(SIZES)) / 2) / found.norm.mean()
         haar += abs(observed) > 1.96 * floor / math.sqrt(4)
@@ -61,8 +61,8 @@ def test_placebo_couples_are_centred_and_as_wide_as_permutations():
     rng = np.random.default_rng(2)
     pairs = decaying(rng, 44)
     found, gram = gradients_along(pairs, decaying(rng, 4)), pair_gram(pairs)
-    placebo = mean_cos(svd_axes(gram, *placebo_couples(gram.held_out, 800, rng), gram.extraction), found)
-    permuted = mean_cos(svd_axes(gram, *label_permutations(gram.held_out, 800, rng), gram.extraction), found)
+    placebo = mean_cos(svd_axes(gram, *placebo_couples(gram, 800, rng)), found)
+    permuted = mean_cos(svd_axes(gram, *label_permutations(gram, 800, rng)), found)
     assert abs(placebo.mean()) < 4 * placebo.std() / math.sqrt(800)
     assert 0.6 < placebo.std() / permuted.std() < 1.6
 

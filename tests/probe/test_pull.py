@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from planted import Planted, link_vectors
+from planted import Planted, link_vectors, pair_gram
 from scipy import stats
 
 from probe.analysis.pull import Share, shares
@@ -69,7 +69,7 @@ def test_half_samples_have_the_variance_of_the_mean():
     """For a linear statistic the variance over half-samples is s^2 / n, and no held-out pair is drawn."""
     rng = np.random.default_rng(0)
     held_out = np.arange(40) % 5 == 0
-    first, second = half_samples(held_out, np.arange(len(held_out)), 20_000, rng)
+    first, second = half_samples(pair_gram([np.zeros((80, 1))], held_out), 20_000, rng)
     assert first.shape == (20_000, 16)
     assert not held_out[first].any()
     assert (second == first + 40).all()

@@ -1,31 +1,25 @@
-"""A miniature training sweep, from its commands to a decision: two arms, one killed on the way; and its numbers."""
+"""A miniature training sweep, from its commands to a decision: two arms, and their numbers."""
 
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import processes
 import pytest
-from in_process import Ended
+from in_process import InProcess
 from specs import criterion, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
 from probe.analysis.metrics import MetricKey, training_metrics
 from probe.analysis.text_report import heldout_table
-from probe.analysis.training_runs import RATES, siblings
-from probe.cli import cli
-from probe.cli._frame import run
+from probe.analysis.training_runs import RATES, starts
 from probe.cli.report import report_of_runs
 from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.sweep import SweepState, sweep
+from probe.experiments.sweep import sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.pool import open_pool
@@ -65,36 +59,12 @@ DECISIONS = [
     {"name": "ONE SEED", "requires": {"by-problem": "PASS"}},
     {"name": "NOTHING"},
 ]
-VICTIM = "mini-base-projected-seed3"
-
-
-class KillsOnce:
-    """The real verbs in this process; the first attempt at one run is a process of its own that gets SIGKILL after its
-    first step.
-    """
-
-    def __init__(self, out: Path) -> None:
-        self._steps = out / "runs" / VICTIM / "steps.jsonl"
-
-    def submit(self, function: object, command: Sequence[str], gpus: str | None) -> Ended:
-        args = command[3:]
-        if VICTIM not in args or self._steps.exists():
-            return Ended(run(cli, list(args)))
-        child = processes.start(processes.command(*args))
-        deadline = time.monotonic() + 120
-        while not self._steps.exists():
-            assert child.is_alive(), "finished before it could be killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        child.kill()
-        code = processes.finish(child)
-        assert code == -signal.SIGKILL
-        return Ended(code)
+STOPPED = "mini-base-projected-seed3"
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Path, SweepState]:
-    """(the spec, its out/ with two finished runs, the table of the sweep)."""
+def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Path]:
+    """(the spec, its out/ with two finished runs)."""
     place = tmp_path_factory.mktemp("mini")
     pairs = builtin_pairs("run_tests")
     write_pairs(place / "pairs.jsonl", [*pairs[:3], *[pair for pair in pairs if pair.held_out][:2]])
@@ -106,27 +76,18 @@ def swept(tmp_path_factory: pytest.TempPathFactory, out: Path) -> tuple[Spec, Pa
     own = place / "out"
     own.mkdir()
     (own / "cache").symlink_to(out / "cache")
-    killed = sweep(spec, own, engine=KillsOnce(own))
-    assert [row.status for row in killed.rows] == ["done", "failed"]
-    return spec, own, sweep(spec, own, engine=KillsOnce(own))
+    assert not sweep(spec, own, engine=InProcess()).failed
+    return spec, own
 
 
 @pytest.fixture(scope="module")
-def found(swept: tuple[Spec, Path, SweepState]) -> SpecVerdict:
-    spec, own, _ = swept
+def found(swept: tuple[Spec, Path]) -> SpecVerdict:
+    spec, own = swept
     return evaluate_spec(spec, own, num_draws=99)
 
 
 def one_run(own: Path, arm: str) -> Run:
     return read_run(own / "runs" / f"mini-base-{arm}-seed3")
-
-
-def test_a_killed_run_is_resumed_by_the_next_sweep(swept: tuple[Spec, Path, SweepState]) -> None:
-    _, own, table = swept
-    assert {row.job.name: row.status for row in table.rows} == {"mini-base-vanilla-seed3": "done", VICTIM: "done"}
-    starts = [line for line in (own / "runs" / VICTIM / "timings.jsonl").read_text().splitlines() if "start" in line]
-    assert len(starts) == 2, "the second attempt began anew instead of continuing"
-    assert len(one_run(own, "projected").steps) == 2
 
 
 def cautions(found: SpecVerdict) -> list[str]:
@@ -147,9 +108,9 @@ def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdic
     assert found.replay is None
 
 
-def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, SweepState], found: SpecVerdict) -> None:
+def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: SpecVerdict) -> None:
     """Start, final and gain of the deployed weights; a problem's own rates, per setting, from the graded rollouts."""
-    _, own, _ = swept
+    _, own = swept
     for outcome in found.outcomes:
         rates = [row["rates"] for row in read_evals(own / "runs" / f"mini-base-{outcome.arm}-seed3")]
         assert outcome.values["hack_start"] == [rates[0]["all"]["hack"]["rate"]]
@@ -170,9 +131,9 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path, SweepSta
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
 
 
-def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path]) -> None:
     """Over runs: every metric and unit that there is, and every one that is promised without further settings."""
-    spec, own, _ = swept
+    spec, own = swept
     done = runs_of(spec, own)
     table = sweep_metrics(spec, done, analyse_all(done, num_draws=99))
     known = training_metrics()
@@ -191,9 +152,9 @@ def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path, Sw
     assert {f"hack_final/{name}" for name in settings} <= there.keys()
 
 
-def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> None:
     """Prompts are problems, not steps; grader and template come from its own pool; the unit is the run; no p at all."""
-    _, own, _ = swept
+    _, own = swept
     record = one_run(own, "vanilla")
     alone = analyze(record, num_draws=99)
     trained_on = {rollout.problem_id for group in open_pool(record.path / "rollouts").steps for rollout in group}
@@ -216,11 +177,11 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path, SweepSt
         assert next(part for part in analysis.validity if part.name == "arms at the first step").says == "HOLDS"
 
 
-def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path]) -> None:
     """Arm and seed may differ, nothing else; what an update moved has its null beside it."""
-    _, own, _ = swept
+    _, own = swept
     vanilla, projected = one_run(own, "vanilla"), one_run(own, "projected")
-    assert [one.path for one in siblings(vanilla, [projected, vanilla])] == [vanilla.path, projected.path]
+    assert [step.arm for step in starts(vanilla, [projected, vanilla])] == ["vanilla", "projected"]
     settings = overlaid(projected.settings, {"optimizer": {"lr": 1.0}})
     other = Run(
         path=projected.path,
@@ -229,7 +190,7 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Sw
         samples=projected.samples,
         steps=projected.steps,
     )
-    assert siblings(vanilla, [other]) == [vanilla]
+    assert [step.arm for step in starts(vanilla, [other])] == ["vanilla"]
     last = read_evals(projected.path)[-1]["frozen"]
     assert 0 < last["hackward_q95"] < 1
     shown = heldout_table(analyze(projected, num_draws=9))
@@ -237,11 +198,11 @@ def test_only_runs_of_the_same_settings_are_compared(swept: tuple[Spec, Path, Sw
     assert shown.rows[-1][-1] == f"{last['hackward_q95']:+.3f}"
 
 
-def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepState], tmp_path: Path) -> None:
+def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path], tmp_path: Path) -> None:
     """The hash of a spec is of what the spec says, and a preset is a file of its own."""
-    spec, own, _ = swept
+    spec, own = swept
     shutil.copytree(own, tmp_path / "out", symlinks=True)
-    directory = tmp_path / "out" / "runs" / VICTIM
+    directory = tmp_path / "out" / "runs" / STOPPED
     config, manifest = read_json(directory / "config.json"), read_sealed(directory / "manifest.json")
     config["settings"]["optimizer"]["lr"] = 0.06
     del config["settings"]["model"]["targets"]  # as before there was this setting: the default is meant
@@ -251,12 +212,12 @@ def test_a_stop_and_an_edited_preset_are_noticed(swept: tuple[Spec, Path, SweepS
     stopped = evaluate_spec(spec, tmp_path / "out", num_draws=99)
     assert sorted(text.split(":")[0] for text in cautions(stopped)) == ["MIXED", "STOPPED"]
     assert any("base differ in optimizer.lr:" in text for text in cautions(stopped))
-    assert any(f"{VICTIM}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions(stopped))
+    assert any(f"{STOPPED}, by a tripwire (kl 12.5 above 10 for 3 steps)" in text for text in cautions(stopped))
 
 
-def test_the_log_of_a_spec_shows_every_seed_without_torch(swept: tuple[Spec, Path, SweepState]) -> None:
+def test_the_log_of_a_spec_shows_every_seed_without_torch(swept: tuple[Spec, Path]) -> None:
     """In a fresh interpreter, up to the verdict."""
-    spec, own, _ = swept
+    spec, own = swept
     spec.path.with_suffix(".md").write_text("# mini\n\n## Results\n")
     code = f"""
 import sys

@@ -263,6 +263,7 @@ def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytes
     row = next(m for m in plain["metrics"] if (m["metric"], m["arm"], m["unit"]) == ("cos_in", "vanilla", "prompt"))
     assert set(row["nulls"]) == {"N1", "N2", "N3"}
     assert run(cli, ["analyze", str(broken), "--check", "--draws", "99"]) == 1
+    assert "it is no control" in str(analyze(read_run(broken), num_draws=99).verdict), "in Python without the reason"
 
 
 def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

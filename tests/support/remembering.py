@@ -13,7 +13,7 @@ import pytest
 from probe.analysis import evidence, forecast, pull
 from probe.analysis.statistics import permutation, run_gradients
 
-DRAWN = {"redrawn": (forecast, pull), "null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (run_gradients,)}
+DRAWN = {"redrawn": (forecast, pull), "_null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (run_gradients,)}
 
 
 @contextmanager

@@ -78,14 +78,13 @@ class StepGram:
 class DirectionDraws:
     """Directions of every draw and module as combinations of the pair gradients.
 
-    A direction that the extraction drops has kept = False, coefficients 0 and singular value 0.
+    A direction that the extraction drops has kept = False and coefficients 0.
     """
 
     first: NDArray[np.intp]  # (B, p) rows of the pair gradients that count as hack
     second: NDArray[np.intp]  # (B, p) rows that count as clean
     combinations: Array  # (B, M, k, p) coefficients of the differences P[first] - P[second]
     num_rows: int  # N
-    singular_values: Array  # (B, M, k)
     kept: NDArray[np.bool_]  # (B, M, k)
 
     @property
@@ -112,7 +111,6 @@ class DirectionDraws:
                 second=self.second[chosen],
                 combinations=self.combinations[chosen],
                 num_rows=self.num_rows,
-                singular_values=self.singular_values[chosen],
                 kept=self.kept[chosen],
             )
 
@@ -151,31 +149,27 @@ class Gradients:
         return np.sqrt(np.square(self.norms).sum(0))
 
 
-def extract(
-    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
-) -> DirectionDraws:
+def extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> DirectionDraws:
     """v_hack of every draw, as `extraction.directions.extract_directions` makes it from gradients.
 
     Args:
-        gram: inner products of the pair gradients.
+        pairs: inner products of the pair gradients.
         first: (B, p) row numbers of the pair gradients that count as hack.
         second: (B, p) row numbers of those that count as clean.
-        extraction: k, tau, noise floor and rounding.
     """
-    parts = list(_chunks(gram, first, second, extraction))
+    parts = list(_chunks(pairs, first, second))
     return DirectionDraws(
         first=first,
         second=second,
         combinations=np.concatenate([part.combinations for part in parts]),
-        num_rows=gram.pairs.shape[1],
-        singular_values=np.concatenate([part.singular_values for part in parts]),
+        num_rows=pairs.pairs.shape[1],
         kept=np.concatenate([part.kept for part in parts]),
     )
 
 
-def svd_axes(gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction) -> Axes:
+def svd_axes(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Axes:
     """`extract(...).axes()`, without keeping all k directions of all draws in memory."""
-    return concatenated([part.axes() for part in _chunks(gram, first, second, extraction)])
+    return concatenated([part.axes() for part in _chunks(pairs, first, second)])
 
 
 def concatenated(parts: Sequence[Axes]) -> Axes:
@@ -247,24 +241,20 @@ def cosines(axes: Axes, gradients: Gradients) -> Array:
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
 
 
-def _chunks(
-    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
-) -> Iterator[DirectionDraws]:
+def _chunks(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Iterator[DirectionDraws]:
     """`extract`, as many draws at a time as CHUNK allows: a draw needs M Gram matrices (2p, 2p)."""
-    size = max(1, CHUNK // (len(gram.modules) * 4 * first.shape[1] ** 2))
+    size = max(1, CHUNK // (len(pairs.modules) * 4 * first.shape[1] ** 2))
     for start in range(0, len(first), size):
-        yield _extract(gram, first[start : start + size], second[start : start + size], extraction)
+        yield _extract(pairs, first[start : start + size], second[start : start + size])
         if size < len(first):
             report("draws of the nulls", min(start + size, len(first)), len(first))
 
 
-def _extract(
-    gram: PairGram, first: NDArray[np.intp], second: NDArray[np.intp], extraction: Extraction
-) -> DirectionDraws:
+def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> DirectionDraws:
     """`extract` for one chunk of draws; the steps are those of `extraction.directions`."""
-    num_pairs = first.shape[1]
+    extraction, num_pairs = pairs.extraction, first.shape[1]
     chosen, p = np.concatenate([first, second], axis=1), num_pairs
-    products = gram.pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
+    products = pairs.pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
     # (B, M, p, p): D D^T of every draw and module.
     difference = products[..., :p, :p] - products[..., :p, p:] - products[..., p:, :p] + products[..., p:, p:]
     sizes = np.sqrt(np.maximum(np.diagonal(difference, axis1=-2, axis2=-1), 0.0))  # (B, M, p) |D_p|
@@ -281,7 +271,7 @@ def _extract(
         left = left[..., ::-1][..., : extraction.k]  # (B, M, p, k)
         top, s = s[..., :1], s[..., : extraction.k]
         projections = left * s[..., None, :]  # D_p . v_i
-        rounding = extraction.eps * np.sqrt(np.minimum(num_pairs, gram.sizes))[:, None] * top
+        rounding = extraction.eps * np.sqrt(np.minimum(num_pairs, pairs.sizes))[:, None] * top
     # The sign of a singular vector is arbitrary: it is turned to where more differences point. What the bounds derived
     # in `_module_directions` and `_mean_direction` call rounding is neither a vote nor a direction.
     votes = np.abs(projections) > extraction.eps * sizes[..., None]
@@ -293,8 +283,7 @@ def _extract(
         first=first,
         second=second,
         combinations=(left * signed[..., None, :]).swapaxes(-1, -2),  # V_i in the differences
-        num_rows=gram.pairs.shape[1],
-        singular_values=np.where(kept, s, 0.0),
+        num_rows=pairs.pairs.shape[1],
         kept=kept,
     )
 

@@ -9,9 +9,8 @@ N1 is a floor and not the whole null: directions of no-signal pairs share the de
 reach larger cosines. The drawn nulls have that spectrum; `probe.analysis.statistics.permutation` evaluates them.
 
 The drawing functions say which pair gradients count as hack and which as clean. Rows 0 .. n-1 of the pair gradients P
-are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Each function takes held_out (n,), the pairs
-that take part in no draw, and returns (first, second), each (B, p): the differences of draw b are
-P[first[b]] - P[second[b]].
+are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Held-out pairs take part in no draw. Each
+function returns (first, second), each (B, p): the differences of draw b are P[first[b]] - P[second[b]].
 
 What is drawn follows from the pairs and the seed alone, so conditions and arms of a run share it: `null_axes` has
 single axes in many draws (v_hack, N2, N3), `redrawn` all k directions (v_hack, half-samples, N2). `sign_transfer` is
@@ -119,41 +118,39 @@ def haar_test(cosine: float, haar_sd: float) -> NullTest:
     return NullTest(num_draws=0, mean=0.0, sd=haar_sd, q95=NORMAL_95 * haar_sd, z=z, p=p, d=cosine)
 
 
-def true_labels(held_out: NDArray[np.bool_]) -> tuple[Rows, Rows]:
+def true_labels(pairs: PairGram) -> tuple[Rows, Rows]:
     """The labels as they are, in the form of a single draw (B = 1)."""
-    hack = np.flatnonzero(~held_out)[None, :]
-    return hack, hack + len(held_out)
+    hack = np.flatnonzero(~pairs.held_out)[None, :]
+    return hack, hack + len(pairs.held_out)
 
 
-def label_permutations(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def label_permutations(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """N2: labels permuted across all 2n gradients, regardless of label and pair.
 
     Exact where the gradients are exchangeable. Where the completions of a pair share their prompt, a difference between
     gradients of different pairs also holds the difference of their prompts, a noise that the true differences do not
     have.
     """
-    hack, clean = true_labels(held_out)
+    hack, clean = true_labels(pairs)
     all_rows = np.concatenate([hack[0], clean[0]])
     shuffled = rng.permuted(np.tile(all_rows, (num_draws, 1)), axis=1)
     return shuffled[:, : hack.shape[1]], shuffled[:, hack.shape[1] :]
 
 
-def placebo_couples(held_out: NDArray[np.bool_], num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
+def placebo_couples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """N3: clean against clean of different pairs, in random couples; every gradient is used at most once."""
-    _, clean = true_labels(held_out)
+    _, clean = true_labels(pairs)
     num_couples = clean.shape[1] // 2
     shuffled = rng.permuted(np.tile(clean[0], (num_draws, 1)), axis=1)
     return shuffled[:, :num_couples], shuffled[:, num_couples : 2 * num_couples]
 
 
-def can_be_halved(pairs: PairGram, held_out: NDArray[np.bool_]) -> bool:
+def can_be_halved(pairs: PairGram) -> bool:
     """Whether there are two different pairs to extract from: of one alone no half can be left out."""
-    return len({*pairs.clusters[~held_out].tolist()}) > 1
+    return len({*pairs.clusters[~pairs.held_out].tolist()}) > 1
 
 
-def half_samples(
-    held_out: NDArray[np.bool_], clusters: NDArray[np.intp], num_draws: int, rng: np.random.Generator
-) -> tuple[Rows, Rows]:
+def half_samples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
     """Half of the n extraction pairs, drawn without replacement: no null, but how much hangs on which pairs they were.
 
     Pairs of one cluster are drawn together.
@@ -163,23 +160,22 @@ def half_samples(
     1999, chapter 2; McCarthy 1969). Drawing with replacement, as a bootstrap does, would extract from duplicates, whose
     singular vectors are others.
     """
-    pairs = np.flatnonzero(~held_out)
-    names, members = np.unique(clusters[pairs], return_inverse=True)
-    if len(names) < len(pairs):
+    rows, num_pairs = np.flatnonzero(~pairs.held_out), len(pairs.held_out)
+    names, members = np.unique(pairs.clusters[rows], return_inverse=True)
+    if len(names) < len(rows):
         # As many pairs in every draw: one that was not drawn stands against itself, which is no difference.
         places = rng.permuted(np.tile(np.arange(len(names)), (num_draws, 1)), axis=1)
-        hack = np.tile(pairs, (num_draws, 1))
-        return hack, np.where(places[:, members] < len(names) // 2, hack + len(held_out), hack)
-    shuffled = rng.permuted(np.tile(pairs, (num_draws, 1)), axis=1)
-    hack = shuffled[:, : len(pairs) // 2]
-    return hack, hack + len(held_out)
+        hack = np.tile(rows, (num_draws, 1))
+        return hack, np.where(places[:, members] < len(names) // 2, hack + num_pairs, hack)
+    shuffled = rng.permuted(np.tile(rows, (num_draws, 1)), axis=1)
+    hack = shuffled[:, : len(rows) // 2]
+    return hack, hack + num_pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NullAxes:
-    """Axes of v_hack as the run extracted it, and of the directions of relabelled pairs."""
+    """Axes of the directions of relabelled pairs."""
 
-    truth: Axes
     permuted: Axes  # N2: labels permuted across all pairs
     couples: Axes | None  # N3: clean against clean; None where there are fewer couples than k
     drawn: np.random.Generator  # as the draws above left it: who goes on with it takes a copy
@@ -198,23 +194,20 @@ class Redrawn:
 @lru_cache(maxsize=1)
 def true_axes(pairs: PairGram) -> Axes:
     """The axes of v_hack as a single draw."""
-    return svd_axes(pairs, *true_labels(pairs.held_out), pairs.extraction)
+    return svd_axes(pairs, *true_labels(pairs))
 
 
-# One entry: axes are B x M x N numbers, and the runs that are analysed together mostly share their pairs.
-@lru_cache(maxsize=1)
 def null_axes(pairs: PairGram, num_draws: int, seed: int) -> NullAxes:
     """Draw the nulls of directions, B = num_draws of each."""
     # All nulls share one generator: another order of the draws would change every p-value of a stored analysis. A new
     # null is drawn after those that are here.
     rng = np.random.default_rng(seed)
-    permuted = label_permutations(pairs.held_out, num_draws, rng)
-    couples = placebo_couples(pairs.held_out, num_draws, rng)
+    permuted = label_permutations(pairs, num_draws, rng)
+    couples = placebo_couples(pairs, num_draws, rng)
     enough = couples[0].shape[1] >= pairs.extraction.k  # fewer couples than k cannot give k directions
     return NullAxes(
-        truth=true_axes(pairs),
-        permuted=svd_axes(pairs, *permuted, pairs.extraction),
-        couples=svd_axes(pairs, *couples, pairs.extraction) if enough else None,
+        permuted=svd_axes(pairs, *permuted),
+        couples=svd_axes(pairs, *couples) if enough else None,
         drawn=rng,
     )
 
@@ -224,14 +217,13 @@ def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
     """Draw B = num_draws of each kind. The pairs must be at least two beside those that are held out."""
     # One generator in this order, as above.
     rng = np.random.default_rng(seed)
-    halves = half_samples(pairs.held_out, pairs.clusters, num_draws, rng)
-    permuted = label_permutations(pairs.held_out, num_draws, rng)
-    truth = extract(pairs, *true_labels(pairs.held_out), pairs.extraction)
-    halved = extract(pairs, *halves, pairs.extraction)
+    halves = half_samples(pairs, num_draws, rng)
+    permuted = label_permutations(pairs, num_draws, rng)
+    truth, halved = extract(pairs, *true_labels(pairs)), extract(pairs, *halves)
     return Redrawn(
         truth=truth,
         halves=halved,
-        permuted=extract(pairs, *permuted, pairs.extraction),
+        permuted=extract(pairs, *permuted),
         axes=concatenated([truth.axes(), halved.axes()]),
     )
 
@@ -276,14 +268,11 @@ def transfer_nulls(pairs: PairGram, *, num_draws: int) -> dict[str, dict[str, Nu
     if observed is None:
         return {}
     differences, _, _ = held_out_gradients(pairs)
-    rng = np.random.default_rng(0)
-    drawn = {"N2": label_permutations(pairs.held_out, num_draws, rng)}
-    couples = placebo_couples(pairs.held_out, num_draws, rng)
-    if couples[0].shape[1] >= pairs.extraction.k:
-        drawn["N3"] = couples
-    nulls = {}
-    for name, labels in drawn.items():
-        scores = cosines(svd_axes(pairs, *labels, pairs.extraction), differences)
+    drawn, nulls = null_axes(pairs, num_draws, 0), {}
+    for name, axes in (("N2", drawn.permuted), ("N3", drawn.couples)):
+        if axes is None:
+            continue
+        scores = cosines(axes, differences)
         scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
         if len(scores) > 1:
             accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)

@@ -18,7 +18,6 @@ Shapes: B draws, S samples of a run, P paid samples, T steps, G samples of a ste
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,19 +26,20 @@ from numpy.typing import NDArray
 
 from probe.analysis.statistics.geometry import (
     Axes,
-    StepGram,
     along,
     along_modules,
     mean_module_unit,
     mean_unit,
 )
 from probe.analysis.statistics.intervals import Array, auroc, cluster_numbers, prompt_weights
-from probe.analysis.statistics.nulls import NullTest, null_axes, null_test
-from probe.analysis.statistics.run_gradients import Linked, SampleName, sample_cosines
+from probe.analysis.statistics.nulls import NullTest, null_axes, null_test, true_axes
+from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.statistics.significance import max_t
 
 NUM_DRAWS = 999
 CHUNK = 1 << 20  # how many scores are ranked at once
+# One entry: axes are B x M x N numbers, and the runs that are analysed together mostly share their pairs.
+_null_axes = lru_cache(maxsize=1)(null_axes)
 # Where the null of each statistic is symmetric: both tails of its test are measured from there.
 CENTRES = {"cos_in": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
@@ -117,8 +117,8 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
         num_draws: B of each null.
         seed: of all draws.
     """
-    labels, axes = paid_labels(linked), null_axes(linked.pairs, num_draws, seed)
-    observed = _statistics(linked, axes.truth, labels)
+    labels, axes, truth = paid_labels(linked), _null_axes(linked.pairs, num_draws, seed), true_axes(linked.pairs)
+    observed = _statistics(linked, truth, labels)
     draws = {"N2": _statistics(linked, axes.permuted, labels)}
     if axes.couples is not None:
         draws["N3"] = _statistics(linked, axes.couples, labels)
@@ -131,7 +131,7 @@ def permutation_nulls(linked: Linked, *, num_draws: int = NUM_DRAWS, seed: int =
                 finite = values[np.isfinite(values)]  # a draw that keeps no direction at all has no statistic
                 test = null_test(value, finite, centre=CENTRES[metric])
                 rows.append(NullRow(metric=metric, null=null, value=value, test=test))
-    modules, critical = _module_rows(linked, axes.truth, axes.permuted)
+    modules, critical = _module_rows(linked, truth, axes.permuted)
     return Permutation(rows=rows, modules=modules, modules_critical_z=critical)
 
 
@@ -142,29 +142,13 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
         # The mean over prompts of the cosines of the steps' gradients.
         statistics["cos_in"] = along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
     if labels.both_sides:
-        paid = linked.names(labels.rows)
-        statistics |= _paid_statistics(linked.read, axes, paid, tuple(labels.hacked), tuple(labels.prompts))
-    return statistics
-
-
-# Conditions mostly pay the same samples, and the ranks of their cosines in every draw take long.
-@lru_cache(maxsize=8)
-def _paid_statistics(
-    read: Callable[[int], StepGram],
-    axes: Axes,
-    paid: tuple[SampleName, ...],
-    hacked: tuple[bool, ...],
-    prompts: tuple[int, ...],
-) -> dict[str, Array]:
-    """{statistic: (B,)} of the paid samples alone."""
-    scores = sample_cosines(read, axes, paid)  # A > 0: cos_S_contrib = cos_S_nll
-    labels = np.array(hacked)
-    parts = np.array_split(scores, 1 + scores.size // CHUNK)
-    statistics = {"auroc": np.concatenate([auroc(part, labels) for part in parts])}
-    as_hacked, as_clean = _difference_shares(labels, np.array(prompts))
-    weights = np.where(labels, as_hacked, -as_clean)
-    if weights.any():
-        statistics["hack_difference"] = scores @ weights
+        scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
+        parts = np.array_split(scores, 1 + scores.size // CHUNK)
+        statistics["auroc"] = np.concatenate([auroc(part, labels.hacked) for part in parts])
+        as_hacked, as_clean = _difference_shares(labels.hacked, labels.prompts)
+        weights = np.where(labels.hacked, as_hacked, -as_clean)
+        if weights.any():
+            statistics["hack_difference"] = scores @ weights
     return statistics
 
 

@@ -10,11 +10,10 @@ v_hack are kept.
 Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +39,6 @@ from replay_pools.storage.files import check_sha256, file_sha256
 from replay_pools.storage.tensors import read_tensors
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
-SampleName: TypeAlias = tuple[int, int]  # (step, sample_id)
 REMEMBERED_STEPS = 64  # every condition of a run goes over its steps several times
 
 
@@ -52,8 +50,9 @@ class _File:
     sha256: str
 
     @classmethod
-    def of(cls, run: Path, hashes: Mapping[str, str], name: str) -> "_File":
-        path, listed = run / name, hashes.get(name)
+    def of(cls, run: Run, basis: Basis, name: str) -> "_File":
+        listed = run.manifest["files"].get(_name(name, basis))
+        path = run.path / _name(name, basis)
         actual = file_sha256(path) if path.is_file() else "no such file"
         check_sha256(path, actual, listed, CHANGED)
         return cls(path, actual)
@@ -64,30 +63,14 @@ def has_gram(run: Run, basis: Basis) -> bool:
     return _name("pairs", basis) in run.manifest.get("files", {})
 
 
-def read_pairs(run: Run, basis: Basis = "svd") -> PairGram:
+def read_pairs(run: Run, basis: Basis) -> PairGram:
     """The `pairs.safetensors` of a basis; InputError when it is missing or changed."""
-    return _pairs(_File.of(run.path, run.manifest["files"], _name("pairs", basis)))
+    return _pairs(_File.of(run, basis, "pairs"))
 
 
-@dataclass(frozen=True, slots=True)
-class StepReader:
-    """`reader(step)` reads the `step_NNN.safetensors` of a basis; InputError as `read_pairs`.
-
-    Equal for all conditions of a run, and hashable, so that what follows from the steps can be remembered.
-    """
-
-    run: Path
-    hashes: Mapping[str, str] = field(hash=False)  # {file: sha256} of the manifest
-    basis: Basis = "svd"
-
-    @classmethod
-    def of(cls, run: Run, basis: Basis = "svd") -> "StepReader":
-        """The reader of a run's steps."""
-        return cls(run.path, run.manifest["files"], basis)
-
-    def __call__(self, step: int) -> StepGram:
-        """The statistics of one step."""
-        return _step(_File.of(self.run, self.hashes, _name(f"step_{step:03d}", self.basis)))
+def read_step(run: Run, basis: Basis, step: int) -> StepGram:
+    """The `step_NNN.safetensors` of a basis; InputError when it is missing or changed."""
+    return _step(_File.of(run, basis, f"step_{step:03d}"))
 
 
 @lru_cache(maxsize=1)
@@ -134,7 +117,7 @@ class LinkedStep:
 class Linked:
     """The samples and steps of one arm, with their gradients as inner products with the pair gradients."""
 
-    read: Callable[[int], StepGram]  # the inner products of a step, by its number; equal for all conditions of a run
+    read: Callable[[int], StepGram]  # the inner products of a step, by its number
     pairs: PairGram
     samples: list[SampleRecord]  # (S,) step by step, by sample_id
     norms: Array  # (S,) of the sample gradients g_i
@@ -151,26 +134,17 @@ class Linked:
 
     def sample_cosines(self, axes: Axes, rows: Sequence[int] | NDArray[np.intp]) -> Array:
         """(B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
-        return sample_cosines(self.read, axes, self.names(rows))
-
-    def names(self, rows: Sequence[int] | NDArray[np.intp]) -> tuple[SampleName, ...]:
-        """Of the samples `rows`."""
-        return tuple((self.samples[row].step, self.samples[row].sample_id) for row in rows)
-
-
-def sample_cosines(read: Callable[[int], StepGram], axes: Axes, names: Sequence[SampleName]) -> Array:
-    """(B, P) `Linked.sample_cosines` of named samples."""
-    chosen: dict[int, list[int]] = {}
-    for step, sample_id in names:
-        chosen.setdefault(step, []).append(sample_id)
-    parts, batch = [np.zeros((len(axes.rows), 0))], []
-    for number, (step, sample_ids) in enumerate(chosen.items(), 1):
-        gradients = samples_of(read(step))
-        batch.append(Gradients(inner=gradients.inner[:, sample_ids], norms=gradients.norms[:, sample_ids]))
-        if sum(part.norms.shape[1] for part in batch) >= BATCH or number == len(chosen):
-            parts.append(cosines(axes, stack(batch)))
-            batch = []
-    return np.concatenate(parts, axis=1)
+        chosen: dict[int, list[int]] = {}
+        for row in rows:
+            chosen.setdefault(self.samples[row].step, []).append(self.samples[row].sample_id)
+        parts, batch = [np.zeros((len(axes.rows), 0))], []
+        for number, (step, sample_ids) in enumerate(chosen.items(), 1):
+            gradients = samples_of(self.read(step))
+            batch.append(Gradients(inner=gradients.inner[:, sample_ids], norms=gradients.norms[:, sample_ids]))
+            if sum(part.norms.shape[1] for part in batch) >= BATCH or number == len(chosen):
+                parts.append(cosines(axes, stack(batch)))
+                batch = []
+        return np.concatenate(parts, axis=1)
 
 
 def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord]) -> Linked:
@@ -185,7 +159,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
         InputError: a file of `gram/` is missing or changed.
     """
     basis, condition = ARMS[samples[0].arm].basis, samples[0].condition
-    pairs, read = read_pairs(run, basis), StepReader.of(run, basis)
+    pairs, read = read_pairs(run, basis), partial(read_step, run, basis)
     axes = true_axes(pairs)
     groups: dict[int, list[SampleRecord]] = {}
     # Row i of the Gram matrices is sample_id i, whatever the order of the records.

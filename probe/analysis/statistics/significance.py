@@ -274,8 +274,8 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
     return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
-def mde(sd: float, n: int, *, paired_correlation: float | None = None, power: float = POWER) -> float:
-    """Minimum detectable effect: the difference of means that a t-test (unpaired: Welch's) finds with `power`.
+def mde(sd: float, n: int, *, paired_correlation: float | None = None) -> float:
+    """Minimum detectable effect: the difference of means that a t-test (unpaired: Welch's) finds with POWER.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
@@ -292,12 +292,11 @@ def mde(sd: float, n: int, *, paired_correlation: float | None = None, power: fl
         sd: standard deviation of one group between units.
         n: units (seeds, prompts) in each group, or pairs.
         paired_correlation: between the two measurements of a pair; None for independent groups.
-        power: probability of finding the effect at the level ALPHA, both tails together.
     """
     if n == 1:
         return math.inf
     error = sd * math.sqrt(2 * (1 - (paired_correlation or 0.0)) / n)
-    return error * _detectable(n, paired_correlation is not None, power)
+    return error * _detectable(n, paired_correlation is not None)
 
 
 def sign_flip_mde(sd: float, n: int) -> float:
@@ -337,11 +336,11 @@ def _welch_critical(n: int) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=256)
-def _detectable(n: int, paired: bool, power: float) -> float:
-    """The effect, in standard errors, that is found with probability `power`."""
+def _detectable(n: int, paired: bool) -> float:
+    """The effect, in standard errors, that is found with probability POWER at the level ALPHA, both tails together."""
 
     def surplus(ncp: float) -> float:
-        return _power(ncp, n, paired) - power
+        return _power(ncp, n, paired) - POWER
 
     high = 1.0
     while surplus(high) < 0:

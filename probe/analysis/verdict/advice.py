@@ -142,7 +142,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "hacks and honest solutions of one prompt and much the same length are needed among the paid: {more}",
         "{samples}",
     ),
-    "apart": ("{halfway}", HALVES),
+    "halfway": ("{halfway}", HALVES),  # also where hacks are missing
     "apart, of a log": (
         "{halfway}. Where these are such rollouts, hacks of this policy differ in {scores} by nature, and trainings "
         "alone tell: vanilla, the gate and shuffled pairs that remove as much",
@@ -167,7 +167,6 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         PAIRS,
     ),
     # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
-    "hacks": ("{halfway}", HALVES),
     "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
     "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
     "benign": ("rewards that differ among the rollouts of a prompt that do not hack: {more}", "{samples}"),

@@ -310,8 +310,8 @@ def _more_directions(evidence: Evidence) -> Reason:
     settings = flat(evidence.records.settings)
     if settings.get("intervention.v_hack") is not None:
         return "more directions, of a file", {}
-    now, most = settings.get(K, configure("replay").intervention.extraction.k), evidence.most_directions
-    k = 2 * now if most is None else min(2 * now, most)
+    now = settings.get(K, configure("replay").intervention.extraction.k)
+    k = 2 * now if evidence.reproduced is None else min(2 * now, evidence.reproduced.pairs.most_directions)
     return "more directions" if k > now else "more directions, all taken", {"k": k}
 
 
@@ -335,8 +335,8 @@ def _confounded(evidence: Evidence) -> Reason:
     adapter = flat(evidence.records.settings).get("model.adapter")
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
         return "apart by nature", {"scores": names}
-    reason, facts = _halfway("apart", evidence, scores=names)
-    return reason if facts["halves"] else f"{reason}, of a log", facts
+    reason, facts = _halfway("halfway", evidence, scores=names)
+    return reason if facts["halves"] else "apart, of a log", facts
 
 
 def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
@@ -345,30 +345,24 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
     if cause is not None:
         return _readable(cause[0], evidence)
     if hacks_missing(evidence):
-        return _halfway("hacks", evidence)
+        return _halfway("halfway", evidence)
     finding = next((finding for finding in findings if finding.says is not Word.YES), None)
     if finding is None:
         return "own hacks", {}
     pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
     if finding.name == "about" and evidence.unlabelled:
         return "labels", pool
-    for name in RESTS_ON.get(finding.name, ()):
-        share = evidence.share(name)
-        if share is not None and share.share is None and share.num_prompts:
-            few = share.reason == TOO_FEW_PROMPTS
-            return _few_prompts(evidence, share.num_prompts) if few else _reach(share)
-        if share is not None and share.share is None and name == "contrast":
+    for share in filter(None, map(evidence.share, RESTS_ON.get(finding.name, ()))):
+        if share.share is not None:
+            if share.name in DECIDED_BY and decided(share.name, share.share) in (Word.UNCLEAR, Word.LIKELY):
+                return _undecided(share, evidence)
+        elif share.num_prompts:
+            return _undefined(share, evidence)
+        elif share.name == "contrast":
             return "unpaid", {}
-        if share is not None and share.share is None:
+        else:
             silent = any(sample.hacked is None and sample.no_label is None for sample in evidence.samples)
             return ("labels", pool) if silent else _more_rollouts("benign", evidence, evidence.pools)
-        if (
-            share is not None
-            and share.share is not None
-            and name in DECIDED_BY
-            and decided(name, share.share) in (Word.UNCLEAR, Word.LIKELY)
-        ):
-            return _undecided(share, evidence)
     missing, _ = price_of(evidence)
     if finding.says is not Word.UNMEASURED or not missing:
         return _forecast_open(evidence)
@@ -380,10 +374,15 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
     return _more_groups(missing, evidence, 4 * len({step.problem_id for step in evidence.steps}))
 
 
-def _few_prompts(evidence: Evidence, counted: int) -> Reason:
-    """As many prompts that LEAST_PROMPTS of them count: not all have what a share needs."""
-    most = len({step.problem_id for step in evidence.steps})
-    return _more_groups("few prompts", evidence, math.ceil(LEAST_PROMPTS * most / counted))
+def _undefined(share: Share, evidence: Evidence) -> Reason:
+    """Prompts, or pairs that would show the ceiling of a share."""
+    if share.reason == TOO_FEW_PROMPTS:
+        # As many that LEAST_PROMPTS of them count: not all have what a share needs.
+        most = len({step.problem_id for step in evidence.steps})
+        return _more_groups("few prompts", evidence, math.ceil(LEAST_PROMPTS * most / share.num_prompts))
+    pairs = pairs_to_reach(share)
+    facts = {"share": share.name, "held_out": share.num_held_out, "pairs": pairs}
+    return "no reach" if pairs is None else "pairs to reach", facts
 
 
 def _readable(cause: str, evidence: Evidence) -> Reason:
@@ -397,21 +396,11 @@ def _readable(cause: str, evidence: Evidence) -> Reason:
                 if key in usual and value != usual[key]:
                     changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
             return "loss", {"plain_objective": "".join(changes)}
-        case "prompts":
+        case "prompts" | "reach":
             share = evidence.share("pull")
-            return _few_prompts(evidence, share.num_prompts if share is not None else 1)
-        case "reach":
-            share = evidence.share("pull")
-            assert share is not None  # its ceiling is what was not reached
-            return _reach(share)
+            assert share is not None  # it is what says so
+            return _undefined(share, evidence)
     return cause, {}
-
-
-def _reach(share: Share) -> Reason:
-    """Pairs that would show the ceiling of a share."""
-    pairs = pairs_to_reach(share)
-    facts = {"share": share.name, "held_out": share.num_held_out, "pairs": pairs}
-    return "no reach" if pairs is None else "pairs to reach", facts
 
 
 def _undecided(share: Share, evidence: Evidence) -> Reason:

@@ -102,11 +102,10 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     less = excess(trainings, vanilla, arm, "hack")
     if less is None:
         return _finding("effect", question, Word.UNMEASURED, None, level, FEW)
-    more = excess(trainings, arm, vanilla, "hack")
     says = Word.OPEN
     if is_there(less, level):
         says = Word.FALLS
-    elif more is not None and is_there(more, level):
+    elif is_there(replace(less, value=-less.value), level):
         says = Word.RISES
     elif is_absent(less, level):
         says = Word.NO_FALL

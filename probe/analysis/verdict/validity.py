@@ -159,7 +159,7 @@ def _twin(evidence: Evidence) -> str | None:
 
 def _additive(evidence: Evidence) -> Part:
     errors = [step.additivity_error for step in evidence.steps if step.additivity_error is not None]
-    tolerance = evidence.additivity_tolerance
+    tolerance = evidence.records.manifest.get("additivity", {}).get("tolerance")
     if not errors or tolerance is None:
         return NOT_SEEN, "not checked"
     text = f"relative error {max(errors):.2g}, at most {tolerance:g}"

@@ -66,8 +66,12 @@ class Verdict:
 
     @property
     def asked(self) -> Sequence[Finding]:
-        """The questions of a replay; none of one that is broken, or that trained: a sentence says why."""
-        return () if self.word in (Word.BROKEN, Word.TRAINED) else self.findings
+        """The questions that are shown.
+
+        None of a replay that is broken or that trained, nor of an arm that needs no pairs: a sentence says why.
+        """
+        is_asked = self.word not in (Word.BROKEN, Word.TRAINED) and self.about.get("needs_pairs", True)
+        return self.findings if is_asked else ()
 
     def finding(self, name: str) -> Finding:
         """The finding of a name."""
@@ -87,12 +91,12 @@ def finding_lines(finding: Finding) -> list[str]:
     return [*lines, *wrap(f"      {text}", indent="      ")]
 
 
-def verdict_lines(head: str, verdict: Verdict, *, asked: bool = True) -> list[str]:
-    """`HEAD: WORD` with every finding, or, where these were not asked, with the sentence."""
+def verdict_lines(head: str, verdict: Verdict, *, brief: bool = False) -> list[str]:
+    """`HEAD: WORD` with every question, or, where none is shown or in brief, with the sentence."""
     lines = wrap(f"{head}: {verdict.word}", indent="  ")
     if verdict.plain:
         lines += wrap(f"  {verdict.plain}", indent="  ")
-    if not asked:
+    if brief or not verdict.asked:
         return [*lines, *wrap(f"  {verdict.sentence}", indent="  ")]
     if any(finding.number is not None and finding.counts_from is not None for finding in verdict.findings):
         lines += wrap(f"  {LEGEND}", indent="  ")
@@ -136,7 +140,7 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
     else:
         for arm in arms:
             head = f"OUTCOME of {arm.about['name']}, {_seeds(arm)}"
-            lines += [*verdict_lines(head, arm, asked=arm.about["needs_pairs"]), *note_lines(arm, "    ")]
+            lines += [*verdict_lines(head, arm), *note_lines(arm, "    ")]
     return [*lines, *wrap(f"- {_small_print(arms)}", indent="  ")] if arms else []
 
 
