@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import Faults, InputError
+from replay_pools.errors import Faults, InputError, cut
 from replay_pools.logs.archive import read_archive
 from replay_pools.logs.frames import MIB, MOST_COLUMNS, numbered_lines, read_arrow, read_csv, read_parquet
 from replay_pools.storage.files import MAX_DOCUMENT, parse_python_json, unpacked
@@ -133,9 +133,8 @@ class Log:
 
 
 def described(value: Any) -> str:
-    """A value in an error, cut where it is long. In ASCII, since what is wrong may be a lone surrogate."""
-    text = ascii(value)
-    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+    """A value in an error. In ASCII, since what is wrong may be a lone surrogate."""
+    return cut(ascii(value), MOST_SHOWN)
 
 
 def read_source(source: Path, most_bad: int = 0) -> Log:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
-from replay_pools.logs.sources import Fields
+from replay_pools.logs.sources import Fields, described
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
@@ -205,7 +205,7 @@ class Tokens:
                 return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
         fix = "log the messages or the ids of the prompt, or use the model that sampled it"
-        self.faults.add(f"{row.where} prompt", "skipped", expected=expected, found=repr(skipped[:40]), fix=fix)
+        self.faults.add(f"{row.where} prompt", "skipped", expected=expected, found=described(skipped), fix=fix)
         return None
 
     def _encode(self, text: str) -> list[int]:
