@@ -205,8 +205,8 @@ def read_objects(
 
 
 def _kind(path: Path) -> str | None:
-    """The row of KINDS for a file, by its name."""
-    return next((kind for kind in KINDS if path.name.endswith(kind)), None)
+    """The row of KINDS for a file, by its name without `.gz`."""
+    return next((kind for kind in KINDS if path.name.removesuffix(".gz").endswith(kind)), None)
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -267,13 +267,10 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 
 
 # How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
-# The first ending that fits counts.
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _json_lines,
-    ".jsonl.gz": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
-    ".json.gz": _json,
     ".csv": read_csv,
     ".tsv": read_csv,
     ".parquet": read_parquet,
