@@ -101,16 +101,8 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
 def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     """The command that replays a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
-    command = [
-        "probe",
-        "replay",
-        "--replay-dirs",
-        pool_reference(pool.path, out),
-        "--per-pool",
-        str(per_pool),
-        "--arm",
-        ",".join(ARMS),
-    ]
+    reference = pool_reference(pool.path, out)
+    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]
     # Pairs of a policy's own answers are of its weights.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")
     if adapter is not None and not adapter.startswith(IN_TRAINING):
