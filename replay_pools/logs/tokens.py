@@ -242,7 +242,7 @@ class Tokens:
 
     def _retokenised(self, row: LogRow) -> tuple[str, Completion]:
         """The ids of the text, with an end of turn where the completion stopped and the text has none."""
-        text, end = row.completion or "", self._ends[0]
+        text = row.completion or ""
         place = self._places.get(_hash(text))
         encoded = self._encode(text) if place is None else self._encoded[place]
         ids, ended = encoded, bool(encoded) and encoded[-1] in self._ends
@@ -258,6 +258,7 @@ class Tokens:
             fix = "--map finish=COLUMN, or --completion-limit TOKENS"
             self.count((True, f"{mark}finish_reason is not logged: {rule} ({fix})"))
         if finish == "stop" and not ended:
+            end = self.chat.turn_end
             ids = [*ids, end]
             self.count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         decoded = back = self.vocabulary.decode(ids)

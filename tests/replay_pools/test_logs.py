@@ -636,7 +636,7 @@ def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
     write = {"s.arrow": table.write_ipc_stream, "f.arrow": table.write_ipc, "p.parquet": table.write_parquet}[name]
     write(path)
     whole = path.read_bytes()
-    for place in range(0, len(whole), 9):
+    for place in range(0, len(whole), 31):
         for damaged in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
             path.write_bytes(damaged)
             with suppress(InputError):
@@ -1304,6 +1304,12 @@ def test_the_end_of_the_turn_goes_behind_texts_that_stopped(tmp_path: Path, impo
     rows = [row(completion=text) for text in ("1 2 3 4 5 6", "1 2 3 4 5 7", "1 2")]
     second = imported(lines(tmp_path / "b.jsonl", rows), name="b")
     assert [rollout.finish_reason for rollout in second.steps[0]] == ["length", "length", "stop"]
+
+
+def test_a_model_without_an_end_of_turn_is_named(tmp_path: Path, imported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replay_pools.policy.load.ServedPolicy.eos_ids", ())
+    with pytest.raises(InputError, match="model organism: expected a token that ends a turn, found none"):
+        imported(lines(tmp_path / "log.jsonl", [row(), row()]))
 
 
 def test_an_empty_answer_is_the_end_of_its_turn(tmp_path: Path, imported, chat) -> None:
