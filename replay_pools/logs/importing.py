@@ -7,7 +7,7 @@ All faults up to the groups are found before a model is loaded.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,7 +233,7 @@ def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Ro
     return replace(rollout, completion=text)
 
 
-def _vocabulary(log: Log, rows: Iterable[Fields], model: str, template: Template) -> "Vocabulary | None":
+def _vocabulary(log: Log, rows: Sequence[Fields], model: str, template: Template) -> "Vocabulary | None":
     """The tokenizer of the model; None where it is not at hand and the log needs none."""
     from replay_pools.logs.tokens import say_all
     from replay_pools.vocabulary import load_vocabulary

@@ -8,7 +8,7 @@ of `_retokenised`.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
@@ -32,7 +32,7 @@ NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so
 PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
 
-def say_all(rows: Iterable[Fields]) -> bool:
+def say_all(rows: Sequence[Fields]) -> bool:
     """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
     needed = ("prompt_ids", "rendered", "completion_ids", "completion")
     return all(row.get(name) for row in rows for name in needed)
@@ -68,7 +68,7 @@ class Tokens:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None
+        self, vocabulary: Vocabulary | None, rows: Sequence[Fields], faults: Faults, limit: int | None = None
     ) -> None:
         self._vocabulary, self.faults = vocabulary, faults
         chat = vocabulary and vocabulary.chat
@@ -95,7 +95,7 @@ class Tokens:
         self._left_pads = left_pads(prompts, pads, pad, bos)
         self._cut_from = _cut_from(lengths, limit)
 
-    def _scanned(self, rows: Iterable[Fields]) -> tuple[set[str], Counter[int]]:
+    def _scanned(self, rows: Sequence[Fields]) -> tuple[set[str], Counter[int]]:
         """(which ids rows have; {tokens: different texts}, of texts without ids of which no end is logged)."""
         has, lengths = set[str](), Counter[int]()
         for row in rows:
