@@ -44,8 +44,7 @@ class Rows(Sequence[StoredRow]):
     """The objects of a log, kept on disk, and what is asked of all of them."""
 
     def __init__(self, rows: Iterable[StoredRow] = ()) -> None:
-        self._spool: Spool[tuple[int, str, Fields]] = Spool()
-        self._paths: list[Path] = []
+        self._spool: Spool[tuple[str, str, Fields]] = Spool()
         self.filled: Fields = {}  # {column: its first value}, of columns that have any
         self.kinds: dict[str, set[type]] = {}  # {column: the types of its values but null}, of every column
         for row in rows:
@@ -55,9 +54,7 @@ class Rows(Sequence[StoredRow]):
         """Add an object at the end; InputError where the log has too many columns."""
         if len(row.fields) > MOST_COLUMNS or len(self.kinds) > MOST_COLUMNS:
             raise InputError(row.where, expected=f"at most {MOST_COLUMNS:,} columns", found="more")
-        if not self._paths or self._paths[-1] is not row.path:
-            self._paths.append(row.path)
-        self._spool.append((len(self._paths) - 1, row.where, row.fields))
+        self._spool.append((str(row.path), row.where, row.fields))
         for name, value in row.fields.items():
             kinds = self.kinds.setdefault(name, set())
             if value is not None:
@@ -69,8 +66,8 @@ class Rows(Sequence[StoredRow]):
 
     def __getitem__(self, place: Any) -> Any:
         """The object of a place from 0 on."""
-        number, where, fields = self._spool[place]
-        return StoredRow(self._paths[number], where, fields)
+        path, where, fields = self._spool[place]
+        return StoredRow(Path(path), where, fields)
 
 
 @dataclass(slots=True, kw_only=True)
