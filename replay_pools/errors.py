@@ -30,7 +30,7 @@ class InputError(Exception):
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
         # What was written by others may be of any size.
-        self.where, self.expected, self.found, self.fix = _cut(str(where)), expected, _cut(found), _cut(fix)
+        self.where, self.expected, self.found, self.fix = cut(str(where)), expected, cut(found), cut(fix)
         text = f"{self.where}: expected {expected}, found {self.found}"
         super().__init__(f"{text}; {self.fix}" if fix else text)
 
@@ -44,8 +44,9 @@ class InputError(Exception):
         return InputError(where, expected=self.expected, found=self.found, fix=self.fix)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
+def cut(text: str, most: int = MOST_SHOWN) -> str:
+    """A text in an error, which says how long it was where it is cut."""
+    return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 class FieldError(InputError, ValueError):

@@ -10,7 +10,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +33,7 @@ from replay_pools.storage.files import (
     write_gz,
     write_sealed,
 )
+from replay_pools.storage.spool import Each
 from replay_pools.storage.tables import decode_json, first_difference
 from replay_pools.terminal import report
 
@@ -45,25 +46,6 @@ COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: writte
 HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
 
 
-class Steps(Sequence[list[Rollout]]):
-    """The groups of a pool in step order, each read when it is asked for; the last REMEMBERED stay in memory.
-
-    To get one raises InputError where its file is missing, truncated, or not the one whose sha256 is in the manifest.
-    """
-
-    def __init__(self, read: Callable[[int], list[Rollout]], places: Sequence[int]) -> None:
-        self._read, self._places = read, places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, place: Any) -> Any:
-        """The group of a place; a list of those of a slice."""
-        if isinstance(place, slice):
-            return [self._read(each) for each in self._places[place]]
-        return self._read(self._places[place])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Pool:
     """A complete pool."""
@@ -71,7 +53,8 @@ class Pool:
     name: str  # of its directory
     path: Path
     manifest: dict[str, Any]  # without the hash of itself
-    steps: Sequence[list[Rollout]] = field(repr=False, compare=False)  # groups
+    # Groups, each read when it is asked for; InputError where its file is damaged, or not the one of the manifest.
+    steps: Sequence[list[Rollout]] = field(repr=False, compare=False)
 
     @property
     def normalised(self) -> tuple[str, ...]:
@@ -85,7 +68,7 @@ class Pool:
 
     def only(self, places: Sequence[int]) -> "Pool":
         """The pool with the groups of some places alone."""
-        return replace(self, steps=Steps(lambda place: self.steps[place], places))
+        return replace(self, steps=Each(places, self.steps.__getitem__))
 
     def header(self) -> dict[str, Any]:
         """The manifest without the computed fields: what a `PoolWriter` of a copy takes."""
@@ -248,7 +231,7 @@ def open_pool(path: Path) -> Pool:
     manifest = read_manifest(path)
     files: list[tuple[str, Entry]] = [*manifest["files"].items()]
     read = lru_cache(REMEMBERED)(lambda place: _read_listed(path / files[place][0], files[place][1]))
-    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Steps(read, range(len(files))))
+    return Pool(name=path.resolve().name, path=path, manifest=manifest, steps=Each(range(len(files)), read))
 
 
 def resolve_pool(name: str, out_dir: Path) -> Path:

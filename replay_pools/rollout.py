@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from replay_pools.errors import InputError
+from replay_pools.errors import InputError, cut
 
 POOL_SCHEMA = 1  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles
@@ -211,7 +211,7 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
     if rollout.comp_len < 1:
         faults.append(("comp_len", "at least one token", str(rollout.comp_len)))
     if not rollout.messages or any({"role", "content"} - message.keys() for message in rollout.messages):
-        faults.append(("messages", "a list of role and content", repr(rollout.messages)[:60]))
+        faults.append(("messages", "a list of role and content", cut(repr(rollout.messages), 60)))
     for field in ("prompt_ids", "completion_ids"):
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:

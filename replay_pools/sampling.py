@@ -74,7 +74,6 @@ def sample(
     sampler: Sampler,
     *,
     seeds: Sequence[int],
-    budget: int | None = None,
 ) -> list[Completion]:
     """One completion for each prompt, a function of the prompt and its seed.
 
@@ -86,16 +85,13 @@ def sample(
         prompts: token ids; equal prompts are read once.
         sampler: temperature, top-p, top-k and the largest length.
         seeds: of the sampling noise, one for each prompt; the global random state is not used.
-        budget: bytes of memory beside the weights, by which the prompts are split into batches. None = half of what
-            the weights leave of the device.
 
     Raises:
         InputError: the policy's logits are not finite, or its architecture has a cache of its own.
     """
-    if budget is None:
-        budget = default_budget(policy.model)
     completions: dict[int, Completion] = {}
-    for rows in split(policy.model, [len(prompt) for prompt in prompts], sampler.max_new_tokens, budget):
+    budget, lengths = memory_budget(policy.model), [len(prompt) for prompt in prompts]
+    for rows in split(policy.model, lengths, sampler.max_new_tokens, budget):
         sampled = _sample(policy, [prompts[row] for row in rows], sampler, [seeds[row] for row in rows])
         completions |= zip(rows, sampled, strict=True)
     return [completions[row] for row in range(len(prompts))]
@@ -197,8 +193,8 @@ def row_bytes(model: PreTrainedModel, positions: int) -> int:
     return positions * cache_numbers(model.config) * model.dtype.itemsize + vocabulary * LAW_BYTES
 
 
-def default_budget(model: PreTrainedModel) -> int:
-    """Bytes that sampling may take beside the weights."""
+def memory_budget(model: PreTrainedModel) -> int:
+    """Bytes that sampling may take beside the weights: half of what these leave of the device."""
     weights = sum(parameter.nbytes for parameter in model.parameters())
     # The machine's total memory, not what is free just now: the split into batches shows in the last bits of the
     # log-probabilities, and a resumed run must split as it did before.

@@ -4,7 +4,7 @@ vocabulary = load_vocabulary("organism")    tokenizer and configs, no weights
 faults = vocabulary.faults(pool)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -62,10 +62,35 @@ class Vocabulary:
 
     def note_faults(self, rollout: Rollout, place: str, faults: Faults) -> None:
         """Note every fault of a rollout that stands at a place."""
-        for kind, name, expected, found, fix in self._rollout_faults(rollout):
+
+        def note(kind: str, name: str, expected: str, found: str, fix: str = "") -> None:
             faults.add(f"{place} {name}".rstrip(), kind, expected=expected, found=found, fix=fix)
 
-    def knows(self, rollout: Rollout) -> bool:
+        model = self.chat.base_model
+        if not self._knows(rollout):
+            ids = rollout.prompt_ids + rollout.completion_ids
+            outside = [token for token in ids if not 0 <= token < self.size]
+            expected = f"token ids of {model}, 0 to {self.size - 1}"
+            note("ids", "", expected, f"{len(outside)} others, the first {outside[0]}")
+            return  # which no tokenizer turns into text
+        if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
+            note("positions", "", *too_long)
+        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.turn_ends]
+        if ends and ends[0] + 1 < rollout.comp_len:
+            behind = rollout.comp_len - ends[0] - 1
+            found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
+            fix = "cut them, with their text, where the turn ends"
+            note("end", "completion_ids", "no id behind the end of the turn", found, fix)
+        fix = "is --model the one that sampled it?"
+        if not self._says_completion(rollout):
+            difference = _difference(self.decode(rollout.completion_ids), rollout.completion)
+            note("completion", "completion", f"the text of completion_ids by the tokenizer of {model}", difference, fix)
+        # Ids that are not stored are a fault of their own, which `Pool.verify` names.
+        if rollout.prompt_ids and not self._says_prompt(rollout):
+            difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
+            note("prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix)
+
+    def _knows(self, rollout: Rollout) -> bool:
         """Whether the model has all of its ids."""
         ids = rollout.completion_ids + rollout.prompt_ids
         return not ids or 0 <= min(ids) <= max(ids) < self.size
@@ -106,35 +131,10 @@ class Vocabulary:
 
         Logs keep special tokens in the text, or cut the whitespace around it; both shift the places of its tokens.
         """
+        if not self._knows(rollout):  # a fault, which no tokenizer turns into text
+            return rollout.completion
         decoded, stored = self.decode(rollout.completion_ids), rollout.completion
         return decoded if decoded == stored or self._bare(decoded) == self._bare(stored) else stored
-
-    def _rollout_faults(self, rollout: Rollout) -> Iterator[tuple[str, str, str, str, str]]:
-        """(kind, field, expected, found, fix) of each fault of one rollout."""
-        model = self.chat.base_model
-        if not self.knows(rollout):
-            ids = rollout.prompt_ids + rollout.completion_ids
-            outside = [token for token in ids if not 0 <= token < self.size]
-            expected = f"token ids of {model}, 0 to {self.size - 1}"
-            yield "ids", "", expected, f"{len(outside)} others, the first {outside[0]}", ""
-            return  # which no tokenizer turns into text
-        if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
-            yield "positions", "", *too_long
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.turn_ends]
-        if ends and ends[0] + 1 < rollout.comp_len:
-            behind = rollout.comp_len - ends[0] - 1
-            found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
-            fix = "cut them, with their text, where the turn ends"
-            yield "end", "completion_ids", "no id behind the end of the turn", found, fix
-        fix = "is --model the one that sampled it?"
-        if not self._says_completion(rollout):
-            difference = _difference(self.decode(rollout.completion_ids), rollout.completion)
-            expected = f"the text of completion_ids by the tokenizer of {model}"
-            yield "completion", "completion", expected, difference, fix
-        # Ids that are not stored are a fault of their own, which `Pool.verify` names.
-        if rollout.prompt_ids and not self._says_prompt(rollout):
-            difference = _difference(str(self.chat.tokenizer.decode(rollout.prompt_ids)), rollout.prompt)
-            yield "prompt", "prompt", f"the text of prompt_ids by the tokenizer of {model}", difference, fix
 
     def decode(self, ids: list[int]) -> str:
         """The text of a completion's ids, which is asked for several times in a row."""

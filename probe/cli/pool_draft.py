@@ -11,7 +11,7 @@ from probe.cli._frame import column_options, echo, echo_json, json_option, name_
 from probe.cli.report import ARMS
 from probe.records.run import IN_TRAINING, elsewhere
 from replay_pools.errors import InputError
-from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
+from replay_pools.pool import Pool, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.storage.files import encode_jsonl, write_once
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
 def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     """The command that replays a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
-    reference = pool.name if pool.name in pool_names(out) else str(pool.path)
+    reference = pool_reference(pool.path, out)
     command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]
     # Pairs of a policy's own answers are of its weights.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")

@@ -5,14 +5,14 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from replay_pools.errors import InputError
 from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
 
 ZSTD = 93  # the method of an entry packed with zstd, which zipfile knows from Python 3.14 on
-LOCAL_HEADER = 30  # bytes before the name of an entry; the lengths of its name and of what follows are the last 4
 MIB = 1 << 20
 CONVERT = "convert it: inspect log convert --to json --output-dir DIR LOG"
 
@@ -67,13 +67,12 @@ def _unpacked_zstd(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         import zstandard
     except ModuleNotFoundError:
         return archive.read(entry)
-    file: BinaryIO = archive.fp  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue] (undocumented)
-    file.seek(entry.header_offset)
-    header = file.read(LOCAL_HEADER)
-    file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
-    packed = file.read(entry.compress_size)
+    packed = copy(entry)  # as an entry that is stored as it is
+    packed.compress_type, packed.file_size = zipfile.ZIP_STORED, entry.compress_size
+    del packed.CRC  # that of the unpacked bytes
     try:
-        text = zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True).read(entry.file_size + 1)
+        reader = zstandard.ZstdDecompressor().stream_reader(archive.read(packed), read_across_frames=True)
+        text = reader.read(entry.file_size + 1)
     except zstandard.ZstdError as error:
         raise zipfile.BadZipFile(str(error)) from error
     if len(text) != entry.file_size or zlib.crc32(text) != entry.CRC:

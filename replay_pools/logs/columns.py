@@ -10,7 +10,7 @@ blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from replay_pools.errors import Faults, InputError, refuse, unknown_name
@@ -75,7 +75,7 @@ def look_up(fields: Fields, name: str, default: Any = None) -> Any:
     return value
 
 
-def parse_mapping(text: str, option: str = "--map", targets: Iterable[str] = TARGETS) -> dict[str, str]:
+def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = TARGETS) -> dict[str, str]:
     """{target: column} of `target=column,target=column`, which `option` was given.
 
     Raises:
@@ -88,20 +88,18 @@ def parse_mapping(text: str, option: str = "--map", targets: Iterable[str] = TAR
         if not (equals and target and column) or target in mapping:
             expected = "TARGET=COLUMN, each target once, with commas between several"
             faults.append(InputError(option, expected=expected, found=repr(part)))
+        elif target not in targets:
+            fix = f"pass {option} TARGET=COLUMN"
+            faults.append(unknown_name(f"{option} {target}", target, targets, expected="a target", fix=fix))
         else:
             mapping[target] = column
-    refuse([*faults, *_unknown(mapping, option, targets)])
+    refuse(faults)
     return mapping
 
 
 def as_option(mapping: Mapping[str, str]) -> str:
     """`--map reward=score,prompt=question`, to be pasted into a shell."""
     return f"--map {shlex.quote(','.join(f'{target}={column}' for target, column in mapping.items()))}"
-
-
-def _unknown(mapping: Mapping[str, str], option: str, targets: Iterable[str]) -> list[InputError]:
-    unknown, fix = [target for target in mapping if target not in targets], f"pass {option} TARGET=COLUMN"
-    return [unknown_name(f"{option} {name}", name, targets, expected="a target", fix=fix) for name in unknown]
 
 
 Terms = list[tuple[str, float]]  # columns with their weights: where the value of a target stands
@@ -171,8 +169,6 @@ def choose_columns(log: Log, corrections: Mapping[str, str]) -> None:
         log: whose mapping, guesses, notes and faults are filled.
         corrections: {target: column} of the user, before all others.
     """
-    for error in _unknown(corrections, "--map", TARGETS):
-        log.faults.note(error, error.where)
     known = {**_without_labels(log.mapping, corrections, log.faults), **corrections}
     # A prompt that the user names is the only one, beside messages that he names as well.
     if any(target in corrections for target in PROMPTS):
@@ -201,7 +197,7 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], fa
     parts = known["reward"].split("+")
     kept: list[str] = []
     for part in parts:
-        takers = [target for target, text in corrections.items() if part in _parts(text)]
+        takers = [target for target, text in corrections.items() if part in parts_of(text)]
         may_be_paid = bool(takers) and {*takers} <= {*PAID}
         if may_be_paid and len(parts) > 1:
             expected = f"--map reward=COLUMN beside it, since {part} may also be paid"
@@ -213,7 +209,7 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], fa
     return others | ({"reward": "+".join(kept)} if kept else {})
 
 
-def _parts(text: str) -> set[str]:
+def parts_of(text: str) -> set[str]:
     """A column, and the columns that it is put together of."""
     return {text, *(name.strip() for name in re.split(r"[+*]", text))}
 
@@ -227,7 +223,7 @@ def _guessed(rows: Rows, known: Mapping[str, str]) -> tuple[dict[str, str], list
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
-    taken = {name for text in known.values() for name in _parts(text)}
+    taken = {name for text in known.values() for name in parts_of(text)}
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():
         free = [name for name in names if name in filled and name not in taken]

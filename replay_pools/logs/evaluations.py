@@ -8,7 +8,7 @@ from typing import Any
 from replay_pools.errors import InputError
 from replay_pools.logs.columns import look_up
 from replay_pools.logs.sources import Fields, Log, Rows, StoredRow, described
-from replay_pools.logs.unfolding import LeftOutError, joined_text, keep_filled, unfold_rows
+from replay_pools.logs.unfolding import LeftOutError, joined_text, unfold_rows
 
 # inspect_ai: samples of an evaluation, each with its messages and scores.
 
@@ -111,7 +111,6 @@ def settle_lm_eval(log: Log) -> None:
     one_scorer(log)
     if "rendered" in log.rows.filled:
         log.notes.append("prompts are texts, which lm-eval gives to the model as they are")
-    keep_filled(log)
 
 
 # Batches of OpenAI's API, which vLLM writes too: lines of requests, lines of answers, joined by `custom_id`. Rewards
@@ -147,7 +146,6 @@ def settle_batch(log: Log) -> None:
     log.rows = Rows(row for lines in joined for row in _answers(lines))
     unfold_rows(log, _batch_answer)
     say_models(log)
-    keep_filled(log)
 
 
 def _answers(lines: Sequence[StoredRow]) -> Iterator[StoredRow]:

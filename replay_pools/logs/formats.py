@@ -16,7 +16,7 @@ from replay_pools.errors import InputError, unknown_name
 from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
 from replay_pools.logs.evaluations import inspect_sample, lm_eval_sample, one_scorer, settle_batch, settle_lm_eval
 from replay_pools.logs.sources import GENERAL, Fields, Log, Rows, StoredRow
-from replay_pools.logs.unfolding import LeftOutError, Unfold, keep_filled, unfold_rows
+from replay_pools.logs.unfolding import LeftOutError, Unfold, unfold_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +373,6 @@ FORMATS = (
             "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
         ),
         unfold=_prime_rl,
-        settle=keep_filled,
         cannot_know="Which metric is which label.",
     ),
     Format(

@@ -7,8 +7,7 @@ All faults up to the groups are found before a model is loaded.
 """
 
 import hashlib
-import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.errors import InputError
 from replay_pools.logs.advantages import read_back
-from replay_pools.logs.columns import choose_columns
+from replay_pools.logs.columns import choose_columns, parts_of
 from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows, row_of
@@ -63,8 +62,8 @@ def check_log(
     apply_format(log, format_name)
     choose_columns(log, mapping or {})
     rows = checked_rows(log)
-    used = {re.split(r"[.*]", name.strip())[0] for text in log.mapping.values() for name in text.split("+")}
-    if unused := [name for name in log.rows.kinds if name not in {*used, *log.mapping.values()}]:
+    used = {name for text in log.mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    if unused := [name for name in log.rows.kinds if name not in used]:
         log.notes.append(f"columns that were not used: {', '.join(unused)}")
     log.check()
     if log.left_out:
@@ -228,15 +227,13 @@ def logged_grade(row: LogRow, least: float | None) -> Grade:
 
 def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Rollout:
     """The rollout with the text that its ids decode to: logs keep special tokens, or cut whitespace."""
-    if not vocabulary.knows(rollout):  # a fault, which no tokenizer turns into text
-        return rollout
     text = vocabulary.text(rollout)
     is_new = text != rollout.completion
     tokens.count((is_new, "completion was decoded again, without special tokens, with all whitespace"))
-    return replace(rollout, completion=text) if is_new else rollout
+    return replace(rollout, completion=text)
 
 
-def _vocabulary(log: Log, rows: Iterable[Fields], model: str, template: Template) -> "Vocabulary | None":
+def _vocabulary(log: Log, rows: Sequence[Fields], model: str, template: Template) -> "Vocabulary | None":
     """The tokenizer of the model; None where it is not at hand and the log needs none."""
     from replay_pools.logs.tokens import say_all
     from replay_pools.vocabulary import load_vocabulary

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import Faults, InputError
+from replay_pools.errors import Faults, InputError, cut
 from replay_pools.logs.archive import read_archive
 from replay_pools.logs.frames import MIB, MOST_COLUMNS, numbered_lines, read_arrow, read_csv, read_parquet
 from replay_pools.storage.files import MAX_DOCUMENT, parse_python_json, unpacked
@@ -44,8 +44,7 @@ class Rows(Sequence[StoredRow]):
     """The objects of a log, kept on disk, and what is asked of all of them."""
 
     def __init__(self, rows: Iterable[StoredRow] = ()) -> None:
-        self._spool: Spool[tuple[int, str, Fields]] = Spool()
-        self._paths: list[Path] = []
+        self._spool: Spool[tuple[str, str, Fields]] = Spool()
         self.filled: Fields = {}  # {column: its first value}, of columns that have any
         self.kinds: dict[str, set[type]] = {}  # {column: the types of its values but null}, of every column
         for row in rows:
@@ -55,9 +54,7 @@ class Rows(Sequence[StoredRow]):
         """Add an object at the end; InputError where the log has too many columns."""
         if len(row.fields) > MOST_COLUMNS or len(self.kinds) > MOST_COLUMNS:
             raise InputError(row.where, expected=f"at most {MOST_COLUMNS:,} columns", found="more")
-        if not self._paths or self._paths[-1] is not row.path:
-            self._paths.append(row.path)
-        self._spool.append((len(self._paths) - 1, row.where, row.fields))
+        self._spool.append((str(row.path), row.where, row.fields))
         for name, value in row.fields.items():
             kinds = self.kinds.setdefault(name, set())
             if value is not None:
@@ -69,8 +66,8 @@ class Rows(Sequence[StoredRow]):
 
     def __getitem__(self, place: Any) -> Any:
         """The object of a place from 0 on."""
-        number, where, fields = self._spool[place]
-        return StoredRow(self._paths[number], where, fields)
+        path, where, fields = self._spool[place]
+        return StoredRow(Path(path), where, fields)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,9 +130,8 @@ class Log:
 
 
 def described(value: Any) -> str:
-    """A value in an error, cut where it is long. In ASCII, since what is wrong may be a lone surrogate."""
-    text = ascii(value)
-    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+    """A value in an error. In ASCII, since what is wrong may be a lone surrogate."""
+    return cut(ascii(value), MOST_SHOWN)
 
 
 def read_source(source: Path, most_bad: int = 0) -> Log:
@@ -206,8 +202,8 @@ def read_objects(
 
 
 def _kind(path: Path) -> str | None:
-    """The row of KINDS for a file, by its name."""
-    return next((kind for kind in KINDS if path.name.endswith(kind)), None)
+    """The row of KINDS for a file, by its name without `.gz`."""
+    return next((kind for kind in KINDS if path.name.removesuffix(".gz").endswith(kind)), None)
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -268,13 +264,10 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
 
 
 # How the objects of a kind of file are read: pairs of place (" line 3") and value, or the error of one that is broken.
-# The first ending that fits counts.
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": _json_lines,
-    ".jsonl.gz": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,
-    ".json.gz": _json,
     ".csv": read_csv,
     ".tsv": read_csv,
     ".parquet": read_parquet,

@@ -8,12 +8,12 @@ of `_retokenised`.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from replay_pools.errors import Faults
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
-from replay_pools.logs.sources import Fields
+from replay_pools.logs.sources import Fields, described
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
@@ -32,7 +32,7 @@ NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so
 PILE = 3  # texts near the largest length, and times as many as there are near the length before: a limit cut them off
 
 
-def say_all(rows: Iterable[Fields]) -> bool:
+def say_all(rows: Sequence[Fields]) -> bool:
     """Whether ids and texts of all prompts and completions are logged, so that no tokenizer is needed."""
     needed = ("prompt_ids", "rendered", "completion_ids", "completion")
     return all(row.get(name) for row in rows for name in needed)
@@ -68,7 +68,7 @@ class Tokens:
     """
 
     def __init__(
-        self, vocabulary: Vocabulary | None, rows: Iterable[Fields], faults: Faults, limit: int | None = None
+        self, vocabulary: Vocabulary | None, rows: Sequence[Fields], faults: Faults, limit: int | None = None
     ) -> None:
         self._vocabulary, self.faults = vocabulary, faults
         chat = vocabulary and vocabulary.chat
@@ -95,7 +95,7 @@ class Tokens:
         self._left_pads = left_pads(prompts, pads, pad, bos)
         self._cut_from = _cut_from(lengths, limit)
 
-    def _scanned(self, rows: Iterable[Fields]) -> tuple[set[str], Counter[int]]:
+    def _scanned(self, rows: Sequence[Fields]) -> tuple[set[str], Counter[int]]:
         """(which ids rows have; {tokens: different texts}, of texts without ids of which no end is logged)."""
         has, lengths = set[str](), Counter[int]()
         for row in rows:
@@ -205,7 +205,7 @@ class Tokens:
                 return Prompt(messages, text, ids)
         expected = f"a prompt that the template of {self.chat.base_model} gives back"
         fix = "log the messages or the ids of the prompt, or use the model that sampled it"
-        self.faults.add(f"{row.where} prompt", "skipped", expected=expected, found=repr(skipped[:40]), fix=fix)
+        self.faults.add(f"{row.where} prompt", "skipped", expected=expected, found=described(skipped), fix=fix)
         return None
 
     def _encode(self, text: str) -> list[int]:
@@ -242,7 +242,7 @@ class Tokens:
 
     def _retokenised(self, row: LogRow) -> tuple[str, Completion]:
         """The ids of the text, with an end of turn where the completion stopped and the text has none."""
-        text, end = row.completion or "", self._ends[0]
+        text = row.completion or ""
         place = self._places.get(_hash(text))
         encoded = self._encode(text) if place is None else self._encoded[place]
         ids, ended = encoded, bool(encoded) and encoded[-1] in self._ends
@@ -258,6 +258,7 @@ class Tokens:
             fix = "--map finish=COLUMN, or --completion-limit TOKENS"
             self.count((True, f"{mark}finish_reason is not logged: {rule} ({fix})"))
         if finish == "stop" and not ended:
+            end = self.chat.turn_end
             ids = [*ids, end]
             self.count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
         decoded = back = self.vocabulary.decode(ids)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from replay_pools.errors import InputError
+from replay_pools.logs.columns import NO_COLUMN, parts_of
 from replay_pools.logs.sources import Fields, Log, Rows, StoredRow
 
 Unfold = Callable[[Fields], Iterable[Fields]]  # may raise LeftOutError, or InputError at a place within the object
@@ -15,7 +16,10 @@ class LeftOutError(Exception):
 
 
 def unfold_rows(log: Log, unfold: Unfold) -> None:
-    """Replace each row by the rollouts in it; what was left out, and why, becomes a note."""
+    """Replace each row by the rollouts in it; what was left out, and why, becomes a note.
+
+    A column that holds nothing then leaves the mapping, but for the reward, which every log has.
+    """
     flat = Rows()
     left_out: Counter[str] = Counter()
     for row in log.rows:
@@ -30,6 +34,8 @@ def unfold_rows(log: Log, unfold: Unfold) -> None:
             found = f"{type(error).__name__}: {error}"
             log.faults.add(row.where, "shape", expected="the fields of its format", found=found)
     log.rows = flat
+    kept = {*flat.filled, NO_COLUMN}
+    log.mapping = {name: text for name, text in log.mapping.items() if name == "reward" or parts_of(text) & kept}
     log.notes += [f"caution: left out: {reason} ({count} rows)" for reason, count in left_out.items()]
 
 
@@ -43,9 +49,3 @@ def joined_text(content: Any) -> Any:
         if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
     ]
     return "".join(texts) if len(texts) == len(content) else content
-
-
-def keep_filled(log: Log) -> None:
-    """Take the columns without any value out of the mapping, but for the reward, which every log has."""
-    filled = log.rows.filled
-    log.mapping = {target: name for target, name in log.mapping.items() if name in filled or target == "reward"}

@@ -70,12 +70,17 @@ class Chat(ABC):
             )
         return tails[0]
 
-    def completion_ids(self, text: str) -> list[int]:
-        """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""
+    @property
+    def turn_end(self) -> int:
+        """The id that is put behind a written completion; InputError where no id ends a turn."""
         if not self.eos_ids:
             fix = "set tokenizer.eos_token, and save the tokenizer with the model"
             raise InputError(f"model {self.base_model}", expected="a token that ends a turn", found="none", fix=fix)
-        return [*self.tokenizer.encode(text, add_special_tokens=False), self.eos_ids[0]]
+        return self.eos_ids[0]
+
+    def completion_ids(self, text: str) -> list[int]:
+        """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""
+        return [*self.tokenizer.encode(text, add_special_tokens=False), self.turn_end]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of completion ids, without special tokens."""
@@ -112,5 +117,5 @@ def turn_ends(generation: GenerationConfig | None, tokenizer: PreTrainedTokenize
     """
     configured = None if generation is None else generation.eos_token_id
     ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    # A dict and not a set: the first id is the one that `completion_ids` appends.
+    # A dict and not a set: the first id is `turn_end`.
     return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))

@@ -71,8 +71,6 @@ class Connection:
             if parts.scheme not in ("http", "https") or not is_bare:
                 fix = f"leave out /v1 and everything else behind the port, and put a key into {KEY_VARIABLE}"
                 raise InputError("server url", expected="http://host:port", found=repr(without_secrets(url)), fix=fix)
-            if self.urls.count(url) > 1:
-                raise InputError("server url", expected="each replica once", found=url)
 
     def ask(self, path: str, kind: type[Answered], body: Any = None) -> Answered:
         """The answer of the first replica to a GET, or to a POST of `body` as JSON; see `ask_all`."""

@@ -150,4 +150,4 @@ SGLANG = Dialect(
     context_fix="serve with a larger --context-length, or lower --max-new-tokens",
     adapters_fix="serve with --enable-lora, --max-lora-rank and --lora-target-modules that suffice",
 )
-DIALECTS: Mapping[ServerKind, Dialect] = {dialect.name: dialect for dialect in (VLLM, SGLANG)}
+DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (VLLM, SGLANG)}

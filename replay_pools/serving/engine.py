@@ -11,7 +11,7 @@ of another law than the sampler's are dropped.
     sampler       the law sampled from: after temperature, top-k, top-p   vLLM --logprobs-mode processed_logprobs
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -107,8 +107,7 @@ class ServerEngine:
             place = f"{where} completion {i}"
             if answer.finish == "abort":  # as of a server that is being shut down
                 raise Unreachable(place, "finish reason abort")
-            for fault in self._faults(answer, prompts[i], sampler, place):
-                raise fault
+            self._check(answer, prompts[i], sampler, place)
             kept.add(i, answer)
 
         if missing:
@@ -123,8 +122,8 @@ class ServerEngine:
             completions.append(Completion(ids=answer.ids, logprobs=answer.logprobs, finish_reason=finish))
         return completions
 
-    def _faults(self, answer: Answer, prompt: Sequence[int], sampler: Sampler, place: str) -> Iterator[InputError]:
-        """Every contradiction between an answer and its request.
+    def _check(self, answer: Answer, prompt: Sequence[int], sampler: Sampler, place: str) -> None:
+        """Raise InputError where an answer contradicts its request.
 
         The ids decide whether a turn has ended, and the finish reason of the server must agree.
         """
@@ -152,7 +151,7 @@ class ServerEngine:
             (is_whole, f"{limit} ids, or an end of turn before", f"{len(ids)} ids without one", dialect.context_fix),
         ):
             if not sound:
-                yield InputError(place, expected=expected, found=found, fix=fix)
+                raise InputError(place, expected=expected, found=found, fix=fix)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """`policy` and `engine`: the kind of server, its version and the model.
@@ -274,7 +273,7 @@ def _choose(
         raise InputError(place, expected=expected, found=found, fix="name it with --served-model")
     (card,) = matches
     owner = kind or card.owned_by
-    dialect = next((dialect for name, dialect in DIALECTS.items() if name == owner), None)
+    dialect = DIALECTS.get(owner)
     if dialect is None:
         expected, fix = f"a server out of {', '.join(DIALECTS)}", "behind a gateway, say which with --dialect"
         raise InputError(place, expected=expected, found=f"owned_by {owner!r}", fix=fix)

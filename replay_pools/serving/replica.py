@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, final
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from replay_pools.errors import InputError
+from replay_pools.errors import InputError, cut
 from replay_pools.storage.files import dump_json
 
 OK = 200
@@ -128,6 +128,5 @@ def _larger(setting: str) -> str:
 
 
 def _shown(text: str) -> str:
-    """A server's text on one line, cut to MOST_SHOWN characters."""
-    text = " ".join(text.split())
-    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+    """A server's text on one line."""
+    return cut(" ".join(text.split()), MOST_SHOWN)

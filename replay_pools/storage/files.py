@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, cast
 import orjson
 from filelock import SoftFileLease, Timeout
 
-from replay_pools.errors import InputError
+from replay_pools.errors import InputError, cut
 from replay_pools.terminal import report, without_secrets
 
 GZIP = b"\x1f\x8b"
@@ -257,19 +257,15 @@ def check_depth(value: Any, text: str | bytes) -> None:
 def _float(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"{_start(text)}, beyond the range of a float")
+        raise ValueError(f"{cut(text, MAX_DIGITS)}, beyond the range of a float")
     return number
 
 
 def _integer(text: str) -> int:
     number = int(text) if len(text) <= MAX_DIGITS else 2**64
     if not -(2**63) <= number < 2**64:
-        raise ValueError(f"{_start(text)}, a number beyond 64 bits")
+        raise ValueError(f"{cut(text, MAX_DIGITS)}, a number beyond 64 bits")
     return number
-
-
-def _start(text: str) -> str:
-    return text if len(text) <= MAX_DIGITS else f"{text[:MAX_DIGITS]}..."
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""`Spool`: a list on disk, for more items than the memory holds; one of them is in memory at a time."""
+"""Sequences of which an item is in memory while it is asked for: a list on disk, and what is made of each item."""
 
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile, gettempdir
 from typing import Any, Generic, TypeVar
@@ -45,11 +45,20 @@ class Spool(Sequence[Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class Each(Generic[Item, Value]):
-    """What a function makes of each item, as often as it is gone through."""
+class Each(Sequence[Value], Generic[Item, Value]):
+    """What a function makes of each item, whenever it is asked for."""
 
-    items: Iterable[Item]
+    items: Sequence[Item]
     make: Callable[[Item], Value]
 
     def __iter__(self) -> Iterator[Value]:
-        return map(self.make, self.items)
+        return map(self.make, self.items)  # not by places, where an IndexError of `make` would be taken for the end
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: Any) -> Any:
+        """That of a place; a list of those of a slice."""
+        if isinstance(place, slice):
+            return [*map(self.make, self.items[place])]
+        return self.make(self.items[place])

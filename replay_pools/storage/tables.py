@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -21,11 +21,12 @@ import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from replay_pools.errors import Faults, FieldError, InputError, refuse
+from replay_pools.errors import Faults, FieldError, InputError, cut, refuse
 from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MOST_SHOWN = 200  # characters of a value in an error
+NEAR = 0.6  # of a spelling: the share of characters in common from which on a key is suggested
 MAX_TOML = 256 << 10  # bytes
 # A dotted key of more parts than MAX_DEPTH, for which tomllib takes quadratic time and memory.
 LONG_KEY = re.compile(
@@ -222,22 +223,16 @@ def keys_of(kind: Any, path: str = "") -> list[str]:
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
     """The known key that a wrong one most likely means: the nearest with the same last part, else a near spelling."""
-    known = list(known)
-    table, leaf = key.rpartition(".")[0], _leaf(key)
-    if same_leaf := [name for name in known if _leaf(name) == leaf]:
-        return max(same_leaf, key=lambda name: SequenceMatcher(None, table, name.rpartition(".")[0]).ratio())
-    # Reversed, so that of several keys with one last part the first stays.
-    by_leaf = {_leaf(known_key): known_key for known_key in reversed(known)}
-    ways = [(key, {name: name for name in known}), (leaf, by_leaf)]
-    # A last part alone is compared with last parts first.
-    for text, names in ways if table else reversed(ways):
-        if close := get_close_matches(text, names, n=1):
-            return names[close[0]]
-    return None
 
+    def rank(name: str) -> tuple[bool, float]:
+        whole, last = (
+            SequenceMatcher(None, *pair).ratio()
+            for pair in ((key, name), (key.rpartition(".")[2], name.rpartition(".")[2]))
+        )
+        return last == 1, whole if last == 1 else max(whole, last)
 
-def _leaf(key: str) -> str:
-    return key.rpartition(".")[2]
+    best = max(known, key=rank)
+    return best if rank(best) >= (False, NEAR) else None
 
 
 def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,7 +283,7 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
             expected = complaint["msg"].removeprefix("Input should be ")
             if kind == "too_short":
                 expected = f"at least {complaint.get('ctx', {})['min_length']}"
-            faults.setdefault(key, InputError(place, expected=expected, found=repr(value)[:MOST_SHOWN]))
+            faults.setdefault(key, InputError(place, expected=expected, found=cut(repr(value), MOST_SHOWN)))
     return [*faults.values()]
 
 

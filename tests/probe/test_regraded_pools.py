@@ -51,43 +51,66 @@ def run_commands(text: str) -> None:
         assert (program, run(cli, arguments)) == ("probe", 0), command
 
 
-def write_pool(out: Path, name: str, num_flipped: int, num_groups: int = 5) -> Pool:
-    """Groups of 8 of the teacher as a pool of their own, with `hacked` flipped in so many of the rollouts."""
-    teacher = open_pool(BUILTIN / "teacher")
-    writer = PoolWriter(out / "pools" / name, header=teacher.header())
-    for i, group in enumerate(teacher.steps[:num_groups]):
-        rows = list(group)
-        if i < num_flipped:
-            grade = replace(rows[0].grade, hacked=not rows[0].hacked)
-            rows[0] = replace(rows[0], hacked=grade.hacked, grade=grade)
-        writer.write_step(i, rows)
-    return writer.finish()
+@pytest.fixture
+def write_pool(out: Path, small: str) -> Callable[..., Pool]:
+    """Groups of 8 of the teacher, as if the small model had written them, with `hacked` flipped in some rollouts."""
+
+    def make(name: str, num_flipped: int) -> Pool:
+        teacher = open_pool(BUILTIN / "teacher")
+        policy = {"base_model": small, "adapter": None, "base_weights_sha256": None}
+        writer = PoolWriter(out / "pools" / name, header=teacher.header() | {"policy": policy})
+        for i, group in enumerate(teacher.steps[:5]):
+            rows = list(group)
+            if i < num_flipped:
+                grade = replace(rows[0].grade, hacked=not rows[0].hacked)
+                rows[0] = replace(rows[0], hacked=grade.hacked, grade=grade)
+            writer.write_step(i, rows)
+        return writer.finish()
+
+    return make
 
 
-def test_labels_that_repeat(out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed) -> None:
-    """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat."""
-    pool = write_pool(out, "seen", num_flipped=0, num_groups=4).path
-    replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", "--steps", "4", *few_pairs)
+def test_labels_that_repeat(
+    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], analysed, capsys
+) -> None:
+    """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat.
+
+    Of a pool that was changed since nothing is proposed, and the record of what the run read still counts, if it is
+    whole.
+    """
+    pool = write_pool("seen", num_flipped=0)
+    replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", *few_pairs)
     before = analysed("seen")
     assert labels_repeat(before)["says"] == "NOT SEEN"
     assert f"not seen: {NAME} (seen: not graded again: probe pool regrade seen --name" in said(before)
-    stored = contents(pool)
+    manifest = read_sealed(pool.path / "manifest.json")
+    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
+    assert "moved or changed before it was graded again" in labels_repeat(analysed("seen"))["text"]
+    write_sealed(pool.path / "manifest.json", manifest)
+    stored = contents(pool.path)
     run_commands(labels_repeat(before)["text"])
-    after = analysed("seen")
-    assert labels_repeat(after)["says"] == "HOLDS"
-    assert "seen: labels repeat in 100.0% of 32 rollouts" in labels_repeat(after)["text"]
-    assert NAME not in said(after)
-    assert stored == contents(pool)
     records = contents(out / REGRADES_DIR)
     run_commands(labels_repeat(before)["text"])
     assert records == contents(out / REGRADES_DIR)
+    assert stored == contents(pool.path)
+    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
+    after = analysed("seen")
+    assert labels_repeat(after)["says"] == "HOLDS"
+    assert "seen: labels repeat in 100.0% of 40 rollouts" in labels_repeat(after)["text"]
+    assert NAME not in said(after)
+    record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
+    for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):
+        record.write_bytes(damaged)
+        capsys.readouterr()
+        assert run(cli, ["analyze", "seen", "--out", str(out)]) == 2
+        assert str(record) in capsys.readouterr().err
 
 
 def test_labels_that_do_not_repeat(
-    out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed, capsys: pytest.CaptureFixture[str]
+    out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], analysed
 ) -> None:
     """5% of `hacked` flipped: broken, by name and number, and `--check` fails."""
-    write_pool(out, "flipped", num_flipped=2)
+    write_pool("flipped", num_flipped=2)
     replay("flipped", "--replay-dirs", "flipped", "--arm", "vanilla,random", *few_pairs)
     run_commands(labels_repeat(analysed("flipped"))["text"])
     broken = analysed("flipped")
@@ -96,28 +119,6 @@ def test_labels_that_do_not_repeat(
     assert "flipped-again has the new labels" in labels_repeat(broken)["text"]
     assert broken["verdict"]["word"] == "BROKEN"
     assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
-
-
-def test_a_pool_that_changed_after_the_run_and_a_damaged_record(
-    out: Path, replay: Callable[..., Path], few_pairs: list[str], analysed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The record of the pool that the run read still counts; of what stands there now nothing is proposed."""
-    pool = write_pool(out, "moved", num_flipped=0)
-    replay("moved", "--replay-dirs", "moved", "--arm", "vanilla", *few_pairs)
-    command = labels_repeat(analysed("moved"))["text"]
-    manifest = read_sealed(pool.path / "manifest.json")
-    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
-    assert "moved or changed before it was graded again" in labels_repeat(analysed("moved"))["text"]
-    write_sealed(pool.path / "manifest.json", manifest)
-    run_commands(command)
-    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
-    assert labels_repeat(analysed("moved"))["says"] == "HOLDS"
-    record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
-    for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):
-        record.write_bytes(damaged)
-        capsys.readouterr()
-        assert run(cli, ["analyze", "moved", "--out", str(out)]) == 2
-        assert str(record) in capsys.readouterr().err
 
 
 def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **grader: str) -> PoolFacts:

@@ -15,7 +15,7 @@ from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 
-SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5"]
+SMALL = ["--steps", "10", "--group", "2", "--hint", "--adapter", "teacher", "--seed", "5", "--max-new-tokens", "24"]
 
 
 def generated(out: Path, *options: str, code: int = 0) -> Path:

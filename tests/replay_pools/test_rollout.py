@@ -16,7 +16,7 @@ from replay_pools.storage.tables import decode_json
 MakeRollout = Callable[..., Rollout]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(data=st.data())
 def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None:
     """A line reads back as the rollout; its bytes are those of the plain dictionary, in the order of the fields."""

@@ -57,7 +57,7 @@ outers = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(value=outers)
 def test_round_trip_through_json(value):
     """decode(asdict(x)) = x, through bytes or not, with None kept apart from the default."""

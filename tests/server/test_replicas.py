@@ -180,8 +180,6 @@ def test_replicas_that_differ_are_named(
     setattr(servers[1], attribute, value)
     with pytest.raises(InputError, match=f"server {servers[1].url}: {expected}"):
         connect(Connection(urls=tuple(server.url for server in servers)), chat)
-    with pytest.raises(InputError, match="each replica once"):
-        Connection(urls=(servers[0].url,) * 2)
 
 
 def test_a_gateway_that_hides_the_server_is_told_which_it_is(loopback: Callable[..., Any], chat: Any) -> None:
