@@ -5,8 +5,8 @@
             rows = make_rows(batch, plan.layout, samples)
             ...                                             one forward (and backward) of `rows`
 
-Gradients (`extraction.gradients`) and scores run in this loop. Whatever is not of single samples has a prompt once for
-all samples that share it.
+Gradients (`extraction.gradients`) and scores run in this loop. A prompt passes once for all samples that share it, but
+where each sample's own gradient is asked for.
 Shapes: G samples, T tokens.
 """
 
