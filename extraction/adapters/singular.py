@@ -36,6 +36,7 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.interface import Coordinates, Tap, wrap
+from extraction.adapters.sharded import whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, Truncation, combine, condition, is_randomised
 from extraction.adapters.targets import weight_matrix
 from extraction.batch import wide_product
@@ -74,7 +75,8 @@ class DeltaSCoordinates(Coordinates):
         """The tap of a module with S' = `scale` (r,), which may be divided by where it is well-conditioned."""
         layer = self.layer(module)
         if may_divide:
-            return svd_tap(module, Factors(layer.U, scale, layer.Vh), getattr(layer.base_layer, "bias", None))
+            bias = getattr(layer.base_layer, "bias", None)
+            return svd_tap(module, Factors(layer.U, scale, layer.Vh), None if bias is None else whole(bias))
         # A frame may be missing here too, where delta_S has moved a singular value of W' near 0: it follows from W and
         # S, which are as well-conditioned as before.
         return direct_tap(module, *layer.frames())

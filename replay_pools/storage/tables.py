@@ -231,8 +231,8 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
         )
         return last == 1, whole if last == 1 else max(whole, last)
 
-    best = max(known, key=rank)
-    return best if rank(best) >= (False, NEAR) else None
+    best = max(known, key=rank, default=None)
+    return best if best is not None and rank(best) >= (False, NEAR) else None
 
 
 def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,6 +182,9 @@ def check_sharded_base(model: str, cache: str) -> None:
             found = []
             for sharded in (False, True):
                 policy = load_policy(model)
+                for block in policy.model.get_decoder().layers:
+                    for layer in (block.self_attn.q_proj, block.mlp.up_proj, block.mlp.down_proj):
+                        layer.bias = torch.nn.Parameter(torch.linspace(-0.1, 0.1, layer.out_features))
                 coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=4), Path(cache))
                 bases = Bases(coordinates=[coordinates], tokens_per_batch=11)
                 if sharded:
