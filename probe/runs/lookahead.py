@@ -1,7 +1,7 @@
 """The lookahead of a replay: every arm takes some optimizer steps on the stored rollouts, and what moved is measured.
 
-Step i is the training's own (`probe.step.step.step_only`) on group i of the replay, from the first again where there
-are fewer. Every arm starts at the weights of the replay, and its steps are undone. `lookahead.jsonl` holds a
+Step i makes the update of a training (`probe.step.step.step_only`) on group i of the replay, from the first again where
+there are fewer. Every arm starts at the weights of the replay, and its steps are undone. `lookahead.jsonl` holds a
 `LookaheadRecord` an arm, measure and prompt:
 
     hacks, honest              nats that the policy has gained on the paid hacks, and on the right honest solutions, of

@@ -398,7 +398,7 @@ def _foresight(evidence: Evidence) -> str:
     moved = evidence.lookahead
     if arm is not None and (lost := lost_by_all(moved, plain_arm(arm, evidence.arms) or arm)) is not None:
         steps = f"its steps without a gate make every text less likely, honest solutions by {lost:.0f} nats"
-        said.append(f"the lookahead says nothing: {steps}; --set lookahead.lr=X smaller")
+        said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
         return "; ".join(said)
     if stale is None or stale.overlap is None:
         said.append("staleness unmeasured (it takes a replay with --lookahead)")
