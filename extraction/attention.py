@@ -35,18 +35,20 @@ class SpanMasks:
         self.device = device
         self.cached: dict[tuple[int, int], Tensor | None] = {}
 
-    def __call__(self, before: int, own: int) -> Tensor | None:
-        """The mask (1, 1, own, before + own) bool of tokens behind a prompt; None where it is a causal triangle."""
-        if (before, own) not in self.cached:
-            tokens = torch.arange(before + own, device=self.device)
+    def __call__(self, before: int, length: int) -> Tensor | None:
+        """The mask (1, 1, length, before + length) bool of the tokens of a span, behind so many of its prompt; None
+        where it is a causal triangle.
+        """
+        if (before, length) not in self.cached:
+            tokens = torch.arange(before + length, device=self.device)
             zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
             # transformers' mask functions take (batch, head, query, key) indices. A sliding window, for instance, is
             # in that function: a causal triangle alone would change the model.
-            mask = self.mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, own, before + own)
-            causal = tokens[:, None] >= tokens
+            mask = self.mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, length, before + length)
             # Without a mask tensor the kernels take their fast causal path.
-            self.cached[before, own] = None if not before and torch.equal(mask[0, 0], causal) else mask
-        return self.cached[before, own]
+            is_triangle = not before and torch.equal(mask[0, 0], tokens[:, None] >= tokens)
+            self.cached[before, length] = None if is_triangle else mask
+        return self.cached[before, length]
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:

@@ -80,7 +80,9 @@ def make_plan(
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
     lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
     sizes = [lengths[part[0]] + sum(completions[sample] for sample in part[1:]) for part in parts]
-    passes = [[sample for part in own for sample in parts[part]] for own in plan_passes(sizes, budget, layout)]
+    passes = [
+        [sample for number in numbers for sample in parts[number]] for numbers in plan_passes(sizes, budget, layout)
+    ]
     spare = agree(len(passes)) - len(passes)
     all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
     return PassPlan(layout=layout, budget=budget, all_passes=all_passes)

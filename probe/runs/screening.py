@@ -35,7 +35,7 @@ from replay_pools.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done
-BASIS = get_arm(arm_of({})).basis
+BASIS = get_arm(arm_of({})).basis  # of a training without a remedy
 SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
 
 

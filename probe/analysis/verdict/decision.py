@@ -396,8 +396,10 @@ def _foresight(evidence: Evidence) -> str:
         )
     arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
     moved = evidence.lookahead
-    if arm is not None and (lost := lost_by_all(moved, plain_arm(arm, evidence.arms) or arm)) is not None:
-        steps = f"its steps without a gate make every text less likely, honest solutions by {lost:.0f} nats"
+    plain = None if arm is None else plain_arm(arm, evidence.arms)
+    if arm is not None and (lost := lost_by_all(moved, plain or arm)) is not None:
+        steps = f"its steps{' without a gate' if plain else ''} make every text less likely"
+        steps += f", honest solutions by {lost:.0f} nats"
         said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
         return "; ".join(said)
     if stale is None or stale.overlap is None:
