@@ -3,8 +3,9 @@
 A cosine with v_hack means something only beside the same cosine with controls:
 
 - Haar: uniformly random orthonormal directions, as many per module as v_hack has.
-- permuted: the same extraction after permuting the labels ACROSS the 2n pair gradients. (Swapping hack and clean within
-  a pair only changes signs of rows of D, which leaves its right singular subspace identical: that control is void.)
+- permuted: the same extraction after permuting the labels ACROSS the 2n pair gradients.
+- flipped: the same extraction after swapping hack and clean WITHIN random pairs. That changes signs of rows of D alone,
+  so the subspace stays and the orientation of each direction is left to chance.
 
 The third control, `placebo`, is the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
 To add a control: a function here that returns `Directions`, and a branch in `extraction.library.DirectionLibrary.get`.
@@ -62,6 +63,17 @@ def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor
         pooled = torch.cat([pairs.hack[module][used], pairs.clean[module][used]])
         differences[module] = pooled[order[:n]] - pooled[order[n:]]
     return differences
+
+
+def flipped_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:
+    """Return {module: (n, r)}: D of the extraction pairs with the sign of each row drawn at random.
+
+    The same signs in every module.
+    """
+    differences = pairs.differences()
+    n = int((~pairs.held_out).sum())
+    signs = 1.0 - 2.0 * torch.randint(2, (n, 1), generator=torch.Generator().manual_seed(seed))
+    return {module: signs.to(D) * D for module, D in differences.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.batch import Batch, make_batch
 from extraction.census import quoted_modes
-from extraction.controls import haar_directions, permuted_differences
+from extraction.controls import flipped_differences, haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
     PairGradients,
@@ -35,7 +35,7 @@ from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import load_pairs, pair_notes, selected_pairs
-from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser
+from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
 from replay_pools.errors import InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
@@ -44,6 +44,7 @@ from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
+CONTROL_DIFFERENCES = {"permuted": permuted_differences, "flipped": flipped_differences}
 FORMAT = 2  # of the cache; raise it when the meaning of cached pair gradients changes
 
 
@@ -53,12 +54,15 @@ def measure_pair_gradients(
     pairs: Sequence[Pair],
     normaliser: Normaliser | None = None,
     *,
+    sides: Sides = "mean",
     pairs_source: str = "builtin",
     tokens_per_batch: int | None = None,
 ) -> PairGradients:
-    """Weighted NLL gradients of both completions of every pair.
+    """Measure the NLL gradients of both completions of every pair.
 
-    A pair is a GRPO group of two: each gradient carries the normaliser w that the loss type gives it there.
+    `mean`: a pair is a GRPO group of two, and each gradient carries the normaliser w that the loss type gives it there.
+    `unit`: each gradient is divided by its norm over all modules, so that an unlikely completion, which has a large
+    gradient, counts as much as a likely one; a gradient of 0 stays 0.
 
     Args:
         normaliser: that of the loss which the gradients are compared with; default: grpo's.
@@ -77,12 +81,16 @@ def measure_pair_gradients(
         pair_weights.append(loss_weights(lengths, normaliser, global_tokens=int(lengths.sum())))
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
+    if sides == "unit":
+        squares = torch.stack([unweighted.cpu().double().square().sum(1) for unweighted in gradients.values()])
+        norms = squares.sum(0).sqrt()[:, None]
+        weights = torch.where(norms > 0, 1 / norms, 0.0)
     hack_gradients, clean_gradients = {}, {}
     for module, unweighted in gradients.items():
         weighted = unweighted.cpu() * weights.to(unweighted.dtype)
         hack_gradients[module] = weighted[:n].clone()
         clean_gradients[module] = weighted[n:].clone()
-    metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser)
+    metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser, sides)
     # The whole fingerprint, with the model's name, which the identity leaves out.
     metadata |= {"fingerprint": coordinates.fingerprint()}
     texts: dict[tuple[str, str], int] = {}
@@ -154,7 +162,12 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
 
 
 def _identity(
-    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
+    policy: Policy,
+    coordinates: Coordinates,
+    pairs: Sequence[Pair],
+    pairs_source: str,
+    normaliser: Normaliser,
+    sides: Sides,
 ) -> dict[str, Any]:
     """Everything that pair gradients depend on, which is the key of their cache: a new influence needs a row here."""
     return {
@@ -165,6 +178,7 @@ def _identity(
         "adapter_sha256": policy.adapter_sha,
         "pairs": pairs_source,
         "pairs_sha256": pairs_sha(pairs),
+        "sides": sides,
         "chat_template_sha256": policy.template_sha(),
         "tokenizer_sha256": policy.tokenizer_sha(),
         "loss_type": normaliser.loss_type,
@@ -187,7 +201,7 @@ def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[st
 
 
 class DirectionLibrary:
-    """Directions by kind: `v_hack`, and its controls `haar`, `permuted`, `placebo`.
+    """Directions by kind: `v_hack`, and its controls `haar`, `permuted`, `flipped`, `placebo`.
 
     To add a kind: a branch in `get`.
     """
@@ -230,9 +244,9 @@ class DirectionLibrary:
             return self.v_hack
         if kind == "haar":
             return haar_directions(self.v_hack, seed=self.seed)
-        if kind == "permuted":
-            pairs, control = self.pair_gradients, {"control": "permuted", "seed": self.seed}
-            return self._extract(permuted_differences(pairs, seed=self.seed), {**pairs.metadata, **control})
+        if kind in CONTROL_DIFFERENCES:
+            pairs, control = self.pair_gradients, {"control": kind, "seed": self.seed}
+            return self._extract(CONTROL_DIFFERENCES[kind](pairs, seed=self.seed), {**pairs.metadata, **control})
         assert kind == "placebo", kind
         pairs = self.measured(load_pairs("builtin:placebo"), "builtin:placebo")
         return self._extract(pairs.differences(), pairs.metadata)
@@ -248,7 +262,7 @@ class DirectionLibrary:
         # Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
         # quantile over all that were kept.
         for key, wanted in shared_settings(self.settings, self.normaliser).items():
-            if (stored := directions.metadata[key.rpartition(".")[2]]) != wanted:
+            if (stored := directions.metadata.get(key.rpartition(".")[2])) != wanted:
                 raise InputError(
                     f"directions {self.v_hack_file}",
                     expected=f"extracted with {key} = {wanted}, as this run is told",
@@ -278,13 +292,14 @@ class DirectionLibrary:
             self.coordinates,
             pairs,
             self.normaliser,
+            sides=self.settings.sides,
             pairs_source=pairs_source,
             tokens_per_batch=self.settings.tokens_per_batch,
         )
         # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
         if not self.coordinates.is_zero():
             return measure()
-        identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser)
+        identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser, self.settings.sides)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
@@ -320,6 +335,7 @@ def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dic
     """{key of a run's settings: value} of what a direction file and the controls beside it must have in common."""
     return {
         "intervention.extraction.method": settings.method,
+        "intervention.extraction.sides": settings.sides,
         "intervention.extraction.k": settings.k,
         "intervention.extraction.tau": settings.tau,
         "intervention.extraction.drop_bottom_frac": settings.drop_bottom_frac,

@@ -15,6 +15,7 @@ from replay_pools.storage.tables import STRICT, Maybe, setting
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
 Method = Literal["svd", "mean"]  # main directions of the differences of pairs, or their mean alone
+Sides = Literal["mean", "unit"]  # each side of a pair: its loss gradient, or that gradient at norm 1
 Half = Literal["first", "second"]
 # All samples of a pass in one row; the same with one copy of a prompt for all of its samples; a padded row per sample.
 Layout = Literal["packed", "shared", "padded"]
@@ -83,6 +84,9 @@ class ExtractionSettings:
     half: Maybe[Half] = setting(None, "extract from this half of the pairs alone")
     held_out: Maybe[str] = setting(None, "pairs whose held-out ones measure; none: those of `pairs`")
     method: Method = setting("svd", "main directions of the pair differences, or that of their mean, with `k` 1")
+    sides: Sides = setting(
+        "mean", "each side of a pair: the gradient of its loss, or (`unit`) that gradient at norm 1 over all modules"
+    )
     k: int = setting(4, "directions in a module", ge=1)
     tau: float = setting(0.0, "directions below this share of the module's largest are dropped", ge=0, le=1)
     drop_bottom_frac: float = setting(

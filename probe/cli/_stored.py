@@ -69,6 +69,7 @@ def list_directions(out: Path) -> list[Row]:
                 "basis": card.get("basis"),
                 "pairs": card.get("pairs"),
                 "method": extraction.get("method"),
+                "sides": extraction.get("sides"),
                 "k": extraction.get("k"),
                 "directions": card.get("num_directions"),
                 "modules": card.get("num_modules"),

@@ -185,7 +185,7 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
         ("modules without any", card["num_empty_modules"]),
-        ("method", settings["method"]),
+        ("method, sides of pairs", f"{settings['method']}, {settings['sides']}"),
         ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
         ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
         ("noise floor (singular value)", f"{card['noise_floor']:.3g}"),

@@ -30,7 +30,13 @@ NULL_NAMES = {  # beside the Haar band of every arm
     "N3": "N3: clean against clean pairs",
     "N4": "N4: rewards permuted (diagnostic)",
 }
-DIRECTIONS = {"v_hack": "v_hack", "haar": "Haar directions", "permuted": "permuted labels", "placebo": "placebo pairs"}
+DIRECTIONS = {
+    "v_hack": "v_hack",
+    "haar": "Haar directions",
+    "permuted": "permuted labels",
+    "flipped": "flipped pairs",
+    "placebo": "placebo pairs",
+}
 SHARES = {  # what the number of a question is
     "hackward": "pull: hack-ward, in held-out hacks",
     "about": "contrast: hacks minus clean answers",

@@ -43,7 +43,17 @@ from replay_pools.storage.files import file_sha256, locked, plain_name, write_se
 HUB_NAME = "direction"  # of the files in a repository
 NUM_DRAWS = 199  # p is at least 1 / 200
 # Metadata of the direction file that the card repeats as `settings`.
-SETTINGS = ("method", "k", "tau", "drop_bottom_frac", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
+SETTINGS = (
+    "method",
+    "sides",
+    "k",
+    "tau",
+    "drop_bottom_frac",
+    "loss_type",
+    "max_completion_length",
+    "dtype",
+    "adapter_at_zero",
+)
 
 
 @final

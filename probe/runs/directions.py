@@ -37,7 +37,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.storage.files import file_sha256, read_sealed
 
-CARD_SCHEMA = 2
+CARD_SCHEMA = 3
 
 
 class ArmDirections:

@@ -19,7 +19,7 @@ from replay_pools.errors import InputError
 
 # Of torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the keyword `min` in both.
 GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
-DirectionKind = Literal["v_hack", "haar", "permuted", "placebo"]
+DirectionKind = Literal["v_hack", "haar", "permuted", "flipped", "placebo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,8 @@ _ARMS = (
     Arm(name="permuted", basis="svd", directions="permuted", gate="one_sided", projects=True),
     Arm(name="random-dosed", basis="svd", directions="haar", gate="one_sided", projects=True, dosed=True),
     Arm(name="permuted-dosed", basis="svd", directions="permuted", gate="one_sided", projects=True, dosed=True),
+    # The subspace of v_hack without its orientation.
+    Arm(name="flipped-dosed", basis="svd", directions="flipped", gate="one_sided", projects=True, dosed=True),
     Arm(name="placebo", basis="svd", directions="placebo", gate="one_sided", projects=True),
     # What the gate's size does without its direction.
     Arm(name="scaled", basis="svd", directions="v_hack", gate="one_sided", projects=True, scales=True),

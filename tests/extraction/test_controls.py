@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from extraction.controls import compare_modules, haar_directions, permuted_differences, principal_angles
+from extraction.controls import (
+    compare_modules,
+    flipped_differences,
+    haar_directions,
+    permuted_differences,
+    principal_angles,
+)
 from extraction.directions import Directions, PairGradients
 
 
@@ -107,6 +113,18 @@ def test_permutation_is_seeded_and_crosses_pairs() -> None:
     plus, minus = draws[0].argmax(1), draws[0].argmin(1)
     assert (plus % 12 != minus % 12).sum() >= 8, "gradients stay with their pair: only labels within pairs moved"
     assert 2 <= (plus < 12).sum() <= 10, "hack gradients stay on their side"
+
+
+def test_flipped_pairs_keep_their_rows_but_for_the_sign() -> None:
+    """Row p is +D[p] or -D[p] with one sign for all modules; both signs occur, and a seed repeats them."""
+    pairs = labelled_pairs(12, 3)
+    D, flipped = pairs.differences(), flipped_differences(pairs, seed=0)
+    signs = (flipped["one_hot"] * D["one_hot"]).sum(1) / 2
+    assert signs.abs().eq(1).all()
+    assert 1 <= (signs < 0).sum() <= 8
+    for module in D:
+        assert torch.equal(flipped[module], signs[:, None] * D[module])
+        assert torch.equal(flipped_differences(pairs, seed=0)[module], flipped[module])
 
 
 def test_a_plane_turned_by_thirty_degrees() -> None:

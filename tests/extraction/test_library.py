@@ -40,6 +40,20 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     handle.remove()
 
 
+def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
+    """g / norm(g) over all modules, whatever the loss weighs a completion by; computed here from the mean sides."""
+    policy, coordinates, pairs = adapted
+    mean, unit = (measure_pair_gradients(policy, coordinates, pairs, sides=sides) for sides in ("mean", "unit"))
+    for side in ("hack", "clean"):
+        gradients = getattr(mean, side)
+        norms = torch.stack([g.double().square().sum(1) for g in gradients.values()]).sum(0).sqrt()
+        assert norms.max() / norms.min() > 1.5, "the two kinds would be alike"
+        for module, g in gradients.items():
+            expected = g.double() / norms[:, None]
+            torch.testing.assert_close(getattr(unit, side)[module].double(), expected, rtol=1e-5, atol=1e-9)
+    assert (mean.metadata["sides"], unit.metadata["sides"]) == ("mean", "unit")
+
+
 def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(tmp_path):
     """Attention is adapted and the same in both; gradients flow through the embeddings, which are not."""
     policy = load_policy("organism")

@@ -90,7 +90,7 @@ def test_pairs_without_signal_or_held_out_pairs(tmp_path: Path) -> None:
             metadata={"flavours": ["pass"] * 24, "modes": [["run_tests"]] * 24},
         )
         names = ("pairs", "pairs_sha256", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
-        names += ("chat_template_sha256", "tokenizer_sha256")
+        names += ("chat_template_sha256", "tokenizer_sha256", "sides")
         metadata = {**dict.fromkeys(names, "x"), "fingerprint": {"basis": "svd"}}
         directions = extract_directions(pairs.differences(), k=1, metadata=metadata)
         save_directions(tmp_path / f"{name}.safetensors", directions)
@@ -114,7 +114,7 @@ def test_a_card_of_another_file_is_refused(v_hack: Path, tmp_path: Path) -> None
     with pytest.raises(InputError, match="expected the file of its card, sha256"):
         read_card(path)
     write_sealed(card_path(path), {"schema": 7})
-    with pytest.raises(InputError, match=r"expected schema 2, found 7"):
+    with pytest.raises(InputError, match=r"expected schema 3, found 7"):
         read_card(path)
 
 
