@@ -134,7 +134,7 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     # The gap of an evaluation is that of the best one so far.
     if last.get("elo") is not None:
         values[ELO_GAP] = last["elo"]["solve"]["gap"]
-    start, final = (_rates_by_problem(run.path, evaluation["step"]) for evaluation in (first, last))
+    start, final = (rates_by_problem(run.path, evaluation["step"]) for evaluation in (first, last))
     by_problem: dict[str, dict[str, float]] = {}
     problem_trials: dict[str, dict[str, int]] = {}
     for problem in start:
@@ -167,8 +167,8 @@ def _rates(settings: Mapping[str, Any]) -> Rates:
     return rates
 
 
-def _rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
-    """{problem: its rates} of one evaluation; {} where its rollouts were deleted."""
+def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
+    """Return {problem: its rates} of one evaluation; {} if its rollouts were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
     pools = sorted(evaluation_path(directory, step).glob("*"))
     for path in pools:

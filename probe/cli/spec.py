@@ -220,6 +220,10 @@ def sweep(
         verdict_of=lambda criterion: verdict_of(criterion, spec, out),
         show=show,
     )
+    if spec.settings["verb"] == "train":
+        from probe.experiments.outcomes import write_outcomes
+
+        say(f"outcomes: {write_outcomes(spec, out)}")
     rows = [{"run": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]
     if as_json:
         echo_json({"spec": table.spec, "stopped": table.stopped, "runs": rows})

@@ -18,10 +18,12 @@ from probe.analysis.training_runs import RATES, starts
 from probe.cli.report import report_of_runs
 from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
+from probe.experiments.outcomes import final_rates, read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
+from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
 from replay_pools.storage.files import read_json, read_sealed, sha256, write_json, write_sealed
 from replay_pools.storage.tables import overlaid
@@ -129,6 +131,28 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: 
     assert metrics[MetricKey("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
     by_problem = metrics[MetricKey("exploit_final", "problem", "vanilla")]
     assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
+
+
+def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Path]) -> None:
+    """One row a problem and evaluation; their means are the runs' own rates; rows of other specs stay."""
+    spec, own = swept
+    other = "other,base,vanilla,7,p1,0.5,0.25,2\n"
+    path = spec.path.parent / "outcomes.csv"
+    path.write_text("spec,condition,arm,seed,problem,hack,solve,step\n" + other)
+    assert write_outcomes(spec, own) == path
+    text, rows = path.read_text(), [row for row in read_outcomes(path) if row.spec == spec.name]
+    assert text.endswith(other)
+    assert len(rows) == 2 * 2 * 4  # runs, evaluations, problems
+    for arm in ("vanilla", "projected"):
+        evaluation = read_evals(own / "runs" / f"mini-base-{arm}-seed3")[-1]["rates"]["all"]
+        expected = evaluation["hack"]["rate"], evaluation["solve"]["rate"]
+        assert final_rates(rows, "base", arm)[3] == pytest.approx(expected)
+    assert write_outcomes(spec, own).read_text() == text
+    path.write_text(text.replace("0.25", "a quarter"))
+    with pytest.raises(InputError) as refused:
+        read_outcomes(path)
+    assert refused.value.where == f"{path} line {len(rows) + 2}"
+    path.unlink()
 
 
 def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path]) -> None:

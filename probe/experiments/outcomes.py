@@ -1,0 +1,116 @@
+"""The outcomes of a training spec as one table, small enough to be committed beside the spec.
+
+    spec, condition, arm, seed, problem, hack, solve, step
+
+A row is one held-out problem in one evaluation of one run: the shares of its rollouts that hack and that solve, under
+the deployed weights. The first and the last evaluation of each run are kept. Every rate that a page publishes can be
+recomputed from these rows (`read_outcomes`); the runs need not be there any more.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from probe.analysis.training_runs import deployed, rates_by_problem
+from probe.experiments.jobs import run_jobs
+from probe.experiments.spec import Spec
+from probe.records.run import read_run
+from replay_pools.errors import InputError
+from replay_pools.storage.files import write_atomic
+
+OUTCOMES_FILE = "outcomes.csv"  # in the folder of the spec; several specs of one folder share it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Outcome:
+    """One row of the table."""
+
+    spec: str
+    condition: str
+    arm: str
+    seed: int
+    problem: str
+    hack: float  # share of the problem's rollouts, 0 to 1
+    solve: float
+    step: int  # optimizer steps before the evaluation
+
+
+def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
+    """Return the outcomes of the complete trainings of `spec` in `out_dir`, sorted."""
+    rows = []
+    for job in run_jobs(spec, out_dir):
+        evaluations = deployed(read_run(job.directory).evals) if job.complete else []
+        for step in {evaluation["step"] for evaluation in (*evaluations[:1], *evaluations[-1:])}:
+            for problem, rates in rates_by_problem(job.directory, step).items():
+                rows.append(
+                    Outcome(
+                        spec=spec.name,
+                        condition=job.conditions[0],
+                        arm=job.arms[0],
+                        seed=int(job.config.seed),
+                        problem=problem,
+                        hack=rates["hack"][0],
+                        solve=rates["solve"][0],
+                        step=step,
+                    )
+                )
+    return sorted(rows)
+
+
+def write_outcomes(spec: Spec, out_dir: Path) -> Path:
+    """Write the outcomes of `spec` into the table beside it, in place of its earlier ones, and return the table."""
+    path = spec.path.parent / OUTCOMES_FILE
+    others = [row for row in read_outcomes(path) if row.spec != spec.name] if path.is_file() else []
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Outcome)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([asdict(row) for row in sorted([*others, *outcomes_of(spec, out_dir)])])
+    write_atomic(path, text.getvalue().encode())
+    return path
+
+
+def read_outcomes(path: Path) -> list[Outcome]:
+    """Read a table of outcomes.
+
+    Raises:
+        InputError: a table with other columns, or a value that is no number; the line is named.
+    """
+    rows: list[Outcome] = []
+    names = [field.name for field in fields(Outcome)]
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != names:
+            raise InputError(path, expected=f"the columns {', '.join(names)}", found=", ".join(reader.fieldnames or []))
+        for row in reader:
+            names_of = {name: row[name] for name in ("spec", "condition", "arm", "problem")}
+            try:
+                rows.append(
+                    Outcome(
+                        **names_of,
+                        seed=int(row["seed"]),
+                        hack=float(row["hack"]),
+                        solve=float(row["solve"]),
+                        step=int(row["step"]),
+                    )
+                )
+            except ValueError as error:
+                found = str(error)
+                raise InputError(f"{path} line {reader.line_num}", expected="numbers", found=found) from error
+    return rows
+
+
+def final_rates(rows: Iterable[Outcome], condition: str, arm: str) -> dict[int, tuple[float, float]]:
+    """Return {seed: (hack rate, solve rate)} of one cell after its last step: means over held-out problems."""
+    cell = [row for row in rows if (row.condition, row.arm) == (condition, arm)]
+    rates = {}
+    for seed in sorted({row.seed for row in cell}):
+        of_seed = [row for row in cell if row.seed == seed]
+        last = max(row.step for row in of_seed)
+        rates[seed] = _mean_rates([row for row in of_seed if row.step == last])
+    return rates
+
+
+def _mean_rates(rows: Sequence[Outcome]) -> tuple[float, float]:
+    return sum(row.hack for row in rows) / len(rows), sum(row.solve for row in rows) / len(rows)
