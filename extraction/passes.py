@@ -78,8 +78,8 @@ def make_plan(
     """The passes of `batch` in a layout; other arguments and errors as `planned`."""
     budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
-    lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
-    sizes = [lengths[part[0]] + sum(completions[sample] for sample in part[1:]) for part in parts]
+    lengths, own_lengths = batch.lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
+    sizes = [lengths[part[0]] + sum(own_lengths[sample] for sample in part[1:]) for part in parts]
     passes = [
         [sample for number in numbers for sample in parts[number]] for numbers in plan_passes(sizes, budget, layout)
     ]
