@@ -132,9 +132,7 @@ def masked_batch(ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -
     ):
         if bool(is_wrong.any()):
             raise InputError(f"sample {int(is_wrong.byte().argmax())}", expected=expected, found=found)
-    return Batch(
-        ids=ids, attention_mask=attention_mask, completion_mask=completion_mask, lengths=attention_mask.sum(1)
-    )
+    return Batch(ids=ids, attention_mask=attention_mask, completion_mask=completion_mask, lengths=attention_mask.sum(1))
 
 
 NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a CPU

@@ -39,6 +39,7 @@ class Group:
     step: int
     prompt_ids: tuple[list[int], ...]  # (G,) ragged
     completion_ids: tuple[list[int], ...]  # (G,) ragged
+    completion_masks: tuple[list[bool] | None, ...]  # (G,) ragged, True where the policy sampled the id; None = all
     rewards: tuple[float, ...]  # (G,); nan without a label, or left out: its advantage is 0, and no baseline has it
     sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, when sampled; None = not recorded
     keys: tuple[RolloutKey, ...]  # (G,)
@@ -79,6 +80,7 @@ def make_group(
         step=step,
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
+        completion_masks=(None,) * len(rollouts),  # a stored rollout is one turn of the policy
         rewards=tuple(reward(key, rollout) for key, rollout in chosen),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,
@@ -88,7 +90,8 @@ def make_group(
 
 
 def _longer(group: Group) -> list[Hashable]:
-    lengths = [len(ids) for ids in group.completion_ids]
+    completions = zip(group.completion_ids, group.completion_masks, strict=True)
+    lengths = [len(ids) if mask is None else sum(mask) for ids, mask in completions]
     return [length > median(lengths) for length in lengths]
 
 
