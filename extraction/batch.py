@@ -1,7 +1,7 @@
-"""Batch: prompts and completions as rectangular tensors. Rows: the input of one forward pass over some of its samples.
+"""Batch: prompts and completions as rectangular tensors. Rows: the input of one forward pass over some of the samples.
 
     packed   [p p a p p b b q c c]                       1 row; `extraction.attention` keeps the samples apart
-    shared   [p p a b b q c c]                           a prompt once; every completion attends to its own
+    shared   [p p a b b q c c]                           a prompt once, for all neighbours that answer it
     padded   [p p a .], [p p b b], [q c c .]             a row per sample, padding on the right
 
 Masks are made from lengths, never by comparing ids with the pad id: many tokenizers pad with the end-of-sequence id,
@@ -58,7 +58,7 @@ class Batch:
         return self.completion_mask.byte().argmax(dim=1)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return type(self)(
             ids=self.ids.to(device),
             attention_mask=self.attention_mask.to(device),
@@ -67,7 +67,7 @@ class Batch:
         )
 
     def rows(self, start: int, stop: int) -> Self:
-        """Samples start..stop-1, trimmed to the longest of them."""
+        """Return samples start..stop-1, trimmed to the longest of them."""
         width = int(self.lengths[start:stop].max())
         return type(self)(
             ids=self.ids[start:stop, :width],
@@ -140,13 +140,13 @@ NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which flattened tokens are summed together: those of a sample, or of all S samples that share a prompt."""
+    """The S sets of flattened tokens that are summed: one for each sample, or for all samples that share a prompt."""
 
     spans: tuple[tuple[int, int], ...]  # start and stop of every segment
     membership: Tensor  # (S, R W) bool: token belongs to segment; False on padding
 
     def sums(self, a: Tensor, b: Tensor) -> Tensor:
-        """Sum of a * b over the tokens of every segment, in at least float32: (R W, r), (R W, r) -> (S, r)."""
+        """Sum a * b over the tokens of every segment, in at least float32: (R W, r), (R W, r) -> (S, r)."""
         dtype = torch.promote_types(a.dtype, torch.float32)
         total = torch.zeros(len(self.spans), a.shape[1], dtype=dtype, device=a.device)
         # A CPU widens a few tokens at a time, which stay in its cache; a GPU does better with few large products.
@@ -156,12 +156,12 @@ class Segments:
         return total
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """The tokens of every segment, (R W, d) -> S tensors (T_i, d)."""
+        """Split tokens by segment, (R W, d) -> S tensors (T_i, d)."""
         return [values[start:stop] for start, stop in self.spans]
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a * b in at least float32. Overwrites `a` where it is as wide."""
+    """Return a * b in at least float32. Overwrites `a` if its dtype is that wide already."""
     return a.to(torch.promote_types(a.dtype, torch.float32)).mul_(b)
 
 
@@ -189,7 +189,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     """Lay out `samples` (indices into the batch, all by default) in the order given.
 
     In one row, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
-    Shared, a sample leaves out the prompt that it has from the one before it, and both are of one segment. Padded,
+    Shared, a sample with the prompt of the sample before it leaves the prompt out, and both are one segment. Padded,
     every row is as wide as the longest of these samples.
     """
     if samples is None:
@@ -199,7 +199,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     ids, is_token = batch.ids[index, :width], batch.attention_mask[index, :width]
     completion, prompt_lengths = batch.completion_mask[index, :width], batch.prompt_lengths[index]
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": is_token}
-    heads = [*range(len(index))]  # of every sample, the one that its prompt stands in
+    heads = [*range(len(index))]  # for every sample, the sample that holds its prompt
     if layout == "shared":
         in_prompt = torch.arange(width, device=ids.device) < prompt_lengths[:, None]
         prompts = ids.masked_fill(~in_prompt, -1)
@@ -219,7 +219,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
             own = starts[place], stops[place]
             spans.append(Span(*own) if heads[place] == place else Span(*own, prompt))
         inputs = {"input_ids": ids[None], "position_ids": positions[None], "spans": tuple(spans)}
-        # Without a mask transformers would tell samples apart where positions start again, and not know of prompts.
+        # Without a mask transformers would separate samples where positions restart, and miss shared prompts.
         inputs["attention_mask"] = torch.ones_like(ids[None], dtype=torch.bool)
     segments = {head: (starts[head], stop) for head, stop in zip(heads, stops, strict=True)}  # the last stop counts
     tokens = torch.arange(ids.numel(), device=ids.device)
@@ -241,7 +241,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
 
 
 def sharing(batch: Batch, budget: int) -> list[list[int]]:
-    """The samples in parts of one prompt each, which have at most `budget` tokens if the prompt counts once."""
+    """Split the samples into parts with one prompt each, of at most `budget` tokens if the prompt counts once."""
     parts: list[list[int]] = []
     filling: dict[tuple[int, ...], tuple[list[int], int]] = {}  # {prompt: (its last part, the tokens of that)}
     prompt_lengths, own_lengths = batch.prompt_lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
@@ -274,5 +274,5 @@ def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[lis
 
 
 def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Tokens that the model processes in one pass: their sum in one row, rows times the longest when padded."""
+    """Count the tokens of one pass: their sum in one row, rows times the longest when padded."""
     return len(lengths) * max(lengths) if layout == "padded" else sum(lengths)

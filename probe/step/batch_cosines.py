@@ -23,7 +23,7 @@ from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 
-IGNORED = -100  # the label of a token that has no loss, as of transformers
+IGNORED = -100  # transformers' label of a token without a loss
 
 
 def cosines(
@@ -33,7 +33,7 @@ def cosines(
     *,
     cache_dir: str | Path | None = SVD_CACHE,
 ) -> Tensor:
-    """The cosine of every sample's gradient with the direction, (G,) on the CPU; NaN for a gradient that is 0.
+    """Compute the cosine of every sample's gradient with the direction, (G,) on the CPU; NaN for a gradient of 0.
 
     One forward and backward for all samples. The model stays as it is: weights, modes and `.grad`.
 
@@ -43,11 +43,12 @@ def cosines(
     torch.Size([2])
 
     Args:
-        model: what `probe.load` gives, or a causal model of transformers, with or without adapters of peft.
-        batch: `input_ids` and `labels` (G, T), one sample a row; -100, anywhere, is a token without a loss, and the
-            first token of a sample has none, since nothing predicts it; an `attention_mask` where there is padding, on
-            either side. With a policy also rows of `prompt` (a text or messages) and `completion`.
-        direction: of the weights below the adapters of `model`; or its file, or its name in out/directions.
+        model: the policy of `probe.load`, or a causal model of transformers, with or without adapters of peft.
+        batch: `input_ids` and `labels` (G, T), one sample a row. The label -100 marks a token without a loss, anywhere
+            in a row; the first token of a sample has no loss, since nothing predicts it. An `attention_mask` marks
+            padding, on either side; positions count from the first token that is not padding. With a policy, also rows
+            of `prompt` (a text or messages) and `completion`.
+        direction: made from the weights below the adapters of `model`; or its file, or its name in out/directions.
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 
     Raises:
@@ -92,9 +93,9 @@ def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
 
 
 def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """Prompts through the chat template of the policy, and written completions."""
+    """Render prompts by the chat template of the policy, and tokenize written completions."""
     if not isinstance(policy, Policy):
-        fix = "give tensors, or what probe.load gives, which has a tokenizer"
+        fix = "give tensors, or the policy of probe.load, which has a tokenizer"
         raise InputError("batch", expected="input_ids and labels", found=type(rows).__name__, fix=fix)
     prompts, completions = [], []
     for number, row in enumerate(rows):
