@@ -1,4 +1,4 @@
-"""Attention for packed rows: each of the samples in a row attends to its own tokens only, and to its prompt.
+"""Attention for packed rows: each sample in a row attends to its own tokens only, and to its prompt.
 
     with attending(backbone, "packed"):
         backbone(**make_rows(batch, "packed").inputs)
@@ -36,8 +36,8 @@ class SpanMasks:
         self.cached: dict[tuple[int, int], Tensor | None] = {}
 
     def __call__(self, before: int, length: int) -> Tensor | None:
-        """The mask (1, 1, length, before + length) bool of the tokens of a span, behind so many of its prompt; None
-        where it is a causal triangle.
+        """Return the mask (1, 1, length, before + length) bool of a span behind `before` tokens of its prompt; None for
+        a causal triangle.
         """
         if (before, length) not in self.cached:
             tokens = torch.arange(before + length, device=self.device)
@@ -52,7 +52,7 @@ class SpanMasks:
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """What transformers calls to make masks: one per span, never one of a whole row."""
+    """Make masks for transformers: one per span, never one for a whole row."""
     return SpanMasks(mask_function, device)
 
 
@@ -66,7 +66,7 @@ def packed_attention(
     spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for attention: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
+    """Attend for transformers: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
     outputs = []
     for start, stop, prompt in spans:
         before = slice(*prompt)
@@ -96,10 +96,10 @@ def attending(backbone: PreTrainedModel, layout: Layout) -> Iterator[None]:
 
 
 def packs(backbone: PreTrainedModel) -> bool:
-    """Whether packed rows give the same hidden states as separate samples: tried on random ids once per model.
+    """Return whether packed rows give the same hidden states as separate samples: tried on random ids once per model.
 
-    False for a model that does not attend by `sdpa`: packed rows do, and another implementation than the model's own
-    would change what is measured.
+    False for a model that does not attend by `sdpa`: packed rows use `sdpa`, and replacing the model's own
+    implementation would change what is measured.
     """
     if backbone not in _packs:
         _packs[backbone] = backbone.config._attn_implementation == "sdpa" and equal_when_packed(backbone)
@@ -110,7 +110,7 @@ def packs(backbone: PreTrainedModel) -> bool:
 def equal_when_packed(backbone: PreTrainedModel) -> bool:
     """Compare a row of random ids with its samples one at a time, up to half of the digits of the dtype.
 
-    Two of the samples share a prompt; compared are the states that predict a completion token.
+    Two of the samples share a prompt. Only states that predict a scored token are compared.
     """
     generator = torch.Generator().manual_seed(0)
     vocabulary_size = backbone.config.get_text_config().vocab_size

@@ -1,13 +1,16 @@
-"""Batch: prompts and completions as rectangular tensors. Rows: the input of one forward pass over some of its samples.
+"""Batch: prompts and completions as rectangular tensors. Rows: the input of one forward pass over some of the samples.
 
     packed   [p p a p p b b q c c]                       1 row; `extraction.attention` keeps the samples apart
-    shared   [p p a b b q c c]                           a prompt once; every completion attends to its own
+    shared   [p p a b b q c c]                           a prompt once, for all neighbours that answer it
     padded   [p p a .], [p p b b], [q c c .]             a row per sample, padding on the right
 
 Masks are made from lengths, never by comparing ids with the pad id: many tokenizers pad with the end-of-sequence id,
 and a comparison would mask the real end of a completion.
 
-Shapes: G samples, T tokens of the longest sample; R rows of W tokens, N completion tokens of a pass; r coordinates of a
+A completion is a mask of scored tokens, with holes where a tool or a user wrote. The token at t is predicted from t - 1
+of its sample, scored or not. The prompt is everything before the first scored token.
+
+Shapes: G samples, T tokens of the longest sample; R rows of W tokens, N scored tokens of a pass; r coordinates of a
 module. Tokens of rows are numbered 0..R W - 1, flattened: a sample, or all samples that share a prompt, is one
 contiguous span of them, a segment.
 """
@@ -28,17 +31,17 @@ from replay_pools.errors import InputError
 class Batch:
     """G samples: prompt, then completion, then padding.
 
-    Example: prompts [[5, 6], [7]] and completions [[8], [8, 9, 2]] with pad id 2 give
+    Example: prompts [[5, 6], [7]] and completions [[8], [8, 9, 3, 2]], whose 9 and 3 are a tool's answer, with pad id 2
 
-        ids              [[5, 6, 8, 2], [7, 8, 9, 2]]
-        attention_mask   [[1, 1, 1, 0], [1, 1, 1, 1]]
-        completion_mask  [[0, 0, 1, 0], [0, 1, 1, 1]]
-        lengths          [3, 4]
+        ids              [[5, 6, 8, 2, 2], [7, 8, 9, 3, 2]]
+        attention_mask   [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+        completion_mask  [[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]     the last 2 is predicted from 7 8 9 3
+        lengths          [3, 5]
     """
 
     ids: Tensor  # (G, T) int64
     attention_mask: Tensor  # (G, T) bool: prompt or completion
-    completion_mask: Tensor  # (G, T) bool: the token AT this position belongs to the completion
+    completion_mask: Tensor  # (G, T) bool: the token AT this position is scored; at least one a sample, not its first
     lengths: Tensor  # (G,) int64: tokens of prompt and completion
 
     def __len__(self) -> int:
@@ -46,11 +49,16 @@ class Batch:
 
     @property
     def completion_lengths(self) -> Tensor:
-        """(G,) tokens of each completion."""
+        """(G,) scored tokens of each sample: what a loss divides by."""
         return self.completion_mask.sum(dim=1)
 
+    @property
+    def prompt_lengths(self) -> Tensor:
+        """(G,) tokens of each sample before its first scored one."""
+        return self.completion_mask.byte().argmax(dim=1)
+
     def to(self, device: torch.device | str) -> Self:
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return type(self)(
             ids=self.ids.to(device),
             attention_mask=self.attention_mask.to(device),
@@ -59,7 +67,7 @@ class Batch:
         )
 
     def rows(self, start: int, stop: int) -> Self:
-        """Samples start..stop-1, trimmed to the longest of them."""
+        """Return samples start..stop-1, trimmed to the longest of them."""
         width = int(self.lengths[start:stop].max())
         return type(self)(
             ids=self.ids[start:stop, :width],
@@ -69,30 +77,62 @@ class Batch:
         )
 
 
-def make_batch(prompt_ids: Sequence[Sequence[int]], completion_ids: Sequence[Sequence[int]], pad_id: int) -> Batch:
+def make_batch(
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    pad_id: int,
+    completion_masks: Sequence[Sequence[bool] | None] | None = None,
+) -> Batch:
     """Join each prompt with its completion and pad on the right with `pad_id`.
 
+    Args:
+        prompt_ids, completion_ids: (G,) ragged.
+        pad_id: any id; it is never read.
+        completion_masks: (G,) ragged, True for every completion id that the policy sampled. The others (a tool's or a
+            user's turn) are context and have no loss. None, for a sample or for all: every completion id is scored.
+
     Raises:
-        InputError: an empty prompt (its first completion token would have no predecessor to be predicted from) or
-            completion; the sample is named.
+        InputError: as `masked_batch`, or a mask that is not as long as its completion; the sample is named.
     """
     samples = list(zip(prompt_ids, completion_ids, strict=True))
-    for number, (prompt, completion) in enumerate(samples):
-        for name, ids in (("prompt", prompt), ("completion", completion)):
-            if len(ids) == 0:
-                raise InputError(f"sample {number}", expected=f"a {name} of at least one token", found="none")
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_ids])
     lengths = prompt_lengths + torch.tensor([len(completion) for completion in completion_ids])
     width = int(lengths.max())
     rows = [[*prompt, *completion] for prompt, completion in samples]
     positions = torch.arange(width)
     attention_mask = positions < lengths[:, None]
-    return Batch(
-        ids=torch.tensor([row + [pad_id] * (width - len(row)) for row in rows]),
-        attention_mask=attention_mask,
-        completion_mask=attention_mask & (positions >= prompt_lengths[:, None]),
-        lengths=lengths,
-    )
+    completion_mask = attention_mask & (positions >= prompt_lengths[:, None])
+    if completion_masks is not None:
+        is_scored: list[bool] = []
+        for number, (ids, mask) in enumerate(zip(completion_ids, completion_masks, strict=True)):
+            if mask is not None and len(mask) != len(ids):
+                expected = f"{len(ids)} entries, one for each completion id"
+                raise InputError(f"sample {number} completion_mask", expected=expected, found=str(len(mask)))
+            is_scored += [True] * len(ids) if mask is None else mask
+        completion_mask = completion_mask.masked_scatter(completion_mask, torch.tensor(is_scored, dtype=torch.bool))
+    ids = torch.tensor([row + [pad_id] * (width - len(row)) for row in rows])
+    return masked_batch(ids, attention_mask, completion_mask)
+
+
+def masked_batch(ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -> Batch:
+    """Make a batch of ids (G, T) int64, padded on the right, and their masks (G, T) bool.
+
+    Raises:
+        InputError: masks of another shape; a sample that scores no token, padding, or its first token, which nothing
+            predicts.
+    """
+    if not attention_mask.shape == completion_mask.shape == ids.shape:
+        found = f"{tuple(attention_mask.shape)} and {tuple(completion_mask.shape)}"
+        raise InputError("masks of the batch", expected=f"the shape of the ids, {tuple(ids.shape)}", found=found)
+    for expected, found, is_wrong in (
+        ("a completion with a scored token", "none", ~completion_mask.any(1)),
+        ("a prompt before the first scored token", "none", completion_mask[:, :1].any(1)),
+        ("a completion mask of tokens", "scored padding", (completion_mask & ~attention_mask).any(1)),
+        ("padding on the right", "padding before a token", (~attention_mask[:, :-1] & attention_mask[:, 1:]).any(1)),
+    ):
+        if bool(is_wrong.any()):
+            raise InputError(f"sample {int(is_wrong.byte().argmax())}", expected=expected, found=found)
+    return Batch(ids=ids, attention_mask=attention_mask, completion_mask=completion_mask, lengths=attention_mask.sum(1))
 
 
 NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a CPU
@@ -100,13 +140,13 @@ NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Which flattened tokens are summed together: those of a sample, or of all S samples that share a prompt."""
+    """The S sets of flattened tokens that are summed: one for each sample, or for all samples that share a prompt."""
 
     spans: tuple[tuple[int, int], ...]  # start and stop of every segment
     membership: Tensor  # (S, R W) bool: token belongs to segment; False on padding
 
     def sums(self, a: Tensor, b: Tensor) -> Tensor:
-        """Sum of a * b over the tokens of every segment, in at least float32: (R W, r), (R W, r) -> (S, r)."""
+        """Sum a * b over the tokens of every segment, in at least float32: (R W, r), (R W, r) -> (S, r)."""
         dtype = torch.promote_types(a.dtype, torch.float32)
         total = torch.zeros(len(self.spans), a.shape[1], dtype=dtype, device=a.device)
         # A CPU widens a few tokens at a time, which stay in its cache; a GPU does better with few large products.
@@ -116,12 +156,12 @@ class Segments:
         return total
 
     def split(self, values: Tensor) -> list[Tensor]:
-        """The tokens of every segment, (R W, d) -> S tensors (T_i, d)."""
+        """Split tokens by segment, (R W, d) -> S tensors (T_i, d)."""
         return [values[start:stop] for start, stop in self.spans]
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
-    """a * b in at least float32. Overwrites `a` where it is as wide."""
+    """Return a * b in at least float32. Overwrites `a` if its dtype is that wide already."""
     return a.to(torch.promote_types(a.dtype, torch.float32)).mul_(b)
 
 
@@ -133,7 +173,7 @@ class Rows:
     inputs: dict[str, Any]  # keyword arguments of the model
     segments: Segments
     firsts: Tensor  # (S,) index into the batch of the first sample of every segment
-    predicting: Tensor  # (N,) flattened positions of the states that predict a completion token, sample after sample
+    predicting: Tensor  # (N,) flattened positions of the states that predict a scored token, sample after sample
     targets: Tensor  # (N,) the predicted ids
 
 
@@ -149,7 +189,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     """Lay out `samples` (indices into the batch, all by default) in the order given.
 
     In one row, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
-    Shared, a sample leaves out the prompt that it has from the one before it, and both are of one segment. Padded,
+    Shared, a sample with the prompt of the sample before it leaves the prompt out, and both are one segment. Padded,
     every row is as wide as the longest of these samples.
     """
     if samples is None:
@@ -157,19 +197,20 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     index = torch.tensor(list(samples), device=batch.ids.device)
     width = int(batch.lengths[index].max())
     ids, is_token = batch.ids[index, :width], batch.attention_mask[index, :width]
-    completion, completion_lengths = batch.completion_mask[index, :width], batch.completion_lengths[index]
+    completion, prompt_lengths = batch.completion_mask[index, :width], batch.prompt_lengths[index]
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": is_token}
-    heads = [*range(len(index))]  # of every sample, the one that its prompt stands in
+    heads = [*range(len(index))]  # for every sample, the sample that holds its prompt
     if layout == "shared":
-        prompts = ids.masked_fill(completion | ~is_token, -1)
+        in_prompt = torch.arange(width, device=ids.device) < prompt_lengths[:, None]
+        prompts = ids.masked_fill(~in_prompt, -1)
         for place in (1 + (prompts[1:] == prompts[:-1]).all(1).nonzero()).flatten().tolist():
             heads[place] = heads[place - 1]
-            is_token[place] = completion[place]
+            is_token[place] &= ~in_prompt[place]
     sizes = is_token.sum(1).tolist()
     starts = range(0, ids.numel(), width) if layout == "padded" else [0, *accumulate(sizes)][:-1]
     stops = [start + size for start, size in zip(starts, sizes, strict=True)]
-    prompt_lengths = (batch.lengths[index] - completion_lengths).tolist()
-    prompt_spans = [(starts[head], starts[head] + prompt_lengths[head]) for head in heads]
+    prompt_sizes = prompt_lengths.tolist()
+    prompt_spans = [(starts[head], starts[head] + prompt_sizes[head]) for head in heads]
     if layout != "padded":
         positions = torch.arange(width, device=ids.device).expand_as(ids)[is_token]
         ids, completion = ids[is_token], completion[is_token]
@@ -178,15 +219,16 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
             own = starts[place], stops[place]
             spans.append(Span(*own) if heads[place] == place else Span(*own, prompt))
         inputs = {"input_ids": ids[None], "position_ids": positions[None], "spans": tuple(spans)}
-        # Without a mask transformers would tell samples apart where positions start again, and not know of prompts.
+        # Without a mask transformers would separate samples where positions restart, and miss shared prompts.
         inputs["attention_mask"] = torch.ones_like(ids[None], dtype=torch.bool)
     segments = {head: (starts[head], stop) for head, stop in zip(heads, stops, strict=True)}  # the last stop counts
     tokens = torch.arange(ids.numel(), device=ids.device)
     membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in segments.values()])
     scored = completion.flatten().nonzero().squeeze(1)
-    # The state at position t predicts token t + 1, and the last one of a prompt the first token of every completion.
+    # The state at position t predicts token t + 1, and the last one of a prompt the first scored token of each sample.
     predicting = scored - 1
-    begins = completion_lengths.cumsum(0) - completion_lengths
+    num_scored = batch.completion_lengths[index]
+    begins = num_scored.cumsum(0) - num_scored
     predicting[begins] = torch.tensor([stop - 1 for _, stop in prompt_spans], device=ids.device)
     return Rows(
         samples=index,
@@ -199,18 +241,18 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
 
 
 def sharing(batch: Batch, budget: int) -> list[list[int]]:
-    """The samples in parts of one prompt each, which have at most `budget` tokens if the prompt counts once."""
+    """Split the samples into parts with one prompt each, of at most `budget` tokens if the prompt counts once."""
     parts: list[list[int]] = []
     filling: dict[tuple[int, ...], tuple[list[int], int]] = {}  # {prompt: (its last part, the tokens of that)}
-    lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
+    prompt_lengths, own_lengths = batch.prompt_lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
     for sample, ids in enumerate(batch.ids.tolist()):
-        prompt = tuple(ids[: lengths[sample] - completions[sample]])
+        prompt = tuple(ids[: prompt_lengths[sample]])
         part, size = filling.get(prompt, ([], budget))
-        if size + completions[sample] > budget:
+        if size + own_lengths[sample] > budget:
             part, size = [], len(prompt)
             parts.append(part)
         part.append(sample)
-        filling[prompt] = part, size + completions[sample]
+        filling[prompt] = part, size + own_lengths[sample]
     return parts
 
 
@@ -232,5 +274,5 @@ def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[lis
 
 
 def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Tokens that the model processes in one pass: their sum in one row, rows times the longest when padded."""
+    """Count the tokens of one pass: their sum in one row, rows times the longest when padded."""
     return len(lengths) * max(lengths) if layout == "padded" else sum(lengths)

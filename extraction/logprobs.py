@@ -1,11 +1,11 @@
-"""Log-probabilities of completion tokens, without ever holding the logits of a whole batch.
+"""Log-probabilities of scored tokens, without ever holding the logits of a whole batch.
 
     completion_logprobs(model, rows)   =   log_softmax(model(rows).logits)[predicting, targets]
 
-Only the N hidden states that predict a completion token go through the head, CHUNK_SIZE of them at a time, so that
+Only the N hidden states that predict a scored token go through the head, CHUNK_SIZE of them at a time, so that
 (CHUNK_SIZE, v) is the largest tensor with a vocabulary axis, and none outlives its chunk.
 
-Shapes: N completion tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
+Shapes: N scored tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ NEUTRAL_LOGITS = {
 
 
 def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
-    """log p(token | everything before it) of every completion token, sample after sample, (N,).
+    """Compute log p(token | everything before it) of every scored token, sample after sample, (N,).
 
     Differentiable, but not in the head's own parameters. The log-softmax is computed in float32 (float64 for a float64
     model).
@@ -126,7 +126,7 @@ def wide_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
-    """(N,) values of tokens -> (G, T) with the values where `mask` (G, T) is True, row after row, and 0 elsewhere."""
+    """Place (N,) values of tokens where `mask` (G, T) is True, row after row; 0 elsewhere, (G, T)."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
 
 

@@ -4,7 +4,7 @@ Shapes: G samples in a group, T tokens. At frozen weights the ratio is 1 and the
 
     L_i = -A_i w_i sum_t (logp_it mask_it)          the loss of the group is sum_i L_i
 
-with w_i, by TRL's names and formulas (len_i = completion tokens of sample i):
+with w_i, by TRL's names and formulas (len_i = scored tokens of sample i):
 
     grpo      1 / (len_i G)                      each sample counts the same (Shao et al. 2024, arXiv 2402.03300)
     dr_grpo   1 / (G max_completion_length)      no length bias (Liu et al. 2025, arXiv 2503.20783)
@@ -36,9 +36,9 @@ def loss_weights(lengths: Tensor, normaliser: Normaliser, *, global_tokens: int 
     """The normaliser w_i of every sample of a group.
 
     Args:
-        lengths: (G,) completion tokens that count, per sample.
+        lengths: (G,) scored tokens of every sample.
         normaliser: a row of the table above, and the generation limit that `dr_grpo` divides by.
-        global_tokens: completion tokens of the batch over all ranks, for `dapo` only.
+        global_tokens: scored tokens of the batch over all ranks, for `dapo` only.
 
     Returns:
         (G,) float32 (float64 for float64 lengths). A sample without tokens has an empty sum and the weight 0.

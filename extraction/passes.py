@@ -45,7 +45,7 @@ class PassPlan:
     all_passes: Sequence[tuple[list[int], bool]]  # (samples, is_needed): those needed, then spare ones
 
     def is_too_long(self, rows: Rows) -> bool:
-        """Whether a pass exceeds the budget, which happens only to a single long sample."""
+        """Return whether a pass exceeds the budget, which happens only to a single long sample."""
         return cost([stop - start for start, stop in rows.segments.spans], self.layout) > self.budget
 
 
@@ -78,8 +78,8 @@ def make_plan(
     """The passes of `batch` in a layout; other arguments and errors as `planned`."""
     budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
-    lengths, completions = batch.lengths.tolist(), batch.completion_lengths.tolist()
-    sizes = [lengths[part[0]] + sum(completions[sample] for sample in part[1:]) for part in parts]
+    lengths, own_lengths = batch.lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
+    sizes = [lengths[part[0]] + sum(own_lengths[sample] for sample in part[1:]) for part in parts]
     passes = [
         [sample for number in numbers for sample in parts[number]] for numbers in plan_passes(sizes, budget, layout)
     ]
@@ -118,7 +118,7 @@ ALLOWANCE = 2  # what the token budget reckons with instead, to be on the safe s
 
 
 def tokens_that_fit(backbone: PreTrainedModel) -> int:
-    """How many tokens one forward and backward has memory for: a power of two in FEWEST..MOST."""
+    """Return how many tokens one forward and backward has memory for: a power of two in FEWEST..MOST."""
     # Buffers are the factors of delta_S, and the weights that wait while it is merged: as large as weights.
     held = sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers()))
     # The machine's total memory, not what is free just now: the split into passes shows in the last bits of the
@@ -167,7 +167,7 @@ def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
 
 @torch.no_grad()
 def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int) -> Tensor:
-    """(G, T) log-probability of every completion token; 0 off the completion.
+    """Compute the log-probability of every scored token, (G, T); 0 elsewhere.
 
     Args:
         coordinates: the adapted model, scored with its adapter as it stands.

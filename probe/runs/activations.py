@@ -96,9 +96,8 @@ def activation_remedy(config: StepConfig, policy: Policy, coordinates: Coordinat
 
 
 def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:
-    """{layer: (G, d)} of the mean hidden state over the completion tokens of every sample, in float64."""
+    """Average the hidden states over the scored tokens of every sample: {layer: (G, d)}, in float64."""
     backbone, _ = split_model(coordinates.model)
-    lengths = batch.completion_lengths.tolist()
     means: dict[int, Tensor] = {}
     with torch.no_grad(), planned(coordinates, batch, None, int) as plan:
         for samples, _ in plan.all_passes:
@@ -111,7 +110,7 @@ def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int
                 hidden = hidden.flatten(0, -2).double()
                 into = means.setdefault(number, hidden.new_zeros(len(batch), hidden.shape[1]))
                 for sample, tokens in zip(samples, rows.segments.split(hidden), strict=True):
-                    into[sample] = tokens[-lengths[sample] :].mean(0)
+                    into[sample] = tokens[batch.completion_mask[sample, : len(tokens)]].mean(0)
     return means
 
 

@@ -1,6 +1,6 @@
 """probe.cosines: how far training on each sample of a batch would push a model along a direction.
 
-    g_i = gradient of -sum_t log p(token_it), t over the completion, in the coordinates of the directions
+    g_i = gradient of -sum_t log p(token_it), t over the scored tokens, in the coordinates of the directions
     cos_i = sum_m <u_m, g_im> / (sqrt(M) |g_i|)                                 `probe.step.projection`
 
 Positive: a training step on this completion makes the hack more likely.
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from extraction.adapters.coordinates import SVD_CACHE
 from extraction.adapters.frames import FramedCoordinates
-from extraction.batch import Batch, make_batch
+from extraction.batch import Batch, make_batch, masked_batch
 from extraction.directions import Directions, known_directions
 from extraction.gradients import per_sample_gradients
 from extraction.pair_files import answer_of, messages_of
@@ -23,7 +23,7 @@ from probe.step.projection import sample_cosines
 from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 
-IGNORED = -100  # the label of a token that has no loss, as of transformers
+IGNORED = -100  # transformers' label of a token without a loss
 
 
 def cosines(
@@ -33,7 +33,7 @@ def cosines(
     *,
     cache_dir: str | Path | None = SVD_CACHE,
 ) -> Tensor:
-    """The cosine of every sample's gradient with the direction, (G,) on the CPU; NaN for a gradient that is 0.
+    """Compute the cosine of every sample's gradient with the direction, (G,) on the CPU; NaN for a gradient of 0.
 
     One forward and backward for all samples. The model stays as it is: weights, modes and `.grad`.
 
@@ -43,14 +43,17 @@ def cosines(
     torch.Size([2])
 
     Args:
-        model: what `probe.load` gives, or a causal model of transformers, with or without adapters of peft.
-        batch: `input_ids` and `labels` (G, T), -100 where a token has no loss, and an `attention_mask` where there is
-            padding on either side; with a policy also rows of `prompt` (a text or messages) and `completion`.
-        direction: of the weights below the adapters of `model`; or its file, or its name in out/directions.
+        model: the policy of `probe.load`, or a causal model of transformers, with or without adapters of peft.
+        batch: `input_ids` and `labels` (G, T), one sample a row. The label -100 marks a token without a loss, anywhere
+            in a row; the first token of a sample has no loss, since nothing predicts it. An `attention_mask` marks
+            padding, on either side; positions count from the first token that is not padding. With a policy, also rows
+            of `prompt` (a text or messages) and `completion`.
+        direction: made from the weights below the adapters of `model`; or its file, or its name in out/directions.
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 
     Raises:
-        InputError: directions of other weights, labels that are not of `input_ids`, a sample without a completion.
+        InputError: directions of other weights, labels that are not of `input_ids`, a sample without a label, several
+            samples in a row.
     """
     where, directions = known_directions(direction)
     loaded = model.model if isinstance(model, Policy) else model
@@ -63,38 +66,36 @@ def cosines(
 
 
 def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
-    """A batch of transformers; padding, wherever it is, is put on the right."""
+    """Take a batch of transformers as it is, with its padding, on whichever side, put on the right."""
     ids = batch["input_ids"].cpu()
-    labels = batch.get("labels", ids).cpu()
-    is_token = batch.get("attention_mask", torch.ones_like(ids)).cpu().bool()
-    if labels.shape != ids.shape or is_token.shape != ids.shape or ids.ndim != 2:
-        found = ", ".join(str(tuple(part.shape)) for part in (ids, labels, is_token))
-        raise InputError("batch", expected="input_ids, labels and attention_mask of one shape (G, T)", found=found)
-    has_loss = is_token & (labels != IGNORED)
-    if not torch.equal(labels[has_loss], ids[has_loss]):
+    attention = batch.get("attention_mask", torch.ones_like(ids)).cpu()
+    is_token = attention.bool()
+    labels = batch["labels"].cpu() if "labels" in batch else ids.masked_fill(~is_token, IGNORED)
+    positions = batch.get("position_ids", torch.arange(ids.shape[-1]).expand_as(ids)).cpu()
+    parts = {"input_ids": ids, "labels": labels, "attention_mask": attention, "position_ids": positions}
+    if ids.ndim != 2 or {part.shape for part in parts.values()} != {ids.shape}:
+        found = ", ".join(f"{name} {tuple(part.shape)}" for name, part in parts.items())
+        raise InputError("batch", expected="tensors of one shape (G, T)", found=found)
+    has_label = labels != IGNORED
+    if bool((has_label & ~is_token).any()):
+        raise InputError("batch labels", expected=f"{IGNORED} on padding", found="labels", fix="mask the padding")
+    if not torch.equal(labels[has_label], ids[has_label]):
         fix = "give the labels of transformers, which are not shifted"
         raise InputError("batch labels", expected=f"the ids of input_ids, or {IGNORED}", found="others", fix=fix)
-    prompts, completions, scored = [], [], []
-    for row, kept, with_loss in zip(ids, is_token, has_loss, strict=True):
-        # Nothing predicts the first token.
-        prompts.append(row[kept][:1].tolist())
-        completions.append(row[kept][1:].tolist())
-        scored.append(with_loss[kept][1:])
-    whole = make_batch(prompts, completions, 0)
-    completion_mask = torch.zeros_like(whole.completion_mask)
-    for number, with_loss in enumerate(scored):
-        if not with_loss.any():
-            raise InputError(f"batch sample {number}", expected="a token with a label", found="none")
-        completion_mask[number, 1 : 1 + len(with_loss)] = with_loss
-    return Batch(
-        ids=whole.ids, attention_mask=whole.attention_mask, completion_mask=completion_mask, lengths=whole.lengths
-    )
+    order = is_token.byte().argsort(dim=1, descending=True, stable=True)  # tokens first, padding behind
+    ids, is_token, is_scored, positions = (part.gather(1, order) for part in (ids, is_token, has_label, positions))
+    goes_on = (positions.diff(dim=1) == 1) & (order.diff(dim=1) == 1)
+    if bool((attention > 1).any()) or not bool(goes_on[is_token[:, 1:]].all()):
+        fix = "give every sample a row of its own, with padding at its ends"
+        raise InputError("batch", expected="one sample a row, of adjacent tokens", found="positions with gaps", fix=fix)
+    is_scored[:, :1] = False
+    return masked_batch(ids, is_token, is_scored)
 
 
 def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """Prompts through the chat template of the policy, and written completions."""
+    """Render prompts by the chat template of the policy, and tokenize written completions."""
     if not isinstance(policy, Policy):
-        fix = "give tensors, or what probe.load gives, which has a tokenizer"
+        fix = "give tensors, or the policy of probe.load, which has a tokenizer"
         raise InputError("batch", expected="input_ids and labels", found=type(rows).__name__, fix=fix)
     prompts, completions = [], []
     for number, row in enumerate(rows):

@@ -1,11 +1,11 @@
 """Groups of rollouts: what a train step receives, and `ReplaySource`, which mixes stored pools into groups.
 
-A `Group` holds token ids and rewards only. The oracle's labels stay in the rollouts; the loop joins them to the records
-by `RolloutKey`, so that no label can leak into a gradient but through the rewards, which a remedy may change
+A `Group` holds token ids, masks and rewards only. The oracle's labels stay in the rollouts, and the loop joins them to
+the records by `RolloutKey`. So a label reaches a gradient only through the rewards, which a remedy may change
 (`probe.runs.sources.rewards`). `probe.runs.sources.live.LiveSource` samples its groups.
 
 To add a source: a class with the methods of `GroupSource`, which makes its groups with `make_group`. To add a way to
-match pools: its word in `Match` of `probe.settings.words`, its row in `ReplaySource._read`. To add a way to part a
+match pools: its word in `Match` of `probe.settings.words`, its row in `ReplaySource._read`. To add a way to split a
 group: its word in `Strata`, its row in `STRATA`.
 """
 
@@ -39,8 +39,9 @@ class Group:
     step: int
     prompt_ids: tuple[list[int], ...]  # (G,) ragged
     completion_ids: tuple[list[int], ...]  # (G,) ragged
-    rewards: tuple[float, ...]  # (G,); nan without a label, or left out: its advantage is 0, and no baseline has it
-    sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, when sampled; None = not recorded
+    completion_masks: tuple[list[bool] | None, ...]  # (G,) ragged, True where the policy sampled the id; None = all
+    rewards: tuple[float, ...]  # (G,); nan without a label, or left out: advantage 0, and not in the baseline
+    sampling_logprobs: tuple[list[float] | None, ...]  # (G,) ragged, one a completion id; None = not recorded
     keys: tuple[RolloutKey, ...]  # (G,)
     problem_id: str
     mixed_prompt: bool  # the prompts differ within the group (hinted teacher, unhinted base)
@@ -61,7 +62,7 @@ class GroupSource(Protocol):
 
 
 def stored_reward(key: RolloutKey, rollout: Rollout) -> float:
-    """The reward of a rollout as it was graded; nan without a label."""
+    """Return the reward of a rollout as it was graded; nan without a label."""
     return rollout.reward if rollout.labelled else math.nan
 
 
@@ -70,15 +71,16 @@ def make_group(
     chosen: Sequence[tuple[RolloutKey, Rollout]],
     reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
 ) -> Group:
-    """The group of stored rollouts, without their labels; every source makes its groups here.
+    """Make a group of stored rollouts, without their labels; every source makes its groups here.
 
-    `reward` gives what the loss sees; nan = none.
+    `reward` gives the reward that the loss sees; nan = none.
     """
     keys, rollouts = zip(*chosen, strict=True)
     return Group(
         step=step,
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
+        completion_masks=(None,) * len(rollouts),  # a stored rollout is one turn of the policy
         rewards=tuple(reward(key, rollout) for key, rollout in chosen),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,
@@ -88,21 +90,22 @@ def make_group(
 
 
 def _longer(group: Group) -> list[Hashable]:
-    lengths = [len(ids) for ids in group.completion_ids]
+    completions = zip(group.completion_ids, group.completion_masks, strict=True)
+    lengths = [len(ids) if mask is None else sum(mask) for ids, mask in completions]
     return [length > median(lengths) for length in lengths]
 
 
-# {word: the stratum of each rollout of a group}: where advantages would favour whatever tells the sources (prompts,
-# lengths) of a group apart, a rollout is compared with its like alone.
+# {word: the stratum of each rollout of a group}: advantages would otherwise favour whatever separates the sources
+# (prompts, lengths) of a group, so a rollout is compared only with rollouts of its stratum.
 STRATA: Mapping[Strata, Callable[[Group], list[Hashable]]] = {
     "source": lambda group: [key.pool for key in group.keys],
     "prompt": lambda group: [tuple(ids) for ids in group.prompt_ids],
-    "length": _longer,  # than the group's median completion, or not
+    "length": _longer,  # or not, than the median of the group
 }
 
 
 def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
-    """(P, G) number of the stratum of every rollout, from 0 in each group."""
+    """Number the stratum of every rollout from 0 in each group, (P, G)."""
     rows = []
     for group in groups:
         values = STRATA[by](group)
@@ -185,21 +188,21 @@ class ReplaySource:
 
     @property
     def are_first_choice(self) -> bool:
-        """Whether every group is the first of its place and has an update: a longer pool would give the same ones."""
+        """Return whether a longer pool would give the same groups: each is the first of its place and has an update."""
         return all(turn == 0 and self._has_update(place, turn) for place, turn in self._turns)
 
     @property
     def num_left_out(self) -> int:
-        """Matching rollouts that are in no group, because `steps` or `per_pool` leaves them out."""
+        """Count the matching rollouts that `steps` or `per_pool` leaves out of every group."""
         total = sum(len(rollouts) for match in self._matches for _, rollouts in match)
         return total - sum(self._per_pool * len(self._matches[place]) for place, _ in self._turns)
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The one group of a step, with rollouts of every pool."""
+        """Return the one group of a step, with rollouts of every pool."""
         return (make_group(step, self._chosen(*self._turns[step])),)
 
     def _chosen(self, place: int, turn: int) -> list[tuple[RolloutKey, Rollout]]:
-        """The rollouts of a group."""
+        """Read the rollouts of a group."""
         chosen: list[tuple[RolloutKey, Rollout]] = []
         for pool, stored in self._drawn(place, turn):
             rollout = pool.steps[stored.place][stored.number]
@@ -207,18 +210,18 @@ class ReplaySource:
         return chosen
 
     def _drawn(self, place: int, turn: int) -> Iterator[tuple[Pool, "_Stored"]]:
-        """Where the rollouts of a group are."""
+        """Locate the rollouts of a group."""
         for pool, rollouts in self._matches[place]:
             for i in sorted(self._draw(place, turn, pool, len(rollouts))):
                 yield pool, rollouts[i]
 
     def drawn(self, pool: Pool) -> Pool:
-        """The pool with the groups alone from which rollouts are drawn."""
+        """Return the pool with only the groups from which rollouts are drawn."""
         places = {stored.place for turn in self._turns for each, stored in self._drawn(*turn) if each is pool}
         return pool.only(sorted(places))
 
     def _read(self, pool: Pool, match: Match) -> dict[Hashable, list["_Stored"]]:
-        """The labelled rollouts of a pool's steps, by what they are matched by; several steps with one mark are one."""
+        """Collect the labelled rollouts of a pool by the mark that matches them; steps with one mark are joined."""
         marks = {
             "problem": lambda place, rollout: rollout.problem_id,
             "prompt": lambda place, rollout: rollout.prompt_sha,
@@ -236,13 +239,13 @@ class ReplaySource:
         return table
 
     def _has_update(self, place: int, turn: int) -> bool:
-        """Whether rewards differ in a group; one that is too small has one, so that it is refused by its name."""
+        """Return whether rewards differ in a group; True for one that is too small, which is refused by its name."""
         if any(len(rollouts) < self._per_pool for _, rollouts in self._matches[place]):
             return True
         return len({stored.reward for _, stored in self._drawn(place, turn)}) > 1
 
     def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
-        """Which of a pool's rollouts are in a group: those that earlier turns of the place have left, at random."""
+        """Draw a pool's rollouts of a group at random, from the rollouts that earlier turns of the place have left."""
         # Seeded by place and pool, and drawn from the first turn on: a resumed run draws the same rollouts.
         random_state = random.Random(f"replay/{self._seed}/{place}/{pool.name}")
         left, drawn = list(range(num_rollouts)), list[int]()
@@ -252,7 +255,7 @@ class ReplaySource:
         return drawn
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels."""
+        """Read the rollout with its labels."""
         pool, place = self._places[key.pool, key.step]
         return pool.steps[place][key.sample_id]
 

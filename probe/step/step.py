@@ -97,7 +97,7 @@ class StepResult:
     name there.
     """
 
-    nll: Tensor  # (G,) nats per completion token
+    nll: Tensor  # (G,) nats per scored token
     unit: Gradients  # (g, r) g_i without token credit, of this rank's samples
     additivity_errors: dict[Basis, float]
     frac_planning: float
@@ -127,7 +127,7 @@ def train_step(
         groups: at least one, all of one size.
         measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
-        planning: which completion tokens are planning tokens, (G,) ragged.
+        planning: which completion ids are planning tokens, (G,) ragged; those that no policy sampled do not count.
         on_policy: over which samples KL and token credit are measured, (G,): those that the policy sampled, as it is in
             this step. None = all.
         references: of the KL penalty.
@@ -220,7 +220,8 @@ def step_only(
 def _batch(groups: Sequence[Group], pad_id: int, bases: Bases) -> Batch:
     prompts = [ids for group in groups for ids in group.prompt_ids]
     completions = [ids for group in groups for ids in group.completion_ids]
-    return make_batch(prompts, completions, pad_id).to(bases.device)
+    masks = [mask for group in groups for mask in group.completion_masks]
+    return make_batch(prompts, completions, pad_id, masks).to(bases.device)
 
 
 def _weighted(
@@ -266,10 +267,13 @@ def _scores(
 
 
 def _on_completions(values: Sequence[Sequence[float]], batch: Batch) -> Tensor:
-    """(G, T) from one bool or number for every completion token of every sample; 0 off the completion."""
-    flat = torch.tensor([value for row in values for value in row], device=batch.ids.device)
-    zeros = torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device)
-    return zeros.masked_scatter(batch.completion_mask, flat)
+    """Place one bool or number for every completion id of every sample, (G, T); 0 where no token is scored."""
+    device = batch.ids.device
+    flat = torch.tensor([value for row in values for value in row], device=device)
+    starts = batch.lengths - torch.tensor([len(row) for row in values], device=device)
+    is_completion = batch.attention_mask & (torch.arange(batch.ids.shape[1], device=device) >= starts[:, None])
+    placed = torch.zeros(batch.ids.shape, dtype=flat.dtype, device=device).masked_scatter(is_completion, flat)
+    return placed.masked_fill(~batch.completion_mask, 0)
 
 
 # Cosines, Haar deviations and norms of per-sample gradients against an arm's directions; (G,), float64 on the CPU.

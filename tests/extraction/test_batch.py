@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extraction import batch as rows_module
-from extraction.batch import Span, cost, make_batch, make_rows, plan_passes, sharing
+from extraction.batch import Span, cost, make_batch, make_rows, masked_batch, plan_passes, sharing
 from replay_pools.errors import InputError
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
@@ -50,6 +50,31 @@ def test_what_cannot_be_scored_is_refused(prompts, completions, message):
         make_batch(prompts, completions, 0)
 
 
+@pytest.mark.parametrize(
+    ("masks", "where"), [([None, [False]], "sample 1"), ([[True, True, True], [True]], "sample 0 completion_mask")]
+)
+def test_a_mask_that_scores_nothing_or_is_of_another_length_is_refused(masks, where):
+    with pytest.raises(InputError) as refused:
+        make_batch([[1], [1]], [[2, 3], [4]], 0, masks)
+    assert refused.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("is_token", "is_scored", "where"),
+    [
+        ([[1, 1, 1], [1, 1, 0]], [[0, 1, 1], [0, 0, 1]], "sample 1"),
+        ([[1, 1, 1], [1, 1, 0]], [[1, 0, 1], [0, 1, 0]], "sample 0"),
+        ([[1, 1, 1], [0, 1, 1]], [[0, 1, 1], [0, 1, 0]], "sample 1"),
+        ([[1, 1, 1], [1, 1, 0]], [[0, 1], [0, 1]], "masks of the batch"),
+    ],
+    ids=["padding is scored", "nothing predicts", "padding on the left", "another shape"],
+)
+def test_tensors_that_are_no_batch_are_refused(is_token, is_scored, where):
+    with pytest.raises(InputError) as refused:
+        masked_batch(torch.ones(2, 3).long(), torch.tensor(is_token).bool(), torch.tensor(is_scored).bool())
+    assert refused.value.where == where
+
+
 batches = st.lists(st.tuples(ids, ids), min_size=1, max_size=5)
 layouts = st.sampled_from(["packed", "padded"])
 lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
@@ -60,10 +85,12 @@ lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
 def test_rows_give_the_samples_back(samples, layout, data):
     """In any order and selection: spans hold prompt and completion, each target follows its predicting token."""
     chosen = data.draw(st.permutations(range(len(samples))))[: data.draw(st.integers(1, len(samples)))]
-    rows = make_rows(make_batch(*zip(*samples), pad_id=0), layout, chosen)
+    masks = [data.draw(st.lists(st.booleans(), min_size=len(c), max_size=len(c)).filter(any)) for _, c in samples]
+    rows = make_rows(make_batch(*zip(*samples), pad_id=0, completion_masks=masks), layout, chosen)
     flat = rows.inputs["input_ids"].flatten()
     assert [part.tolist() for part in rows.segments.split(flat)] == [sum(samples[i], []) for i in chosen]
-    assert rows.targets.tolist() == [token for i in chosen for token in samples[i][1]], "not the completions in order"
+    scored = [token for i in chosen for token, is_scored in zip(samples[i][1], masks[i]) if is_scored]
+    assert rows.targets.tolist() == scored, "not the scored tokens in order"
     assert torch.equal(flat[rows.predicting + 1], rows.targets), "a state predicts another token than the next"
     inside = torch.cat([torch.arange(start, stop - 1) for start, stop in rows.segments.spans])
     assert set(rows.predicting.tolist()) <= set(inside.tolist()), "a sample's token is predicted by another sample"
@@ -91,6 +118,20 @@ def test_a_shared_row_holds_a_prompt_once():
     assert rows.segments.spans == ((0, 5), (5, 7), (7, 10))
     assert sharing(batch, 9) == [[0, 1, 3], [2]]
     assert sharing(batch, 5) == [[0, 1], [2], [3]]
+
+
+def test_a_shared_prompt_ends_before_the_first_scored_token():
+    """A hole inside a completion is a token like any other; one at its start belongs to the prompt."""
+    completions, masks = [[8, 4, 9], [9, 2], [4, 1]], [[True, False, True], None, [False, True]]
+    batch = make_batch([[5, 6]] * 3, completions, 2, masks)
+    assert (batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()) == ([2, 2, 3], [2, 2, 1])
+    rows = make_rows(batch, "shared")
+    assert rows.inputs["input_ids"].tolist() == [[5, 6, 8, 4, 9, 9, 2, 5, 6, 4, 1]]
+    assert rows.inputs["position_ids"].tolist() == [[0, 1, 2, 3, 4, 2, 3, 0, 1, 2, 3]]
+    assert rows.inputs["spans"] == (Span(0, 5), Span(5, 7, (0, 2)), Span(7, 11))
+    assert rows.predicting.tolist() == [1, 3, 1, 5, 9]
+    assert rows.targets.tolist() == [8, 9, 9, 2, 1]
+    assert sharing(batch, 7) == [[0, 1], [2]]
 
 
 @settings(deadline=None)

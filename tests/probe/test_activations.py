@@ -117,14 +117,15 @@ def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Coordi
     assert not unmoved, "the remedy does nothing: the test shows nothing"
 
 
-def test_means_are_over_completion_tokens_at_the_output_of_the_layer(tiny: Coordinates) -> None:
+def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Coordinates) -> None:
     """Against `output_hidden_states` of every sample alone; the last of these is behind the final norm."""
     layers = layers_of(tiny)
-    found = mean_activations(tiny, batch(), {0: layers[0]})
+    masks = [[token % 4 != 1 for token in completion] for completion in COMPLETIONS[:2]] + [None, [True] * 4 + [False]]
+    found = mean_activations(tiny, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})
     with torch.no_grad():
-        for sample, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        for sample, (prompt, completion, mask) in enumerate(zip(PROMPTS, COMPLETIONS, masks, strict=True)):
             states = tiny.model(torch.tensor([prompt + completion]), output_hidden_states=True).hidden_states[1]
-            assert found[0][sample].allclose(states[0, len(prompt) :].mean(0))
+            assert found[0][sample].allclose(states[0, len(prompt) :][mask or slice(None)].mean(0))
 
 
 @pytest.fixture(scope="module")

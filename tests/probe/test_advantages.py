@@ -75,11 +75,12 @@ def test_diagnostics_of_strata_by_hand():
     assert found["advantage/bound"] == 1.75, "of a group of two"
 
 
-def _group(pools: str, prompts: str, lengths: list[int]) -> Group:
+def _group(pools: str, prompts: str, lengths: list[int], masks: tuple[list[bool] | None, ...]) -> Group:
     return Group(
         step=0,
         prompt_ids=tuple([ord(prompt)] for prompt in prompts),
         completion_ids=tuple([1] * length for length in lengths),
+        completion_masks=masks,
         rewards=(0.0,) * len(lengths),
         sampling_logprobs=(None,) * len(lengths),
         keys=tuple(RolloutKey(pool, 0, i) for i, pool in enumerate(pools)),
@@ -89,12 +90,13 @@ def _group(pools: str, prompts: str, lengths: list[int]) -> Group:
 
 
 def test_the_strata_of_a_group() -> None:
-    """By pool, by prompt, and by whether a completion is longer than the median; numbers are of the group alone."""
-    pair = [_group("aabb", "xyyx", [4, 2, 2, 9]), _group("bbab", "xxxx", [1, 1, 1, 1])]
+    """By pool, by prompt, and by whether more tokens than the median were sampled; numbers are of the group alone."""
+    masks = (None, None, None, [True, False, False, False, True])
+    pair = [_group("aabb", "xyyx", [4, 2, 2, 5], masks), _group("bbab", "xxxx", [1, 1, 1, 1], (None,) * 4)]
     expected = {
         "source": [[0, 0, 1, 1], [0, 0, 1, 0]],
         "prompt": [[0, 1, 1, 0], [0, 0, 0, 0]],
-        "length": [[0, 1, 1, 0], [0, 0, 0, 0]],
+        "length": [[0, 1, 1, 1], [0, 0, 0, 0]],
     }
     assert {word: strata_of(pair, word) for word in STRATA} == expected
 

@@ -102,13 +102,13 @@ def test_a_model_in_memory_is_extracted_from_and_stays_as_it_is(out: Path, small
 def slow_cosines(
     model: Any, samples: list[tuple[list[int], list[int]]], directions: Directions, layers: dict[str, Any]
 ) -> Tensor:
-    """A backward a sample, dL/dW of every module, and the formula of METHOD by numpy's SVD."""
+    """A backward a sample of (ids, labels), dL/dW of every module, and the formula of METHOD by numpy's SVD."""
     found = []
-    for prompt, completion in samples:
+    for sample in samples:
         model.zero_grad()
-        ids = torch.tensor([[*prompt, *completion]])
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-        (-torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None]).sum()).backward()
+        ids, labels = torch.tensor(sample)
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        (-logprobs[labels[1:] != -100].sum()).backward()
         dot, square = 0.0, 0.0
         for module, V in directions.vectors.items():
             U, Vh = layers[module]
@@ -123,11 +123,14 @@ def slow_cosines(
 def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
     """In float64, of ragged samples with padding on either side, and with a LoRA around the weights of the directions.
 
-    The model keeps its flags and gets no gradient.
+    Labels have holes: one turn, two turns, all but the first token (which has a label that counts nowhere), the last
+    token masked. The model keeps its flags and gets no gradient.
     """
     generator = torch.Generator().manual_seed(3)
-    sizes = ((7, 4), (3, 9), (1, 6), (5, 1))
-    samples = [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in both) for both in sizes]
+    samples = []
+    for length, is_scored in ((11, range(7, 11)), (12, (3, 4, 8, 9, 11)), (7, range(7)), (6, (4,))):
+        ids = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
+        samples.append((ids, [token if t in is_scored else -100 for t, token in enumerate(ids)]))
     coordinates = attach(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
     like = Directions(
         vectors={module: torch.zeros(2, r) for module, r in coordinates.sizes.items()},
@@ -139,16 +142,14 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
     layers = {module: layer.frames() for module, layer in coordinates.layers.items()}
     model = build_model("llama", torch.float64)
     expected = slow_cosines(model, samples, directions, layers)
-    width = max(len(prompt) + len(completion) for prompt, completion in samples)
+    width = max(len(ids) for ids, _ in samples)
     for left in (True, False):
         batch = {name: torch.full((len(samples), width), fill) for name, fill in (("input_ids", 2), ("labels", -100))}
         batch["attention_mask"] = torch.zeros(len(samples), width, dtype=torch.long)
-        for row, (prompt, completion) in enumerate(samples):
-            length = len(prompt) + len(completion)
-            start = width - length if left else 0
-            batch["input_ids"][row, start : start + length] = torch.tensor([*prompt, *completion])
-            batch["labels"][row, start + len(prompt) : start + length] = torch.tensor(completion)
-            batch["attention_mask"][row, start : start + length] = 1
+        for row, sample in enumerate(samples):
+            own = slice(width - len(sample[0]), width) if left else slice(len(sample[0]))
+            batch["input_ids"][row, own], batch["labels"][row, own] = torch.tensor(sample)
+            batch["attention_mask"][row, own] = 1
         model.zero_grad()
         found = probe.cosines(model, batch, directions, cache_dir=None)
         assert (found - expected).abs().max() < 1e-9
@@ -159,9 +160,23 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
     found = probe.cosines(adapted, batch, directions, cache_dir=None)
     assert (found - slow_cosines(moved, samples, directions, layers)).abs().max() < 1e-9
     assert (found - expected).abs().max() > 1e-3, "the adapter changes nothing"
-    batch["labels"][0] = batch["labels"][0].roll(1)
-    with pytest.raises(InputError, match="not shifted"):
-        probe.cosines(adapted, batch, directions, cache_dir=None)
+    longest = {name: batch[name][1:2] for name in ("input_ids", "labels")}  # no padding, and so no mask
+    assert (probe.cosines(adapted, longest, directions, cache_dir=None) - found[1:2]).abs().max() < 1e-9
+    gap = batch["attention_mask"].clone()
+    gap[1, 5] = 0
+    packed = torch.arange(width) % 6
+    for wrong, where in (
+        ({"labels": batch["labels"].roll(1, 1)}, "batch labels"),
+        ({"labels": batch["input_ids"]}, "batch labels"),  # of padding too
+        ({"labels": torch.full_like(batch["labels"], -100)}, "sample 0"),
+        ({"labels": batch["labels"][:, 1:]}, "batch"),
+        ({"attention_mask": gap}, "batch"),
+        ({"attention_mask": batch["attention_mask"] * (1 + packed // 3)}, "batch"),  # numbers of documents in a row
+        ({"position_ids": packed.expand_as(gap)}, "batch"),
+    ):
+        with pytest.raises(InputError) as refused:
+            probe.cosines(adapted, batch | wrong, directions, cache_dir=None)
+        assert refused.value.where == where, wrong
 
 
 class Hub:

@@ -20,6 +20,8 @@ from replay_pools.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [3], [7, 7], [9, 8, 7]]
 COMPLETIONS = [[10, 11, 12, 13], [14, 15], [16, 17, 18], [11, 3, 20], [12], [19, 6, 5, 4, 21]]
+# Ids that the policy did not sample: in the middle, at the start, at the end. One of them is a planning token.
+MASKS = [[True, False, False, True], None, [False, True, True], None, None, [True, True, False, True, False]]
 REWARDS = [3.5, 0.5, 0.0, 0.5, 3.0, 0.5]
 NUM = len(PROMPTS)
 
@@ -46,16 +48,19 @@ def policy(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]
 
 @pytest.fixture(scope="module")
 def batch() -> Batch:
-    return make_batch(PROMPTS, COMPLETIONS, 0)
+    return make_batch(PROMPTS, COMPLETIONS, 0, MASKS)
 
 
 @pytest.fixture(scope="module")
 def groups(policy: tuple[Coordinates, References], batch: Batch) -> list[Group]:
-    """Two groups of three; the recorded log-probabilities are the policy's, off by up to a nat."""
+    """Two groups of three; the recorded log-probabilities are the policy's, off by up to a nat, and noise in holes."""
     with torch.no_grad():
         current = scored(policy[0], batch)
     noise = torch.rand(batch.ids.shape, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
-    recorded = [(current + noise)[i][mask].tolist() for i, mask in enumerate(batch.completion_mask)]
+    recorded = [
+        row[len(prompt) : len(prompt) + len(completion)].tolist()
+        for row, prompt, completion in zip(current + noise, PROMPTS, COMPLETIONS)
+    ]
     return [make_group(recorded, half) for half in (slice(0, 3), slice(3, 6))]
 
 
@@ -64,6 +69,7 @@ def make_group(recorded: Sequence[list[float] | None], part: slice) -> Group:
         step=0,
         prompt_ids=tuple(PROMPTS[part]),
         completion_ids=tuple(COMPLETIONS[part]),
+        completion_masks=tuple(MASKS[part]),
         rewards=tuple(REWARDS[part]),
         sampling_logprobs=tuple(recorded[part]),
         keys=tuple(RolloutKey("rollouts", part.start, i) for i in range(3)),
@@ -90,6 +96,14 @@ def directions(coordinates: Coordinates) -> dict[str, Tensor]:
         m: torch.linalg.qr(torch.randn(r, 2, generator=generator, dtype=torch.float64)).Q.T.contiguous()
         for m, r in coordinates.sizes.items()
     }
+
+
+def recorded(groups: Sequence[Group], batch: Batch) -> Tensor:
+    """(G, T) of the recorded log-probabilities, 0 off the completion mask."""
+    found = torch.zeros(batch.ids.shape, dtype=torch.float64)
+    for i, row in enumerate(row for group in groups for row in group.sampling_logprobs):
+        found[i, len(PROMPTS[i]) : len(PROMPTS[i]) + len(row)] = torch.tensor(row).double()
+    return found * batch.completion_mask
 
 
 def planned(groups: Sequence[Group]) -> list[list[bool]]:
@@ -199,8 +213,7 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
     """
     own, (coordinates, references) = OBJECTIVES[name], policy
     result, (total,) = step(policy, groups, {"x": own})
-    old = torch.zeros(batch.ids.shape, dtype=torch.float64)
-    old[batch.completion_mask] = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
+    old = recorded(groups, batch)
     with torch.no_grad():
         with coordinates.model.disable_adapter():
             base = scored(coordinates, batch)
@@ -245,7 +258,7 @@ def test_the_recorded_numbers_are_those_of_the_terms(policy, groups, batch: Batc
     assert kl["mean"] == pytest.approx(float(from_ema.mean()), rel=1e-9)
     assert kl["max"] == pytest.approx(float(from_ema.max()), rel=1e-9)
     assert kl["from_base"] == pytest.approx(float(from_base.mean()), rel=1e-9)
-    old = torch.tensor([x for g in groups for row in g.sampling_logprobs for x in row]).double()
+    old = recorded(groups, batch)[mask]
     assert ratio["mean"] == pytest.approx(float((current - old).exp().mean()), rel=1e-9)
     assert ratio["max"] == pytest.approx(float((current - old).exp().max()), rel=1e-9)
 
@@ -283,6 +296,31 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
     torch.testing.assert_close(stepped, expected, rtol=1e-8, atol=1e-12)
     torch.testing.assert_close(projection.before.norm, result.arms[0].projection.before.norm)
     assert 0 < expected.norm() < projection.before.norm, "nothing was stepped, or the gate removes nothing"
+
+
+@pytest.mark.parametrize("loss_type", ["nll", "dapo"])
+def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, policy, groups, batch: Batch) -> None:
+    """nll: sum_i grad model(ids_i, labels_i).loss. dapo: grad of sum_i A_i len_i / total model(ids_i, labels_i).loss.
+
+    Labels are -100 in the holes; whole and alone. transformers computes its loss in float32.
+    """
+    coordinates, references = policy
+    A = torch.tensor(REWARDS).double() - torch.tensor(REWARDS).double().view(2, 3).mean(1).repeat_interleave(3)
+    lengths = batch.completion_mask.sum(1)
+    factors = torch.ones(NUM).double() if loss_type == "nll" else A * lengths / lengths.sum()
+    loss = torch.zeros((), dtype=torch.float64)
+    for ids, mask, length, factor in zip(batch.ids, batch.completion_mask, batch.lengths, factors):
+        labels = ids.masked_fill(~mask, -100)[None, :length]
+        loss = loss + factor * coordinates.model(input_ids=ids[None, :length], labels=labels).loss
+    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, coordinates.parameters())])
+    objective = LossSettings(loss_type=loss_type)
+    _, (total,) = step(policy, groups, {"x": objective})
+    assert (flat(total, coordinates) - expected).norm() < 1e-6 * expected.norm()
+    arm, alone = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora"), Seen()
+    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided")
+    shared = {"planning": planned(groups), "pad_id": 0, "references": references}
+    step_only(Bases(coordinates=[coordinates]), groups, measure, objective, updater=alone, **shared)
+    assert (flat(alone.gradient, coordinates) - expected).norm() < 1e-6 * expected.norm()
 
 
 @pytest.fixture

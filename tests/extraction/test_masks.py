@@ -1,0 +1,81 @@
+"""Completions with holes: every layout against the loss of transformers, whose labels are -100 in the holes."""
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tiny_models import VOCABULARY
+
+from extraction.batch import make_batch
+from extraction.gradients import per_sample_gradients
+from extraction.passes import score
+
+PROMPTS = ([5, 6, 7], [8])  # samples share them at random
+completions = st.lists(st.tuples(st.integers(3, VOCABULARY - 1), st.booleans()), min_size=1, max_size=6)
+samples = st.tuples(st.sampled_from(PROMPTS), completions.filter(lambda ids: any(is_scored for _, is_scored in ids)))
+
+
+def reference(coordinates, ids, mask, weights):
+    """Call transformers once a scored token: log-probabilities (T,), and {module: gradient} of the weighted sum."""
+    logprobs, total = torch.zeros(len(ids), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for t in mask.nonzero().flatten().tolist():
+        labels = torch.full_like(ids, -100).index_fill(0, torch.tensor(t), ids[t])[None]
+        loss = coordinates.model(input_ids=ids[None], labels=labels).loss
+        logprobs[t], total = -loss.detach(), total + weights[t] * loss
+    parts = iter(torch.autograd.grad(total, coordinates.parameters()))
+    return logprobs, {
+        m: torch.cat([next(parts).flatten() for _ in coordinates.trainable(m)]) for m in coordinates.sizes
+    }
+
+
+@pytest.fixture(scope="module", params=["svd-moved", "lora-moved"])
+def coordinates(request, make_coordinates):
+    return make_coordinates("gpt2", request.param)
+
+
+@settings(deadline=None, max_examples=16, derandomize=True, phases=[Phase.generate])  # to shrink takes minutes
+@given(
+    drawn=st.lists(samples, min_size=1, max_size=4),
+    layout=st.sampled_from(["packed", "shared", "padded"]),
+    budget=st.sampled_from([None, 12]),
+    seed=st.integers(0, 9),
+)
+def test_any_mask_in_any_layout_is_the_loss_of_transformers(coordinates, drawn, layout, budget, seed):
+    """log p of every scored token, sum_t -w_t grad log p_t of every sample, and <u, g_i> = sum_t token_dots_it.
+
+    The loss of transformers is in float32. Shared, the samples of a prompt come as their sum.
+    """
+    prompts = [prompt for prompt, _ in drawn]
+    ids, masks = ([[part[i] for part in completion] for _, completion in drawn] for i in (0, 1))
+    batch = make_batch(prompts, ids, 0, masks)
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.randn(batch.ids.shape, generator=generator, dtype=torch.float64)
+    direction = {m: torch.randn(r, generator=generator, dtype=torch.float64) for m, r in coordinates.sizes.items()}
+    expected = [
+        reference(coordinates, row[:length], mask[:length], row_weights)
+        for row, mask, length, row_weights in zip(batch.ids, batch.completion_mask, batch.lengths, weights)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        if layout == "padded":
+            patch.setattr("extraction.passes.packs", lambda _: False)
+        found = per_sample_gradients(
+            coordinates,
+            batch,
+            token_weights=weights,
+            tokens_per_batch=budget,
+            direction=None if layout == "shared" else direction,
+            share=layout == "shared",
+        )
+        scores = score(coordinates, batch, tokens_per_batch=budget)
+    for i, (wanted, _) in enumerate(expected):
+        for logprobs in (found.token_logprobs[i], scores[i]):
+            torch.testing.assert_close(logprobs[: len(wanted)], wanted, rtol=1e-6, atol=1e-6)
+            assert not logprobs[len(wanted) :].any()
+    for module, gradient in found.gradients.items():
+        wanted = torch.stack([gradients[module] for _, gradients in expected])
+        if layout == "shared":
+            gradient, wanted = gradient.sum(0), wanted.sum(0)
+        assert (gradient - wanted).norm() < 1e-6 * max(float(wanted.norm()), 1e-3), module
+    if found.token_dots is not None:
+        along = sum(found.gradients[module] @ u for module, u in direction.items())
+        torch.testing.assert_close(found.token_dots.sum(1), along, rtol=1e-10, atol=1e-10)
