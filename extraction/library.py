@@ -4,10 +4,11 @@
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
-Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them
-(basis fingerprint, pairs, chat template, loss, dtype); directions are cheap linear algebra on them and are not.
+Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them:
+`_identity` and `_environment`. Directions are cheap linear algebra on them and are not cached.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,9 +17,12 @@ from typing import Any, Literal, get_args
 
 import orjson
 import torch
+import transformers
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
+from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
 from extraction.census import quoted_modes
 from extraction.controls import haar_directions, permuted_differences
@@ -44,7 +48,8 @@ from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
-FORMAT = 2  # of the cache; raise it when the meaning of cached pair gradients changes
+FORMAT = 3  # of the cache; raise it when the meaning of cached pair gradients changes
+NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a model's config that no forward reads
 
 
 def measure_pair_gradients(
@@ -103,9 +108,13 @@ def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
+    return make_batch(*_token_ids(policy, pairs), policy.pad_id).to(policy.device)
+
+
+def _token_ids(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return (prompts, completions), the ids of the 2n samples of `pair_batch`."""
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    completions = [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
-    return make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
+    return [*prompts, *prompts], [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
@@ -156,7 +165,10 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
 def _identity(
     policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
 ) -> dict[str, Any]:
-    """Everything that pair gradients depend on, which is the key of their cache: a new influence needs a row here."""
+    """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
+
+    To add an influence on the gradients: a row here, or there if direction files need not say it.
+    """
     return {
         "format": FORMAT,
         "fingerprint": comparable(coordinates.fingerprint()),
@@ -167,11 +179,44 @@ def _identity(
         "pairs_sha256": pairs_sha(pairs),
         "chat_template_sha256": policy.template_sha(),
         "tokenizer_sha256": policy.tokenizer_sha(),
+        # The ids themselves: no hash of a vocabulary covers merges, normalisation and the end of the turn.
+        "token_ids_sha256": sha256(orjson.dumps(_token_ids(policy, pairs))),
+        "config_sha256": config_sha(policy.model.config),
+        "buffers_sha256": _buffers_sha(policy.model),
         "loss_type": normaliser.loss_type,
         "max_completion_length": normaliser.max_completion_length,
         "dtype": str(policy.model.dtype).removeprefix("torch."),
         "adapter_at_zero": coordinates.is_zero(),
     }
+
+
+def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
+    """Return what computes: other kernels and another version of an architecture give other gradients."""
+    return {
+        "attention": str(model.config._attn_implementation),
+        "device": device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def config_sha(config: PreTrainedConfig) -> str:
+    """Return the sha256 of a model's config without names and paths, sub-configs included."""
+
+    def unnamed(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: unnamed(part) for key, part in value.items() if key not in NAMES}
+
+    table = unnamed(json.loads(config.to_json_string(use_diff=False)))
+    return sha256(orjson.dumps(table, option=orjson.OPT_SORT_KEYS))
+
+
+def _buffers_sha(model: PreTrainedModel) -> str:
+    """Return the sha256 of the buffers that a checkpoint holds; `base_weights_sha` covers parameters alone."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in sorted(model.state_dict().items()) if name not in parameters}
+    return sha256(f"{[*buffers]} {checksum(*buffers.values())}".encode())
 
 
 def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
@@ -199,7 +244,7 @@ class DirectionLibrary:
         settings: ExtractionSettings,
         normaliser: Normaliser | None = None,
         *,
-        cache_dir: str | Path,
+        cache_dir: str | Path | None,
         seed: int = 0,
         v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
@@ -208,6 +253,8 @@ class DirectionLibrary:
 
         Args:
             normaliser: that of the loss which the directions are for; default: grpo's.
+            cache_dir: folder of the cache of pair gradients; None for a model given in memory, which may have hooks and
+                changes that no key covers: it has no cache.
             seed: of the random controls.
             v_hack: a direction file to read instead of extracting, or its name in out/directions.
             say: gets a line where the cache is damaged.
@@ -217,7 +264,8 @@ class DirectionLibrary:
             where = "objective.max_completion_length"
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
-        self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
+        self.cache_dir = None if cache_dir is None else Path(cache_dir)
+        self.seed, self.say = seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
 
     def get(self, kind: str) -> Directions:
@@ -282,9 +330,10 @@ class DirectionLibrary:
             tokens_per_batch=self.settings.tokens_per_batch,
         )
         # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
-        if not self.coordinates.is_zero():
+        if self.cache_dir is None or not self.coordinates.is_zero():
             return measure()
         identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser)
+        identity |= _environment(self.policy.model, self.policy.device)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():

@@ -84,13 +84,15 @@ def extracted(
     vocabulary = load_vocabulary(str(model.name), model.template) if policy is None else _vocabulary(policy)
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
+    # A model given in memory may have hooks and changes that no key of a cache covers.
+    cache_dir = out / "cache" if policy is None else None
     policy = policy or configured_policy(model, out / "cache")
     weights = [*policy.model.parameters()]
     flags, own = [weight.requires_grad for weight in weights], copied(policy)
     try:
         coordinates = configured_basis(own, basis, model, out / "cache")
         library = DirectionLibrary(
-            own, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
+            own, coordinates, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say
         )
         found = library.v_hack
     finally:  # peft freezes what it adapts

@@ -235,8 +235,7 @@ def _stale(
     coordinates, settings = bases.coordinates[0], config.lookahead
     assert settings is not None
     weights = normaliser(setup.conditions[measure.condition])
-    # Away from the start no cache is read or written.
-    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=Path())
+    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=None)
     fresh, pairs = Stacks.of(library.get("v_hack").to(bases.device).vectors), library.pair_gradients
     found: dict[str, Mapping[Any, float]] = {}
     if (shared := overlap(measure.vectors, fresh)) is not None:
