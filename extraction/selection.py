@@ -41,7 +41,7 @@ def pair_notes(settings: ExtractionSettings) -> list[str]:
 
 
 def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
-    """The pairs of a run: of `settings.pairs`, without what `leave_out` and `half` drop, and with `held_out`'s.
+    """The pairs of a run: of `settings.pairs`, without what `leave_out` drops, and with `held_out`'s.
 
     Held-out pairs are never dropped, so that selections are measured on the same ones.
 
@@ -58,9 +58,6 @@ def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
             expected = f"flavours of {settings.pairs}: {', '.join(flavours)}"
             raise InputError("intervention.extraction.leave_out", expected=expected, found=repr(flavour))
     used = [pair for pair in used if kind_of(pair.flavour) not in settings.leave_out]
-    middle = len(used) // 2
-    if settings.half is not None:
-        used = used[:middle] if settings.half == "first" else used[middle:]
     measured = pairs
     if settings.held_out is not None:
         measured = load_pairs(settings.held_out, settings.pairs_map, settings.split_seed)

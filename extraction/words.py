@@ -15,7 +15,6 @@ from replay_pools.storage.tables import STRICT, Maybe, setting
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]
 Method = Literal["svd", "mean"]  # main directions of the differences of pairs, or their mean alone
-Half = Literal["first", "second"]
 # All samples of a pass in one row; the same with one copy of a prompt for all of its samples; a padded row per sample.
 Layout = Literal["packed", "shared", "padded"]
 
@@ -80,7 +79,6 @@ class ExtractionSettings:
     pairs_map: Maybe[str] = setting(None, "`FIELD=COLUMN,...` of a file of pairs, as `hack=rejected,clean=chosen`")
     split_seed: Maybe[int] = setting(None, "of the pairs that are held out where a file does not mark them; none: 0")
     leave_out: tuple[str, ...] = setting((), "flavours of pairs, by their first word, that are not extracted from")
-    half: Maybe[Half] = setting(None, "extract from this half of the pairs alone")
     held_out: Maybe[str] = setting(None, "pairs whose held-out ones measure; none: those of `pairs`")
     method: Method = setting("svd", "main directions of the pair differences, or that of their mean, with `k` 1")
     k: int = setting(4, "directions in a module", ge=1)
