@@ -24,7 +24,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
 from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
-from extraction.census import quoted_modes
 from extraction.controls import haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
@@ -93,7 +92,6 @@ def measure_pair_gradients(
     texts: dict[tuple[str, str], int] = {}
     metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
-    metadata |= {"modes": [quoted_modes(pair.hack) for pair in pairs]}
     return PairGradients(
         hack=hack_gradients,
         clean=clean_gradients,

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extraction.census import one_mode
 from extraction.circular import circular_pairs
 from extraction.directions import load_directions
 from extraction.library import check_pairs
@@ -103,7 +102,7 @@ class ReplayInputs:
             self._say_of(pool, [*vocabulary.cautions(pool), *other_scale(scale, pool.manifest)])
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(drawn))]:
+            for sentence in check_pairs(vocabulary, pairs, k):
                 self._say(sentence)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
@@ -223,11 +222,6 @@ class ReplayInputs:
 
 def _copies(circular: dict[str, Any]) -> str:
     return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools, verbatim or nearly"
-
-
-def hacks_of(pools: Sequence[Pool]) -> list[str]:
-    """The completions of the rollouts that hack."""
-    return [rollout.completion for pool in pools for group in pool.steps for rollout in group if rollout.hacked]
 
 
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
