@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extraction.circular import circular_pairs
 from extraction.directions import load_directions
 from extraction.library import check_pairs
 from extraction.pairs import Pair, pairs_sha
@@ -26,6 +25,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
+from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import load_vocabulary
 
 LEAST_READ = 1024  # groups of a pool: smaller ones are always read whole
@@ -165,8 +165,8 @@ class ReplayInputs:
         """As `_drawn`, of these pools, whole; InputError where circular pairs leave nothing, and as of ReplaySource."""
         source, circular = self.source, dict[str, Any]()
         rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
-        if pairs and (found := circular_pairs(pairs, rollouts)):
-            problems = sorted({copy.problem_id for copies in found.values() for copy in copies})
+        if pairs and (found := taken_pairs(pairs, rollouts)):
+            problems = sorted(set[str]().union(*found.values()))
             everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
             circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
             circular |= {"of_problems": len(everywhere)}
@@ -220,8 +220,32 @@ class ReplayInputs:
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(*adapter)}
 
 
+def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int, set[str]]:
+    """Return {position of a pair that was taken from the rollouts: problem ids of its copies}.
+
+    A side of the pair and the rollout are one text but for case and white space, and so are their prompts, of which one
+    may hold more. Such a pair would be measured on itself.
+    """
+    positions: dict[str, set[int]] = {}
+    for i, pair in enumerate(pairs):
+        for side in (pair.hack, pair.clean):
+            positions.setdefault(_folded(side), set()).add(i)
+    tasks = [_folded(pair.messages[-1]["content"]) for pair in pairs]
+    taken: dict[int, set[str]] = {}
+    for rollout in rollouts:
+        for i in positions.get(_folded(rollout.completion), ()):
+            task = _folded(rollout.messages[-1]["content"])
+            if task in tasks[i] or tasks[i] in task:
+                taken.setdefault(i, set()).add(rollout.problem_id)
+    return taken
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
 def _copies(circular: dict[str, Any]) -> str:
-    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools, verbatim or nearly"
+    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools"
 
 
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
