@@ -1,4 +1,4 @@
-"""DirectionLibrary: the directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
+"""Directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
 
     coordinates = attach(policy.model, basis="svd", model_id=policy.base_model)
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
@@ -60,14 +60,14 @@ def measure_pair_gradients(
     pairs_source: str = "builtin",
     tokens_per_batch: int | None = None,
 ) -> PairGradients:
-    """Weighted NLL gradients of both completions of every pair.
+    """Measure weighted NLL gradients of both completions of every pair.
 
-    A pair is a GRPO group of two: each gradient carries the normaliser w that the loss type gives it there.
+    A pair is a GRPO group of two: each gradient is weighted as the loss type weights that sample.
 
     Args:
-        normaliser: that of the loss which the gradients are compared with; default: grpo's.
-        pairs_source: where the pairs are from, for the metadata.
-        tokens_per_batch: of a forward and backward; None: what fits the memory.
+        normaliser: of the loss to compare the gradients with; default: grpo's.
+        pairs_source: recorded in the metadata.
+        tokens_per_batch: tokens in one forward and backward; None: what fits the memory.
 
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
@@ -87,7 +87,7 @@ def measure_pair_gradients(
         hack_gradients[module] = weighted[:n].clone()
         clean_gradients[module] = weighted[n:].clone()
     metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser)
-    # The whole fingerprint, with the model's name, which the identity leaves out.
+    # The identity leaves out the model's name.
     metadata |= {"fingerprint": coordinates.fingerprint()}
     texts: dict[tuple[str, str], int] = {}
     metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
@@ -101,7 +101,7 @@ def measure_pair_gradients(
 
 
 def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
-    """2n samples of n pairs, on the device of the policy: all hacking completions, then all clean ones.
+    """Return a batch of 2n samples of n pairs, on the policy's device: all hacking completions, then all clean ones.
 
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
@@ -116,16 +116,16 @@ def _token_ids(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], 
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
-    """Refuse what the extraction would refuse of the pairs, all of it at once, before any weights are loaded.
+    """Refuse all pairs that the extraction would refuse, at once and before any weights are loaded.
 
     Returns:
-        What is doubtful of them, a sentence each.
+        Cautions, a sentence each.
 
     Raises:
         InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, texts
             longer than the model can read, or more directions in a module than pairs to extract from.
     """
-    errors: dict[str, InputError] = {}  # the first of a kind stands for those of the other pairs
+    errors: dict[str, InputError] = {}  # {kind: its first error}
     lengths: list[int] = []
     for pair in pairs:
         try:
@@ -147,7 +147,7 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
 
 
 def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
-    """The token ids of one completion of a pair, with the end-of-turn token added."""
+    """Return the token ids of one completion of a pair, with the end-of-turn token added."""
     ids = policy.completion_ids(getattr(pair, side))
     early_ends = [token for token in ids[:-1] if token in policy.eos_ids]
     if early_ends:
@@ -218,7 +218,7 @@ def _buffers_sha(model: PreTrainedModel) -> str:
 
 
 def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
-    """Hashes of the pairs, or of the direction file and its pair gradients, that directions come from.
+    """Return hashes of what directions come from: the pairs, or the direction file and its pair gradients.
 
     Raises:
         InputError: no such pairs, or no such direction file.
@@ -247,15 +247,15 @@ class DirectionLibrary:
         v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """A library for the policy with the adapter of `coordinates`; InputError for dr_grpo without its divisor.
+        """Make a library for the policy adapted by `coordinates`; InputError for dr_grpo without its divisor.
 
         Args:
-            normaliser: that of the loss which the directions are for; default: grpo's.
+            normaliser: of the loss to compare directions with; default: grpo's.
             cache_dir: folder of the cache of pair gradients; None for a model given in memory, which may have hooks and
                 changes that no key covers: it has no cache.
             seed: of the random controls.
             v_hack: a direction file to read instead of extracting, or its name in out/directions.
-            say: gets a line where the cache is damaged.
+            say: gets notes on the pairs, and a line for a damaged cache.
         """
         self.normaliser = normaliser or Normaliser()
         if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
@@ -267,7 +267,7 @@ class DirectionLibrary:
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
 
     def get(self, kind: str) -> Directions:
-        """The directions of a kind.
+        """Return the directions of a kind.
 
         Raises:
             InputError: a direction file of another basis, or one without its pair gradients.
@@ -285,19 +285,18 @@ class DirectionLibrary:
 
     @cached_property
     def v_hack(self) -> Directions:
-        """v_hack, read from the given direction file or extracted."""
+        """v_hack, from the given direction file or extracted."""
         if self.v_hack_file is None:
             return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
-        # Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
-        # quantile over all that were kept.
+        # The first k directions of a larger file are not the directions of k: the noise floor is a quantile over all.
         for key, wanted in shared_settings(self.settings, self.normaliser).items():
             if (stored := directions.metadata[key.rpartition(".")[2]]) != wanted:
                 raise InputError(
                     f"directions {self.v_hack_file}",
-                    expected=f"extracted with {key} = {wanted}, as this run is told",
+                    expected=f"extracted with {key} = {wanted}, as this run",
                     found=f"{key} = {stored}",
                     fix=f"give the run --set {key}={stored}, or extract again",
                 )
@@ -305,7 +304,7 @@ class DirectionLibrary:
 
     @cached_property
     def pair_gradients(self) -> PairGradients:
-        """Gradients of the hack pairs: from the file beside the given direction file, from the cache, or measured."""
+        """Gradients of the hack pairs: from the file of the given direction file, from the cache, or measured."""
         if self.v_hack_file is not None:
             return load_pair_gradients(pairs_path(self.v_hack_file))
         for note in pair_notes(self.settings):
@@ -313,10 +312,10 @@ class DirectionLibrary:
         return self.measured(selected_pairs(self.settings), self.settings.pairs)
 
     def measured(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
-        """Gradients of pairs: read from the cache, or measured and written to it.
+        """Return gradients of pairs, from the cache or measured.
 
         Args:
-            pairs_source: where they are from, for the metadata.
+            pairs_source: recorded in the metadata.
         """
         measure = partial(
             measure_pair_gradients,
@@ -339,7 +338,7 @@ class DirectionLibrary:
                 stored = load_pair_gradients(path)
                 # Other names of the model have the same gradients.
                 return replace(stored, metadata=stored.metadata | {"fingerprint": self.coordinates.fingerprint()})
-            # A damaged cache is no error of the user, who did not write it: measure again and replace it.
+            # The user did not write the cache, so damage is no input error: measure again.
             except InputError:
                 self.say(f"{path}: damaged; made again")
                 path.unlink(missing_ok=True)
@@ -359,12 +358,12 @@ class DirectionLibrary:
 
 
 def pairs_path(directions_path: Path) -> Path:
-    """The file of the pair gradients that stands beside a direction file."""
+    """Return the path of the pair gradients that belong to a direction file."""
     return directions_path.with_suffix(PAIR_GRADIENTS)
 
 
 def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dict[str, Any]:
-    """{key of a run's settings: value} of what a direction file and the controls beside it must have in common."""
+    """Return {key of a run's settings: value} of the settings that a direction file must share with its controls."""
     return {
         "intervention.extraction.method": settings.method,
         "intervention.extraction.k": settings.k,
