@@ -42,7 +42,7 @@ def extract(
     PosixPath('out/directions/v_hack.safetensors')
 
     Args:
-        model: a name that `probe.load` takes, a policy that it returns, or a causal model of transformers, which is left
+        model: a name that `probe.load` takes, a policy that it returns, or a causal model of transformers, which stays
             unchanged. Only for a name are the gradients of pairs cached: nothing shows the hooks of a model in memory.
         tokenizer: of a model of transformers; it has a chat template.
         pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`
