@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from extraction.directions import load_directions
-from extraction.library import check_pairs
+from extraction.library import check_pairs, config_sha
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
@@ -203,9 +203,10 @@ class ReplayInputs:
         return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
-        """What `config.json` of the run holds; loads the policy for the hash of its weights."""
-        weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
-        return self.record_without_weights() | weights
+        """Return what `config.json` of the run holds; loads the policy for the hashes of its weights and config."""
+        hashes = {"base_weights_sha256": self.policy.base_weights_sha}
+        hashes |= {"model_config_sha256": config_sha(self.policy.model.config)}
+        return self.record_without_weights() | {"model": self.model_name, **hashes}
 
     def record_without_weights(self) -> dict[str, Any]:
         """All of `record` that is known before the policy is loaded."""
