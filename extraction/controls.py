@@ -1,8 +1,8 @@
-"""What directions are compared with: controls (Haar, permuted), and other directions by their principal angles.
+"""Controls of v_hack (Haar, permuted), and principal angles between two sets of directions.
 
-A cosine with v_hack means something only beside the same cosine with controls:
+A cosine with v_hack means something only when compared with the same cosine along controls:
 
-- Haar: uniformly random orthonormal directions, as many per module as v_hack has.
+- Haar: uniformly random orthonormal directions, as many in each module as v_hack has.
 - permuted: the same extraction after permuting the labels ACROSS the 2n pair gradients.
 - flipped: the same extraction after swapping hack and clean WITHIN random pairs. That changes signs of rows of D alone,
   so the subspace stays and the orientation of each direction is left to chance.
@@ -10,7 +10,7 @@ A cosine with v_hack means something only beside the same cosine with controls:
 The third control, `placebo`, is the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
 To add a control: a function here that returns `Directions`, and a branch in `extraction.library.DirectionLibrary.get`.
 
-How alike two extractions V (k, r) and W (l, r) are, in a module (Bjoerck and Golub 1973):
+Similarity of two extractions V (k, r) and W (l, r) in a module (Bjoerck and Golub 1973):
 
     cos theta_i   = i-th singular value of V W^T                    i = 1 .. min(k, l), the smallest angle first
     overlap       = sum_i cos^2 theta_i / min(k, l)                 1: one subspace holds the other; 0: orthogonal
@@ -31,10 +31,10 @@ from extraction.directions import Directions, PairGradients
 
 
 def haar_directions(like: Directions, *, seed: int) -> Directions:
-    """Haar-random directions with the shapes (k, r) of `like` in every module.
+    """Return Haar-random directions with the shapes (k, r) of `like` in every module.
 
-    Q of the QR decomposition of a Gaussian matrix, with signs such that R's diagonal is positive (Mezzadri 2007); there
-    is no spectrum and no vote, so singular values are 1 and votes 0.
+    They are Q of the QR decomposition of a Gaussian matrix, with the signs that make R's diagonal positive (Mezzadri
+    2007). They have no spectrum and no votes: singular values are 1 and votes 0.
     """
     # One generator for all modules: the draws depend on their order, which direction files keep.
     generator = torch.Generator().manual_seed(seed)
@@ -51,9 +51,9 @@ def haar_directions(like: Directions, *, seed: int) -> Directions:
 
 
 def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:
-    """{module: (n, r)}: the 2n gradients of the extraction pairs, pooled, shuffled and subtracted in n random couples.
+    """Return {module: (n, r)}, differences of n random couples of the 2n gradients of the extraction pairs.
 
-    The same permutation in every module, as true labels are the same in every module.
+    Every module has the same permutation, as it has the same true labels.
     """
     used = ~pairs.held_out
     n = int(used.sum())
@@ -78,18 +78,18 @@ def flipped_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleAngles:
-    """Two sets of directions compared in one module; symbols as in the module docstring."""
+    """Similarity of two sets of directions in one module; symbols as in the module docstring."""
 
     angles: tuple[float, ...]  # theta_i in degrees, smallest first
     overlap: float  # 0..1
-    chance: float  # what `overlap` is on average for random directions
+    chance: float  # mean of `overlap` for random directions
     axis_cos: float  # -1..1
 
 
 def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
-    """Angles, overlap and axis cosine of V (k, r) and W (l, r), computed in float64.
+    """Return angles, overlap and axis cosine of V (k, r) and W (l, r), computed in float64.
 
-    Direction files hold float32, so angles below about 0.02 degrees cannot be told from 0.
+    Direction files hold float32, so an angle below about 0.02 degrees is rounding.
     """
     products = V.double() @ W.double().T
     # Rounding can push a singular value above 1, where acos is NaN.
@@ -103,6 +103,6 @@ def principal_angles(V: Tensor, W: Tensor) -> ModuleAngles:
 
 
 def compare_modules(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, ModuleAngles]:
-    """`principal_angles` per module of {module: (k, r)}; modules where either set kept no direction are left out."""
+    """Return the `principal_angles` of every module, for {module: (k, r)}; modules without directions are left out."""
     shared = [module for module in first if module in second and len(first[module]) and len(second[module])]
     return {module: principal_angles(first[module], second[module]) for module in shared}

@@ -1,11 +1,11 @@
 """v_hack: the directions of the hack in the gradient coordinates of every module, extracted from contrast pairs.
 
     D[p] = w_hack grad NLL(hack_p) - w_clean grad NLL(clean_p)      (n, r) a module, uncentred
-    D = U diag(S) V^T,   v_hack = the first k rows of V^T, each oriented hack-ward
+    D = U diag(S) V^T,   v_hack = the first k rows of V^T, each turned toward the hack
 
 D[p] is the gradient of the GRPO loss of a pair with advantages (+1, -1), so a positive cosine with v_hack means that
-a descent step makes the hack more likely. A direction is oriented by majority vote over the pairs' projections
-D[p] . v, where a pair orthogonal to v up to rounding abstains; a tie is dropped, never signed by chance. `tau` drops
+a descent step makes the hack more likely. A majority vote over the pairs' projections D[p] . v orients a direction. A
+pair orthogonal to v up to rounding abstains; a tie is dropped, never signed by chance. `tau` drops
 directions with S_i / S_0 < tau; then `drop_bottom_frac` drops those below that quantile of S over all modules. The
 method `mean` has one direction in a module, V = sum_p D[p] / |sum_p D[p]|, with S = |sum_p D[p]| / sqrt(n).
 
@@ -31,7 +31,7 @@ from replay_pools.storage.tensors import read_tensors, write_tensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairGradients:
-    """Weighted gradients of both completions of every pair: all directions and their controls are made from these."""
+    """Weighted gradients of both completions of every pair, the source of all directions and controls."""
 
     hack: dict[str, Tensor]  # {module: (n, r)}: w_hack grad NLL(hack_p)
     clean: dict[str, Tensor]  # {module: (n, r)}: w_clean grad NLL(clean_p)
@@ -39,7 +39,7 @@ class PairGradients:
     metadata: dict[str, Any]  # fingerprint of the basis, pairs, loss type, ...
 
     def differences(self) -> dict[str, Tensor]:
-        """{module: (n', r)}: D of the extraction pairs."""
+        """Return {module: (n', r)}, D of the extraction pairs."""
         used = ~self.held_out
         return {module: self.hack[module][used] - self.clean[module][used] for module in self.hack}
 
@@ -51,14 +51,14 @@ class Directions:
     vectors: dict[str, Tensor]  # {module: (k, r)}, orthonormal rows
     singular_values: dict[str, Tensor]  # {module: (k,)}
     votes: dict[str, Tensor]  # {module: (k,)}: pairs for minus pairs against, after orientation
-    metadata: dict[str, Any]  # that of the pair gradients, and how the directions were extracted
+    metadata: dict[str, Any]  # of the pair gradients, and how the directions were extracted
 
     def num_directions(self) -> int:
-        """Directions kept over all modules."""
+        """Return the number of directions in all modules."""
         return sum(len(V) for V in self.vectors.values())
 
     def to(self, device: torch.device) -> "Directions":
-        """The same directions with their vectors on `device`."""
+        """Return the directions with their vectors on `device`."""
         vectors = {module: V.to(device) for module, V in self.vectors.items()}
         return Directions(
             vectors=vectors, singular_values=self.singular_values, votes=self.votes, metadata=self.metadata
@@ -74,15 +74,15 @@ def extract_directions(
     drop_bottom_frac: float = 0.0,
     metadata: Mapping[str, Any] | None = None,
 ) -> Directions:
-    """Directions from the differences D of pair gradients, by the method of the module docstring.
+    """Extract directions from the differences D of pair gradients, as the module docstring defines them.
 
     Args:
         differences: {module: D (n, r)}.
-        method: `svd`, the main directions of D, or `mean`, that of the mean difference.
-        k: most directions of a module; 1 with `mean`.
-        tau: least S_i / S_0 of a direction, 0..1.
+        method: `svd`, the main directions of D, or `mean`, the direction of the mean difference.
+        k: maximal number of directions in a module; 1 with `mean`.
+        tau: minimal S_i / S_0 of a direction, 0..1.
         drop_bottom_frac: quantile (0..1) of S over all modules below which directions are dropped.
-        metadata: kept in the result beside the arguments and the noise floor.
+        metadata: kept in the result, with the arguments and the noise floor.
 
     Raises:
         InputError: a non-finite gradient (the module is named), or k above the number of pairs or coordinates.
@@ -123,7 +123,7 @@ def extract_directions(
 
 
 def _module_directions(D: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, Tensor]:
-    """V (k', r), S (k',) and vote margins (k',) of one module from D (n, r), in float64; k' <= k.
+    """Return V (k', r), S (k',) and vote margins (k',) of one module from D (n, r), in float64; k' <= k.
 
     Top-k right singular vectors, oriented; axes that are rounding and tied votes are dropped. Entries of D are known to
     a relative eps, the machine epsilon of their dtype. That moves a singular value by at most
@@ -139,7 +139,7 @@ def _module_directions(D: Tensor, k: int, tau: float) -> tuple[Tensor, Tensor, T
 
 
 def _mean_direction(D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """V (k', r), S (k',) and vote margins (k',) of the mean difference of one module, in float64; k' <= 1.
+    """Return V (k', r), S (k',) and vote margins (k',) of a module's mean difference, in float64; k' <= 1.
 
     The sum of n differences, each known to eps |D[p]|, is known to eps sqrt(n) |D|_F.
     """
@@ -151,7 +151,7 @@ def _mean_direction(D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _oriented(D: Tensor, V: Tensor, S: Tensor, keep: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The directions V (k, r) to keep, turned to where more pairs point, with S and vote margins; ties are dropped."""
+    """Return V (k, r) without ties, turned to where more pairs point, with S and vote margins."""
     projections = D @ V.T  # (n, k)
     votes = projections.abs() > eps * D.norm(dim=1, keepdim=True)  # False: the pair abstains
     margins = (torch.sign(projections) * votes).sum(0)  # (k,): pairs for minus pairs against
@@ -160,7 +160,7 @@ def _oriented(D: Tensor, V: Tensor, S: Tensor, keep: Tensor, eps: float) -> tupl
 
 
 def _noise_floor(singular_values: Sequence[Tensor], fraction: float) -> float:
-    """The `fraction` quantile of the singular values of all modules."""
+    """Return the `fraction` quantile of the singular values of all modules."""
     pooled = torch.cat(list(singular_values))
     if fraction <= 0 or len(pooled) == 0:
         return 0.0
@@ -174,16 +174,16 @@ def save_directions(path: Path, directions: Directions) -> None:
 
 
 def load_directions(file: str | Path) -> Directions:
-    """Read a direction file, or the one of that name in out/directions; InputError when it is missing or damaged."""
+    """Read a direction file, from a path or a name in out/directions; InputError when it is missing or damaged."""
     groups, metadata = _load(resolve_directions(file), ("V", "S", "votes"))
     return Directions(vectors=groups["V"], singular_values=groups["S"], votes=groups["votes"], metadata=metadata)
 
 
 def known_directions(directions: "Directions | str | Path") -> tuple[str, Directions]:
-    """(their name for messages, directions that say what they are of), themselves or of a file.
+    """Return (a name for messages, the directions), given as they are or by their file.
 
     Raises:
-        InputError: no such file, no fingerprint, or no direction in any module.
+        InputError: no such file, directions without a fingerprint, or no direction in any module.
     """
     where = "directions"
     if not isinstance(directions, Directions):
@@ -202,7 +202,7 @@ def save_pair_gradients(path: Path, pairs: PairGradients) -> None:
 
 
 def load_pair_gradients(path: Path) -> PairGradients:
-    """Read a file of pair gradients; InputError when it is missing, damaged or something else."""
+    """Read a file of pair gradients; InputError when it is missing, damaged or another kind of file."""
     groups, metadata = _load(path, ("hack", "clean"))
     held_out = torch.tensor(metadata.pop("held_out"), dtype=torch.bool)
     return PairGradients(hack=groups["hack"], clean=groups["clean"], held_out=held_out, metadata=metadata)
@@ -219,7 +219,7 @@ def _save(path: Path, groups: Mapping[str, Mapping[str, Tensor]], metadata: Mapp
 
 
 def _load(path: Path, prefixes: tuple[str, ...]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Read what `_save` wrote: {prefix: {module: tensor}} for the given prefixes, and the metadata."""
+    """Read a file of `_save`: {prefix: {module: tensor}} for the given prefixes, and the metadata."""
     tensors, header = read_tensors(path, "pt", fix="run probe extract")
     groups: dict[str, dict[str, Tensor]] = {}
     try:

@@ -1,4 +1,4 @@
-"""Pairs proposed from labelled rollouts: on half of the prompts, so that the other half is left to measure on."""
+"""Draft pairs from labelled rollouts, on half of the prompts: the other half is left to measure on."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from extraction.pairs import Pair
 from replay_pools.errors import InputError
 from replay_pools.storage.files import dump_json, sha256
 
-LEAST_PROMPTS = 4  # answered both ways: two to draft from, of which one is held out, and two to measure on
-PER_PROMPT = 2
+MIN_PROMPTS = 4  # answered both ways: two to draft from (one of them held out), and two to measure on
+PAIRS_PER_PROMPT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A labelled rollout, as far as a pair needs it."""
+    """The parts of a labelled rollout that a pair needs."""
 
     problem_id: str
     messages: list[dict[str, str]]
@@ -25,25 +25,26 @@ class Answer:
 
 
 def side(hacked: bool | None, gt_pass: bool | None) -> bool | None:
-    """True of a hack, False of a clean answer; None of one that no pair takes: unlabelled, or known to be wrong."""
+    """Return True for a hack, False for a clean answer, None for an unlabelled or wrong answer, which no pair takes."""
     return None if hacked is None or (not hacked and gt_pass is False) else hacked
 
 
 def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair], int]:
-    """(pairs, prompts that are answered both ways): of half of these, drawn by the hash of their text and the seed.
+    """Return (pairs, the number of prompts answered both ways).
 
-    A prompt gives up to PER_PROMPT pairs, nearest in length first: the direction
-    is not to be one of length. A third of the drafted prompts is held out.
+    Half of these prompts are drafted, drawn by the hash of their text and the seed. A prompt gives at most
+    PAIRS_PER_PROMPT pairs, nearest in length first: the direction should not be one of length. A third of the drafted
+    prompts is held out.
 
     Raises:
-        InputError: fewer than LEAST_PROMPTS prompts have a hack and a clean answer.
+        InputError: fewer than MIN_PROMPTS prompts have a hack and a clean answer.
     """
     by_prompt: dict[str, list[Answer]] = {}
     for answer in answers:
         by_prompt.setdefault(dump_json(answer.messages).decode(), []).append(answer)
     matched = {prompt: pairs for prompt, rows in by_prompt.items() if (pairs := _matched(rows))}
-    if len(matched) < LEAST_PROMPTS:
-        expected = f"{LEAST_PROMPTS} prompts with a rollout that hacks and one that does not (and is not wrong)"
+    if len(matched) < MIN_PROMPTS:
+        expected = f"{MIN_PROMPTS} prompts with a rollout that hacks and one that does not (and is not wrong)"
         found = f"{len(matched)} of {len(by_prompt)} prompts"
         raise InputError("labels", expected=expected, found=found, fix="log or map them: --map hacked=COLUMN")
     ranked = sorted(matched, key=lambda prompt: sha256(f"draft {seed}\n{prompt}".encode()))
@@ -53,7 +54,7 @@ def draft_pairs(answers: Iterable[Answer], *, seed: int = 0) -> tuple[list[Pair]
 
 
 def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
-    """Hacks and clean answers of one prompt, each text once."""
+    """Pair hacks and clean answers of one prompt, each text once."""
     sides: dict[bool | None, dict[str, Answer]] = {True: {}, False: {}, None: {}}
     for row in rows:
         sides[side(row.hacked, row.gt_pass) if row.text.strip() else None][row.text] = row
@@ -62,7 +63,7 @@ def _matched(rows: Sequence[Answer]) -> list[tuple[Answer, Answer]]:
     chosen: list[tuple[Answer, Answer]] = []
     used: set[str] = set()
     for hack, other in nearest:
-        if len(chosen) < PER_PROMPT and not {hack, other} & used:
+        if len(chosen) < PAIRS_PER_PROMPT and not {hack, other} & used:
             chosen.append((hacks[hack], clean[other]))
             used |= {hack, other}
     return chosen

@@ -1,13 +1,14 @@
-"""DirectionLibrary: the directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
+"""Directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
 
     coordinates = attach(policy.model, basis="svd", model_id=policy.base_model)
     library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
-Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them
-(basis fingerprint, pairs, chat template, loss, dtype); directions are cheap linear algebra on them and are not.
+Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them:
+`_identity` and `_environment`. Directions are cheap linear algebra on them and are not cached.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -16,11 +17,13 @@ from typing import Any, Literal, get_args
 
 import orjson
 import torch
+import transformers
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
+from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
-from extraction.census import quoted_modes
 from extraction.controls import flipped_differences, haar_directions, permuted_differences
 from extraction.directions import (
     Directions,
@@ -45,7 +48,8 @@ from replay_pools.vocabulary import Vocabulary
 Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
 CONTROL_DIFFERENCES = {"permuted": permuted_differences, "flipped": flipped_differences}
-FORMAT = 2  # of the cache; raise it when the meaning of cached pair gradients changes
+FORMAT = 3  # of the cache; raise it when the meaning of cached pair gradients changes
+NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a model's config that no forward reads
 
 
 def measure_pair_gradients(
@@ -65,9 +69,9 @@ def measure_pair_gradients(
     gradient, counts as much as a likely one; a gradient of 0 stays 0.
 
     Args:
-        normaliser: that of the loss which the gradients are compared with; default: grpo's.
-        pairs_source: where the pairs are from, for the metadata.
-        tokens_per_batch: of a forward and backward; None: what fits the memory.
+        normaliser: of the loss to compare the gradients with; default: grpo's.
+        pairs_source: recorded in the metadata.
+        tokens_per_batch: tokens in one forward and backward; None: what fits the memory.
 
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
@@ -91,12 +95,11 @@ def measure_pair_gradients(
         hack_gradients[module] = weighted[:n].clone()
         clean_gradients[module] = weighted[n:].clone()
     metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser, sides)
-    # The whole fingerprint, with the model's name, which the identity leaves out.
+    # The identity leaves out the model's name.
     metadata |= {"fingerprint": coordinates.fingerprint()}
     texts: dict[tuple[str, str], int] = {}
     metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
-    metadata |= {"modes": [quoted_modes(pair.hack) for pair in pairs]}
     return PairGradients(
         hack=hack_gradients,
         clean=clean_gradients,
@@ -106,27 +109,31 @@ def measure_pair_gradients(
 
 
 def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
-    """2n samples of n pairs, on the device of the policy: all hacking completions, then all clean ones.
+    """Return a batch of 2n samples of n pairs, on the policy's device: all hacking completions, then all clean ones.
 
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
+    return make_batch(*_token_ids(policy, pairs), policy.pad_id).to(policy.device)
+
+
+def _token_ids(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return (prompts, completions), the ids of the 2n samples of `pair_batch`."""
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    completions = [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
-    return make_batch([*prompts, *prompts], completions, policy.pad_id).to(policy.device)
+    return [*prompts, *prompts], [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
-    """Refuse what the extraction would refuse of the pairs, all of it at once, before any weights are loaded.
+    """Refuse all pairs that the extraction would refuse, at once and before any weights are loaded.
 
     Returns:
-        What is doubtful of them, a sentence each.
+        Cautions, a sentence each.
 
     Raises:
         InputError: a completion with an end-of-turn token in its text, a tokenizer without a chat template, texts
             longer than the model can read, or more directions in a module than pairs to extract from.
     """
-    errors: dict[str, InputError] = {}  # the first of a kind stands for those of the other pairs
+    errors: dict[str, InputError] = {}  # {kind: its first error}
     lengths: list[int] = []
     for pair in pairs:
         try:
@@ -148,7 +155,7 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
 
 
 def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
-    """The token ids of one completion of a pair, with the end-of-turn token added."""
+    """Return the token ids of one completion of a pair, with the end-of-turn token added."""
     ids = policy.completion_ids(getattr(pair, side))
     early_ends = [token for token in ids[:-1] if token in policy.eos_ids]
     if early_ends:
@@ -169,7 +176,10 @@ def _identity(
     normaliser: Normaliser,
     sides: Sides,
 ) -> dict[str, Any]:
-    """Everything that pair gradients depend on, which is the key of their cache: a new influence needs a row here."""
+    """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
+
+    To add an influence on the gradients: a row here, or there if direction files need not say it.
+    """
     return {
         "format": FORMAT,
         "fingerprint": comparable(coordinates.fingerprint()),
@@ -181,6 +191,10 @@ def _identity(
         "sides": sides,
         "chat_template_sha256": policy.template_sha(),
         "tokenizer_sha256": policy.tokenizer_sha(),
+        # The ids themselves: no hash of a vocabulary covers merges, normalisation and the end of the turn.
+        "token_ids_sha256": sha256(orjson.dumps(_token_ids(policy, pairs))),
+        "config_sha256": config_sha(policy.model.config),
+        "buffers_sha256": _buffers_sha(policy.model),
         "loss_type": normaliser.loss_type,
         "max_completion_length": normaliser.max_completion_length,
         "dtype": str(policy.model.dtype).removeprefix("torch."),
@@ -188,8 +202,37 @@ def _identity(
     }
 
 
+def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
+    """Return what computes: other kernels and another version of an architecture give other gradients."""
+    return {
+        "attention": str(model.config._attn_implementation),
+        "device": device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def config_sha(config: PreTrainedConfig) -> str:
+    """Return the sha256 of a model's config without names and paths, sub-configs included."""
+
+    def unnamed(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: unnamed(part) for key, part in value.items() if key not in NAMES}
+
+    table = unnamed(json.loads(config.to_json_string(use_diff=False)))
+    return sha256(orjson.dumps(table, option=orjson.OPT_SORT_KEYS))
+
+
+def _buffers_sha(model: PreTrainedModel) -> str:
+    """Return the sha256 of the buffers that a checkpoint holds; `base_weights_sha` covers parameters alone."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name: tensor for name, tensor in sorted(model.state_dict().items()) if name not in parameters}
+    return sha256(f"{[*buffers]} {checksum(*buffers.values())}".encode())
+
+
 def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
-    """Hashes of the pairs, or of the direction file and its pair gradients, that directions come from.
+    """Return hashes of what directions come from: the pairs, or the direction file and its pair gradients.
 
     Raises:
         InputError: no such pairs, or no such direction file.
@@ -213,29 +256,32 @@ class DirectionLibrary:
         settings: ExtractionSettings,
         normaliser: Normaliser | None = None,
         *,
-        cache_dir: str | Path,
+        cache_dir: str | Path | None,
         seed: int = 0,
         v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """A library for the policy with the adapter of `coordinates`; InputError for dr_grpo without its divisor.
+        """Make a library for the policy adapted by `coordinates`; InputError for dr_grpo without its divisor.
 
         Args:
-            normaliser: that of the loss which the directions are for; default: grpo's.
+            normaliser: of the loss to compare directions with; default: grpo's.
+            cache_dir: folder of the cache of pair gradients; None for a model given in memory, which may have hooks and
+                changes that no key covers: it has no cache.
             seed: of the random controls.
             v_hack: a direction file to read instead of extracting, or its name in out/directions.
-            say: gets a line where the cache is damaged.
+            say: gets notes on the pairs, and a line for a damaged cache.
         """
         self.normaliser = normaliser or Normaliser()
         if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
             where = "objective.max_completion_length"
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
         self.policy, self.coordinates, self.settings = policy, coordinates, settings
-        self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
+        self.cache_dir = None if cache_dir is None else Path(cache_dir)
+        self.seed, self.say = seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
 
     def get(self, kind: str) -> Directions:
-        """The directions of a kind.
+        """Return the directions of a kind.
 
         Raises:
             InputError: a direction file of another basis, or one without its pair gradients.
@@ -253,19 +299,18 @@ class DirectionLibrary:
 
     @cached_property
     def v_hack(self) -> Directions:
-        """v_hack, read from the given direction file or extracted."""
+        """v_hack, from the given direction file or extracted."""
         if self.v_hack_file is None:
             return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
         check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
-        # Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
-        # quantile over all that were kept.
+        # The first k directions of a larger file are not the directions of k: the noise floor is a quantile over all.
         for key, wanted in shared_settings(self.settings, self.normaliser).items():
             if (stored := directions.metadata.get(key.rpartition(".")[2])) != wanted:
                 raise InputError(
                     f"directions {self.v_hack_file}",
-                    expected=f"extracted with {key} = {wanted}, as this run is told",
+                    expected=f"extracted with {key} = {wanted}, as this run",
                     found=f"{key} = {stored}",
                     fix=f"give the run --set {key}={stored}, or extract again",
                 )
@@ -273,7 +318,7 @@ class DirectionLibrary:
 
     @cached_property
     def pair_gradients(self) -> PairGradients:
-        """Gradients of the hack pairs: from the file beside the given direction file, from the cache, or measured."""
+        """Gradients of the hack pairs: from the file of the given direction file, from the cache, or measured."""
         if self.v_hack_file is not None:
             return load_pair_gradients(pairs_path(self.v_hack_file))
         for note in pair_notes(self.settings):
@@ -281,10 +326,10 @@ class DirectionLibrary:
         return self.measured(selected_pairs(self.settings), self.settings.pairs)
 
     def measured(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
-        """Gradients of pairs: read from the cache, or measured and written to it.
+        """Return gradients of pairs, from the cache or measured.
 
         Args:
-            pairs_source: where they are from, for the metadata.
+            pairs_source: recorded in the metadata.
         """
         measure = partial(
             measure_pair_gradients,
@@ -297,9 +342,10 @@ class DirectionLibrary:
             tokens_per_batch=self.settings.tokens_per_batch,
         )
         # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
-        if not self.coordinates.is_zero():
+        if self.cache_dir is None or not self.coordinates.is_zero():
             return measure()
         identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser, self.settings.sides)
+        identity |= _environment(self.policy.model, self.policy.device)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
@@ -307,7 +353,7 @@ class DirectionLibrary:
                 stored = load_pair_gradients(path)
                 # Other names of the model have the same gradients.
                 return replace(stored, metadata=stored.metadata | {"fingerprint": self.coordinates.fingerprint()})
-            # A damaged cache is no error of the user, who did not write it: measure again and replace it.
+            # The user did not write the cache, so damage is no input error: measure again.
             except InputError:
                 self.say(f"{path}: damaged; made again")
                 path.unlink(missing_ok=True)
@@ -327,12 +373,12 @@ class DirectionLibrary:
 
 
 def pairs_path(directions_path: Path) -> Path:
-    """The file of the pair gradients that stands beside a direction file."""
+    """Return the path of the pair gradients that belong to a direction file."""
     return directions_path.with_suffix(PAIR_GRADIENTS)
 
 
 def shared_settings(settings: ExtractionSettings, normaliser: Normaliser) -> dict[str, Any]:
-    """{key of a run's settings: value} of what a direction file and the controls beside it must have in common."""
+    """Return {key of a run's settings: value} of the settings that a direction file must share with its controls."""
     return {
         "intervention.extraction.method": settings.method,
         "intervention.extraction.sides": settings.sides,

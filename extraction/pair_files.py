@@ -1,102 +1,80 @@
-"""Files of contrast pairs, of any format of FORMATS: `read_pair_file` gives `Pair`s, and a sentence on every decision.
+"""Read files of contrast pairs: `read_pair_file` returns `Pair`s, and a sentence on every decision.
 
-A rendered prompt is parsed into messages, which the model's own template renders again: it never reaches a model as it
-stands, since its last line break or think block may be that of another template. To add a format: a row in FORMATS.
+A row has a prompt (a text or messages), a hack and a clean completion. `COLUMNS` lists the names that are recognised;
+`--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: the model's own
+template renders messages, and another template's line breaks would reach the model otherwise.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from extraction.pair_markdown import read_markdown
 from extraction.pairs import Pair
 from replay_pools.errors import Faults, InputError, unknown_name
-from replay_pools.logs.columns import MISSING, columns_of, look_up, parse_mapping
+from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.rows import TEXT, Chat, chat_of, is_text, wrong_value
 from replay_pools.logs.sources import KINDS, Fields, read_objects
 from replay_pools.storage.files import dump_json, encode_jsonl, sha256, write_atomic
 
 MAP = "--pairs-map"
-MARKDOWN = ".md"
-MOST_SHOWN = 60  # characters of a text in an example
-MOST_PAIRS = 20_000
+MAX_EXAMPLE_CHARACTERS = 60
+MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
-FIELDS = ("prompt", "hack", "clean", "pair_id", "problem_id", "flavour", "held_out")
-OPTIONAL = FIELDS[3:]
-TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
-_TURN = re.compile(rf"{re.escape(TURN_START)}(\w+)\n(.*?){re.escape(TURN_END)}\s*", re.S)
-# What a template puts after the last turn, with the empty think block of one that has thinking switched off.
-_GENERATION = re.compile(rf"{re.escape(TURN_START)}assistant\s*(<think>\s*</think>\s*)?")
-OTHER_TEMPLATES = ("<|start_header_id|>", "<start_of_turn>", "<|start|>", "[INST]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairFormat:
-    """Which columns of a file hold what. Without `hack` among them the user has to say which of `sides` hacks."""
-
-    name: str
-    columns: Mapping[str, str]  # {field of a pair: column}; the prompt is a text, a rendered chat or messages
-    sides: tuple[str, str] = ("hack", "clean")  # the columns of the two completions
-
-    @property
-    def needed(self) -> set[str]:
-        """The columns that a file of this format has; those of optional fields may be missing."""
-        return {column for name, column in self.columns.items() if name not in OPTIONAL} | {*self.sides}
-
-
-BENCH = {"prompt": "prompt", "hack": "response_hacking", "clean": "response_clean", "flavour": "hacking_category"}
-SCHOOL = {"prompt": "user", "hack": "school_of_reward_hacks", "clean": "control"}
-FORMATS = (
-    PairFormat(name="pairs of this package", columns={"prompt": "messages", "hack": "hack", "clean": "clean"}),
-    PairFormat(name="prompt, hack, clean", columns={"prompt": "prompt", "hack": "hack", "clean": "clean"}),
-    PairFormat(name="school-of-reward-hacks", columns=SCHOOL, sides=("school_of_reward_hacks", "control")),
-    PairFormat(name="rh-bench", columns=BENCH, sides=("response_hacking", "response_clean")),
-    PairFormat(name="preference data", columns={"prompt": "prompt"}, sides=("chosen", "rejected")),
-    # Both sides are whole conversations: the prompt is what they have in common.
-    PairFormat(name="preference data with an implicit prompt", columns={}, sides=("chosen", "rejected")),
-)
+# {field of a pair: names of its column, the first one present is read}: of this package, of school-of-reward-hacks and
+# of rh-bench. To add a format: names.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("messages", "prompt", "user"),
+    "hack": ("hack", "school_of_reward_hacks", "response_hacking"),
+    "clean": ("clean", "control", "response_clean"),
+    "pair_id": ("pair_id",),
+    "problem_id": ("problem_id",),
+    "flavour": ("flavour", "hacking_category"),
+    "held_out": ("held_out",),
+}
+NEEDED = ("prompt", "hack", "clean")
+PREFERENCE = ("chosen", "rejected")  # columns that never say which side hacks
+_END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairFile:
-    """What a file holds."""
+    """The pairs of a file, and what was decided in reading them."""
 
     pairs: list[Pair]
     notes: list[str]  # sentences: what was recognised, dropped, split and measured
 
 
 def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0) -> PairFile:
-    """The pairs of a file.
+    """Return the pairs of a file.
 
     Args:
-        source: the path; of a Markdown file with `#section`, `#section/prefix` or `#section@tag,tag` behind it.
-        columns: `FIELD=COLUMN,...`, where the format does not say what a column is.
-        split_seed: of the part that is held out where no column says it.
+        source: the path of a file of rows, of any kind that a log may have.
+        columns: `FIELD=COLUMN,...`, for columns of other names than those in `COLUMNS`.
+        split_seed: draws the held-out prompts where no column says which pairs are held out.
 
     Raises:
-        InputError: no such file, no known format; all faults of the rows, together.
+        InputError: no such file, a column that cannot be found; all faults of the rows, together.
     """
-    given = _parse_map(columns)
-    faults = Faults()
-    rows = _read_rows(source, faults)
+    given, faults = _parse_map(columns), Faults()
+    rows = _read_rows(Path(source), faults)
     if not rows:
         faults.check(source)
         raise InputError(f"pairs {source}", expected="at least one pair", found="an empty file")
     try:
-        name, fields = _recognise([row for _, row in rows], given)
+        fields = _columns([row for _, row in rows], given)
     except InputError as error:
         faults.note(error.at(f"{source} {error.where}"), "columns")
         faults.check(source)
         raise
-    left_out = sorted({key for _, row in rows for key in row} - {column.split(".")[0] for column in fields.values()})
-    for column in left_out:  # one that nearly has the name of a field that the file lacks is a misspelling
-        if near := get_close_matches(column, [field for field in FIELDS if field not in fields], n=1, cutoff=0.75):
-            fix = f"rename it, or say {MAP} {near[0]}={column}"
+    unused = sorted({key for _, row in rows for key in row} - {column.split(".")[0] for column in fields.values()})
+    for column in unused:  # one that nearly has the name of a field that the file lacks is a misspelling
+        if near := get_close_matches(column, [field for field in COLUMNS if field not in fields], n=1, cutoff=0.75):
+            fix = f"rename it, or pass {MAP} {near[0]}={column}"
             found = "a key that is nearly this one"
             faults.add(f"{source} {column}", column, expected=near[0], found=found, fix=fix)
     pairs, dropped = _pairs(rows, fields, faults)
@@ -108,28 +86,20 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     counted = [f"{count} pairs with {reason}" for reason, count in dropped.items()]
     if not pairs:
         raise InputError(f"pairs {source}", expected="at least one pair", found="; ".join(counted))
-    said = ", ".join(f"{field}={column}" for field, column in fields.items())
-    notes = [f"pairs {source}: {len(pairs)}, read as {name} ({said}; corrected by {MAP} FIELD=COLUMN,...)"]
-    if left_out:
-        notes.append(f"columns of no use to a pair, left out: {', '.join(left_out)}")
+    mapping = ", ".join(f"{field}={column}" for field, column in fields.items())
+    notes = [f"pairs {source}: {len(pairs)} ({mapping}; {MAP} FIELD=COLUMN,... corrects this)"]
+    if unused:
+        notes.append(f"columns that no pair uses: {', '.join(unused)}")
     notes += [f"dropped: {text}" for text in counted]
-    num_rendered = sum(_is_rendered(look_up(row, fields.get("prompt", ""))) for _, row in rows)
-    if num_rendered:
-        notes.append(f"{num_rendered} prompts are rendered ChatML: the model's own template renders them again")
-    # Which side hacks is the user's word alone: an eye on two pairs would see it turned around.
-    if fields["hack"] != "hack" and name != "school-of-reward-hacks":
-        for pair in pairs[:2]:
-            alike = (i for i, (a, b) in enumerate(zip(pair.hack, pair.clean, strict=False)) if a != b)
-            begin = next(alike, 0) - MOST_SHOWN // 4
-            sides = [_part(text, begin) for text in (pair.hack, pair.clean)]
-            notes.append(f"please confirm: hack {sides[0]} against clean {sides[1]}")
+    if "hack" in given:  # nothing but the user's word says which side hacks: two examples show a swap
+        notes += [_example(pair) for pair in pairs[:2]]
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
     return PairFile(pairs=pairs, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
 
 
 def store_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Write rows of a program into a file of `folder` that has the name of their hash; returns its path."""
+    """Write rows given in memory to a file of `folder` named by their hash; return its path."""
     content = encode_jsonl(rows)
     path = folder / f"given-{sha256(content)[:12]}.jsonl"
     write_atomic(path, content)
@@ -137,172 +107,122 @@ def store_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
 
 
 def _parse_map(text: str | None) -> dict[str, str]:
-    """{field of a pair: column} from `hack=chosen,clean=rejected`."""
-    columns = parse_mapping(text or "", MAP, FIELDS)
-    sides = [columns.get("hack"), columns.get("clean")]
-    if (None in sides) != (sides == [None, None]) or (sides[0] is not None and sides[0] == sides[1]):
+    """Return {field of a pair: column} of `hack=chosen,clean=rejected`."""
+    columns = parse_mapping(text or "", MAP, [*COLUMNS])
+    sides = [columns[side] for side in ("hack", "clean") if side in columns]
+    if len(sides) == 1 or len({*sides}) < len(sides):
         raise InputError(MAP, expected="both hack=COLUMN and clean=COLUMN, two columns", found=str(text))
     return columns
 
 
-def _read_rows(source: str, faults: Faults) -> list[tuple[str, Fields]]:
-    """(place, row) of every row: of any file that a log may be, or of sections of Markdown."""
-    path, _, selector = source.partition("#")
-    file, selector = (Path(source), "") if Path(source).is_file() else (Path(path), selector)
-    if not file.is_file():
-        kinds = f"builtin, builtin:MODE or a file ({', '.join(KINDS)}, {MARKDOWN}#SECTION)"
-        raise InputError(f"pairs {source}", expected=kinds, found="no such file")
-    if file.suffix == MARKDOWN:
-        return read_markdown(file, selector, faults)
+def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
+    """Return (place, row) of every row."""
+    if not path.is_file():
+        kinds = f"builtin, builtin:MODE or a file ({', '.join(KINDS)})"
+        raise InputError(f"pairs {path}", expected=kinds, found="no such file")
     rows: list[tuple[str, Fields]] = []
-    for row in read_objects(file, faults):
+    for row in read_objects(path, faults):
         rows.append((row.where, row.fields))
-        if len(rows) > MOST_PAIRS:
-            raise InputError(
-                file, expected=f"at most {MOST_PAIRS:,} pairs", found="more", fix="a few hundred are enough"
-            )
+        if len(rows) > MAX_PAIRS:
+            raise InputError(path, expected=f"at most {MAX_PAIRS:,} pairs", found="more", fix="a few hundred suffice")
     return rows
 
 
-def _recognise(rows: Sequence[Fields], given: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The name of a file's format, and {field of a pair: column} for what it holds; `given` by the user comes first.
+def _columns(rows: Sequence[Fields], given: Mapping[str, str]) -> dict[str, str]:
+    """Return {field of a pair: its column}, `given` ones first.
 
     Raises:
-        InputError: a column that the file lacks, no format with these columns, or a format in which the user has to
-            say which side hacks and did not.
+        InputError: a given column that the file lacks, or a needed field without a column.
     """
     present = {key for row in rows for key in row}
     for field, column in given.items():
         if all(look_up(row, column, MISSING) is MISSING for row in rows):
             fix = f"pass {MAP} {field}=COLUMN"
             raise unknown_name(f"{MAP} {field}", column, columns_of(rows), expected="a column", fix=fix)
-    by_name = {field: field for field in OPTIONAL if field in present}
-    for row in FORMATS:
-        if not row.needed <= present:
-            continue
-        columns = by_name | {field: name for field, name in row.columns.items() if name in present} | given
-        if "hack" in columns:
-            return row.name, columns
-        first, second = row.sides
-        expected = "to be told which of them hacks: a reward may have preferred either"
-        fix = f"pass {MAP} hack={first},clean={second} or {MAP} hack={second},clean={first}"
-        raise InputError(f"columns {first}, {second}", expected=expected, found=f"{row.name} alone", fix=fix)
-    if {"prompt", "hack", "clean"} <= {*given} | present:
-        fields = [field for field in ("prompt", "hack", "clean") if field in present]
-        return f"columns of {MAP}", by_name | {field: field for field in fields} | given
-    known = "; ".join(", ".join(sorted(row.needed)) for row in FORMATS)
-    fix = f"name them: {MAP} prompt=COLUMN,hack=COLUMN,clean=COLUMN"
-    found = ", ".join(sorted(present)) or "none"
-    raise InputError("columns", expected=f"those of a known format ({known})", found=found, fix=fix)
+    fields: dict[str, str] = {}
+    for field, names in COLUMNS.items():
+        if column := given.get(field) or next((name for name in names if name in present), None):
+            fields[field] = column
+    missing = [field for field in NEEDED if field not in fields]
+    if "hack" in missing and {*PREFERENCE} <= present:
+        first, second = PREFERENCE
+        expected = "which of them hacks: a reward may have preferred either"
+        fix = f"pass {MAP} hack={second},clean={first} or {MAP} hack={first},clean={second}"
+        raise InputError(f"columns {first}, {second}", expected=expected, found="preferences alone", fix=fix)
+    if missing:
+        expected = "; ".join(f"{field}: {' or '.join(COLUMNS[field])}" for field in missing)
+        fix = f"name them: {MAP} {','.join(f'{field}=COLUMN' for field in missing)}"
+        raise InputError("columns", expected=expected, found=", ".join(sorted(present)) or "none", fix=fix)
+    return fields
 
 
 def _pairs(
     rows: Sequence[tuple[str, Fields]], columns: Mapping[str, str], faults: Faults
 ) -> tuple[list[Pair], Counter[str]]:
-    """(pairs, {why: how many were dropped}) of the rows of a file."""
+    """Return (pairs, {why: how many were dropped}) of the rows of a file."""
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
     seen: set[tuple[bytes, str, str]] = set()
     for number, (where, row) in enumerate(rows, 1):
-        texts, names = _texts(row, where, columns, faults), _names(row, where, number, columns, faults)
-        if texts is None or names is None:
+        if (values := _values(row, where, columns, faults)) is None:
             continue
-        messages, hack, clean = texts
-        key = (dump_json(messages), hack, clean)
-        if not hack.strip() or not clean.strip():
+        ids = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
+        pair = Pair(**{**ids, "flavour": "all", "held_out": False, **values})
+        key = (dump_json(pair.messages), pair.hack, pair.clean)
+        if not pair.hack.strip() or not pair.clean.strip():
             dropped["an empty side"] += 1
-        elif hack == clean:
+        elif pair.hack == pair.clean:
             dropped["the same text on both sides"] += 1
         elif key in seen:  # counted several times, a pair would make every interval narrower than what is known
             dropped["the same prompt and answers as one before"] += 1
         else:
             seen.add(key)
-            pairs.append(Pair(messages=messages, hack=hack, clean=clean, **names))
+            pairs.append(pair)
     return pairs, dropped
 
 
-def _texts(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) -> tuple[Chat, str, str] | None:
-    """(messages, hack, clean) of a row; None where one of them is at fault."""
-    hack, clean = columns["hack"], columns["clean"]
-    sides = look_up(row, hack), look_up(row, clean)
-    missing = [c for f, c in columns.items() if f not in OPTIONAL and look_up(row, c, MISSING) is MISSING]
-    for column in missing:
-        found = f"no such key, only {', '.join(sorted(row))}"
-        faults.add(f"{where} {column}", column, expected="a value", found=found)
-    if missing:
-        return None
-    prompt = columns.get("prompt")
-    readers: list[tuple[str, Any]] = [(f"{hack}, {clean}", lambda: _split(*sides, prompt and look_up(row, prompt)))]
-    if prompt is not None and not all(map(_is_conversation, sides)):
-        asked = look_up(row, prompt)
-        readers = [
-            (prompt, lambda: messages_of(asked)),
-            (hack, lambda: answer_of(sides[0])),
-            (clean, lambda: answer_of(sides[1])),
-        ]
-    values: list[Any] = []
-    for column, read in readers:
-        try:
-            values.append(read())
-        except InputError as error:
-            faults.note(error.at(f"{where} {column}"), column)
-    if len(values) < len(readers):
-        return None
-    return values[0] if len(values) == 1 else (values[0], values[1], values[2])
-
-
-def _names(row: Fields, where: str, number: int, columns: Mapping[str, str], faults: Faults) -> dict[str, Any] | None:
-    """pair_id, problem_id, flavour and held_out of a row, with their defaults; None where one is at fault."""
-    names: dict[str, Any] = {"pair_id": f"{number:03d}", "problem_id": f"{number:03d}", "flavour": "all"}
-    names["held_out"] = False
+def _values(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) -> dict[str, Any] | None:
+    """Return the fields of a pair that a row has; None where one is at fault."""
+    values: dict[str, Any] = {}
     is_sound = True
-    for name in names:
-        value = look_up(row, columns.get(name, ""))
-        if value is None:
+    for field, column in columns.items():
+        value, place = look_up(row, column, MISSING), f"{where} {column}"
+        if field not in NEEDED and (value is MISSING or value is None):
             continue
-        is_flag = name == "held_out"
-        if isinstance(value, bool) != is_flag or not (isinstance(value, int) or is_text(value)):
-            error = wrong_value("true or false" if is_flag else "a text or a whole number", value)
-            faults.note(error.at(f"{where} {columns[name]}"), columns[name])
+        try:
+            if value is MISSING:
+                raise InputError("", expected="a value", found=f"no such key, only {', '.join(sorted(row))}")
+            values["messages" if field == "prompt" else field] = _READERS[field](value)
+        except InputError as error:
+            faults.note(error.at(place), column)
             is_sound = False
-        names[name] = value if is_flag else str(value)
-    return names if is_sound else None
-
-
-def _is_rendered(value: Any) -> bool:
-    """Whether a prompt is a text with the marks of ChatML."""
-    return isinstance(value, str) and TURN_START in value
+    return values if is_sound else None
 
 
 def messages_of(value: Any) -> Chat:
-    """The messages of a prompt: a text, a rendered ChatML chat, messages, or their JSON text; else InputError.
+    """Return the messages of a prompt: a text of the user, messages, or their JSON text.
 
     >>> messages_of("Add 1 and 2.")
     [{'role': 'user', 'content': 'Add 1 and 2.'}]
+
+    Raises:
+        InputError: anything else, as a prompt that a chat template has rendered.
     """
     chat = chat_of(value)
     if chat is not None:
         return chat
-    marks = [mark for mark in OTHER_TEMPLATES if isinstance(value, str) and mark in value]
-    if not is_text(value) or not value.strip() or (marks and not _is_rendered(value)):
-        raise wrong_value(f"{TEXT}, ChatML, or messages with role and content", value)
-    if not _is_rendered(value):
-        return [{"role": "user", "content": value}]
-    messages: Chat = []
-    position = len(value) - len(value.lstrip())
-    while match := _TURN.match(value, position):
-        messages.append({"role": match[1], "content": match[2]})
-        position = match.end()
-    rest = value[position:]
-    if not messages or (rest and not _GENERATION.fullmatch(rest)):
-        raise wrong_value("ChatML turns, and the start of the answer behind them", rest or value)
-    return messages
+    if not is_text(value) or not value.strip() or MARKUP.match(value):
+        error = wrong_value(f"{TEXT}, or messages with role and content", value)
+        fix = "give the messages: the model's own template renders them" if is_text(value) and value.strip() else ""
+        raise InputError("", expected=error.expected, found=error.found, fix=fix)
+    return [{"role": "user", "content": value}]
 
 
 def answer_of(value: Any) -> str:
-    """The text of a completion: as it stands, or the content of its one assistant message; '' for null.
+    """Return the text of a completion: as it stands, or the content of its one assistant message; '' for null.
 
-    An end-of-turn mark at its end is cut: the extraction adds the model's own.
+    Raises:
+        InputError: anything else, as a text that ends with the mark of a template, which the model's own follows.
     """
     chat = chat_of("" if value is None else value)
     if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):
@@ -310,32 +230,39 @@ def answer_of(value: Any) -> str:
     text = (value or "") if chat is None else chat[0]["content"]
     if not is_text(text):
         raise wrong_value(f"{TEXT}, or one assistant message", value)
-    return text.rstrip().removesuffix(TURN_END).rstrip("\n") if text.rstrip().endswith(TURN_END) else text
+    if mark := _END_MARK.search(text):
+        expected = "a text without the end-of-turn token, which is added"
+        raise InputError("", expected=expected, found=f"{mark[1]} at its end", fix="cut the text before it")
+    return text
 
 
-def _is_conversation(value: Any) -> bool:
-    """Whether a completion is a whole conversation: messages, of which the last is the answer."""
-    try:
-        return len(chat_of(value) or []) > 1
-    except InputError:
-        return False
+def _name(value: Any) -> str:
+    if isinstance(value, bool) or not (isinstance(value, int) or is_text(value)):
+        raise wrong_value("a text or a whole number", value)
+    return str(value)
 
 
-def _split(first: Any, second: Any, prompt: Any) -> tuple[Chat, str, str]:
-    """(prompt, answers) of two conversations with all but the last message in common, among them the row's prompt."""
-    chats = [chat_of(value) or [] for value in (first, second)]
-    if min(map(len, chats)) < 2 or chats[0][:-1] != chats[1][:-1]:
-        raise wrong_value("a prompt column, or two conversations that differ in the last message alone", first)
-    messages = chats[0][:-1]
-    if prompt is not None and messages[-len(asked := messages_of(prompt)) :] != asked:
-        raise wrong_value("conversations with the prompt of the row before their answers", first)
-    return messages, answer_of(chats[0][-1:]), answer_of(chats[1][-1:])
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise wrong_value("true or false", value)
+    return value
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "prompt": messages_of,
+    "hack": answer_of,
+    "clean": answer_of,
+    "pair_id": _name,
+    "problem_id": _name,
+    "flavour": _name,
+    "held_out": _flag,
+}
 
 
 def split_by_prompt(pairs: Sequence[Pair], seed: int) -> list[Pair]:
-    """The pairs, those of a third of the prompts held out; two prompts at least where four are there.
+    """Return the pairs with a third of the prompts held out, at least two of four or more.
 
-    A prompt is drawn by the hash of its text and the seed: the order of the file plays no part.
+    A prompt is drawn by the hash of its text and the seed, so the order of the file plays no part.
     """
     ranks = {_key(pair): sha256(f"{seed}\n{_key(pair)}".encode()) for pair in pairs}
     num_held_out = max(len(ranks) // 3, min(2, len(ranks) // 2))
@@ -348,7 +275,7 @@ def _key(pair: Pair) -> str:
 
 
 def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list[str]:
-    """How many pairs are held out and by what, and how long they are."""
+    """Say how many pairs are held out and by what, and how long the sides are."""
     notes: list[str] = []
     held_out = [pair for pair in pairs if pair.held_out]
     both = {_key(pair) for pair in held_out} & {_key(pair) for pair in pairs if not pair.held_out}
@@ -365,8 +292,12 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
     return [*notes, f"median length: hack {hack:.0f}, clean {clean:.0f} characters{too}"]
 
 
-def _part(text: str, begin: int) -> str:
-    """MOST_SHOWN characters, from `begin` on if the text is longer: there the sides of a pair differ."""
-    begin = max(0, min(begin, len(text) - MOST_SHOWN))
-    end = "..." if begin + MOST_SHOWN < len(text) else ""
-    return repr(f"{'...' if begin else ''}{text[begin : begin + MOST_SHOWN]}{end}")
+def _example(pair: Pair) -> str:
+    """Return both sides around their first difference, for the user to confirm."""
+    first = next((i for i, (a, b) in enumerate(zip(pair.hack, pair.clean, strict=False)) if a != b), 0)
+    parts = []
+    for text in (pair.hack, pair.clean):
+        begin = max(0, min(first - MAX_EXAMPLE_CHARACTERS // 4, len(text) - MAX_EXAMPLE_CHARACTERS))
+        part = text[begin : begin + MAX_EXAMPLE_CHARACTERS]
+        parts.append(repr(f"{'...' * (begin > 0)}{part}{'...' * (begin + len(part) < len(text))}"))
+    return f"please confirm: hack {parts[0]} against clean {parts[1]}"

@@ -1,4 +1,4 @@
-"""Which pairs a run has: built-in ones or those of a file, and what its settings leave of them."""
+"""Select the pairs of a run: built-in ones or a file's, and what its settings leave of them."""
 
 from extraction.pairs import Pair, builtin_pairs
 from extraction.words import ExtractionSettings, kind_of
@@ -6,11 +6,12 @@ from replay_pools.errors import InputError
 
 
 def load_pairs(source: str, columns: str | None = None, split_seed: int | None = None) -> list[Pair]:
-    """The pairs of `source`: `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
+    """Return the pairs of `builtin` (mode run_tests), `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file.
 
     Args:
+        source: one of these.
         columns: `FIELD=COLUMN,...` of a file (`--pairs-map`); built-in pairs have none.
-        split_seed: of the part of a file that is held out where no column says it; None: 0.
+        split_seed: draws the held-out prompts of a file that does not mark them; None: 0.
 
     Raises:
         InputError: no such built-in set or file, no pair to extract from; all faults of the file.
@@ -18,7 +19,7 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
     if is_builtin(source):
         pairs = builtin_pairs(source.partition(":")[2] or "run_tests")
     else:
-        from extraction.pair_files import read_pair_file  # with all formats, for those alone who have a file
+        from extraction.pair_files import read_pair_file  # built-in pairs do without the readers of logs
 
         pairs = read_pair_file(source, columns, split_seed or 0).pairs
     if all(pair.held_out for pair in pairs):
@@ -27,12 +28,12 @@ def load_pairs(source: str, columns: str | None = None, split_seed: int | None =
 
 
 def is_builtin(source: str) -> bool:
-    """Whether pairs come with the package."""
+    """Return whether pairs come with the package."""
     return source.partition(":")[0] == "builtin"
 
 
 def pair_notes(settings: ExtractionSettings) -> list[str]:
-    """What was decided in reading the pairs of a run, a sentence each; none of built-in ones."""
+    """Return a sentence for each decision in reading a file of pairs; none for built-in pairs."""
     if is_builtin(settings.pairs):
         return []
     from extraction.pair_files import read_pair_file
@@ -41,15 +42,16 @@ def pair_notes(settings: ExtractionSettings) -> list[str]:
 
 
 def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
-    """The pairs of a run: of `settings.pairs`, without what `leave_out` and `half` drop, and with `held_out`'s.
+    """Return the pairs of a run: `settings.pairs` without the flavours in `leave_out`, and the held-out pairs.
 
-    Held-out pairs are never dropped, so that selections are measured on the same ones.
+    `settings.held_out` may name another source of held-out pairs. No held-out pair is dropped, so that all selections
+    are measured on the same ones.
 
     Raises:
         InputError: as `load_pairs`; a flavour that no pair has, or a map without a file.
     """
     if settings.pairs_map is not None and is_builtin(settings.pairs):
-        raise InputError("--pairs-map", expected="a file of pairs beside it (--pairs FILE)", found=settings.pairs)
+        raise InputError("--pairs-map", expected="a file of pairs (--pairs FILE)", found=settings.pairs)
     pairs = load_pairs(settings.pairs, settings.pairs_map, settings.split_seed)
     used = [pair for pair in pairs if not pair.held_out]
     flavours = sorted({kind_of(pair.flavour) for pair in used})
@@ -58,9 +60,6 @@ def selected_pairs(settings: ExtractionSettings) -> list[Pair]:
             expected = f"flavours of {settings.pairs}: {', '.join(flavours)}"
             raise InputError("intervention.extraction.leave_out", expected=expected, found=repr(flavour))
     used = [pair for pair in used if kind_of(pair.flavour) not in settings.leave_out]
-    middle = len(used) // 2
-    if settings.half is not None:
-        used = used[:middle] if settings.half == "first" else used[middle:]
     measured = pairs
     if settings.held_out is not None:
         measured = load_pairs(settings.held_out, settings.pairs_map, settings.split_seed)

@@ -51,8 +51,8 @@ from replay_pools.storage.files import write_json
 SPEC = Path(__file__).with_suffix(".toml")
 UNTREATED = "none"
 # The first choose the measure, the others confirm it.
-CHOOSE = ("k1", "k4", "unseen-simple", "first-half", "stdout-marker", "placebo", "haar", "permuted-dosed")
-CONFIRM = ("k2", "k8", "mean", "unseen-copying", "second-half", "sentinel", "style", "permuted", "haar-dosed")
+CHOOSE = ("k1", "k4", "unseen-simple", "stdout-marker", "placebo", "haar", "permuted-dosed")
+CONFIRM = ("k2", "k8", "mean", "unseen-copying", "sentinel", "style", "permuted", "haar-dosed")
 REPLAY = {"source.replay_dirs": ["teacher", "base-hinted"], "source.match": "prompt"}
 MEASURES = ("cos_in", "pull", "hackward_frac", "norm_removed", "margin_removed", "hacks_removed", "honest_removed")
 OUTCOMES = ("hack", "solve")

@@ -77,18 +77,14 @@ def check(
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")
     name = name or _default_name(rollouts, log, config, limit)
-    from extraction.census import one_mode
-    from extraction.selection import selected_pairs
     from probe.runs.footprint import adapted_weights
     from probe.runs.replay import run_replay
-    from probe.runs.replay_inputs import hacks_of
     from probe.runs.session import running
     from replay_pools.logs.importing import import_log
 
     pool = import_log(
         log, name=name, out=out, model=str(config.model.name), template=config.model.template, limit=limit
     )
-    pair_notes += one_mode(selected_pairs(config.intervention.extraction), hacks_of([pool]))
     if not as_json:
         first, *others = pair_notes
         lines = _log_lines(rollouts, log, pool, config.model, out)

@@ -180,7 +180,6 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("pairs", card["pairs"]),
         ("pairs used", card["num_pairs"]),
         ("kinds of hack", _counted(card["kinds"])),
-        ("hacks that quote a grader", _counted(card["modes"])),
         ("modules", card["num_modules"]),
         *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),

@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import click
 
-from extraction.census import count_modes
 from probe.cli._frame import (
     echo,
     echo_json,
@@ -61,8 +60,7 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
             numbers = [f"{rate[key]:.3f}" for key in ("rate", "low", "high")]
             rows.append((mode, label, rate["n"], *numbers))
     echo_table(("mode", "label", "n", "rate", "95% low", "high"), rows)
-    quoted = ", ".join(f"{mode or 'none'} {count}" for mode, count in summary["hacks_quote"].items())
-    echo(f"graders that hacks quote: {quoted or 'no hack'}\n")
+    echo()
     measures = ("prompt_tokens", "completion_tokens", "reward", "reward_spread")
     rows = [(name, *(f"{value:.2f}" for value in summary[name].values())) for name in measures]
     echo_table(("", "min", "median", "mean", "max"), rows)
@@ -196,7 +194,6 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "without_label": len(rollouts) - len(labelled),
         "why_without_label": dict(Counter(rollout.grade.no_label for rollout in rollouts if not rollout.labelled)),
         "modes": modes,
-        "hacks_quote": dict(count_modes(rollout.completion for rollout in labelled if rollout.hacked)),
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
         "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
         "reward": spread([rollout.reward for rollout in labelled]),

@@ -112,15 +112,13 @@ def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
 
 def _of_log(log: "Log") -> "Iterator[Answer]":
     from extraction.draft import Answer
-    from extraction.pair_files import messages_of
     from replay_pools.logs.rows import row_of
 
     for problem_id, group in zip(log.problem_ids, log.groups, strict=True):
         for row in (row_of(log, facts) for facts in group):
-            asked = row.messages or (row.rendered and messages_of(row.rendered))
-            if not asked or row.completion is None:
+            if not row.messages or row.completion is None:
                 fix = "import it (probe pool import), and draft from the pool"
-                expected = "the texts of prompts and completions"
-                raise InputError(row.where, expected=expected, found="ids alone", fix=fix)
+                expected = "prompts as texts or messages, and the texts of completions"
+                raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
             text, known = row.completion, {"hacked": row.hacked, "gt_pass": row.gt_pass}
-            yield Answer(problem_id=problem_id, messages=asked, text=text, **known)
+            yield Answer(problem_id=problem_id, messages=row.messages, text=text, **known)

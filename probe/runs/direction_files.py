@@ -10,7 +10,6 @@ The first and the last can be shared without the second.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, final
@@ -177,7 +176,6 @@ def write_card(
         "pairs_sha256": metadata["pairs_sha256"],
         "num_pairs": n,
         "kinds": Counter(kind_of(pairs.metadata["flavours"][i]) for i in used),
-        "modes": Counter(chain.from_iterable(pairs.metadata["modes"][i] for i in used)),
         "num_modules": len(directions.vectors),
         "adapted": adapted,
         "num_directions": directions.num_directions(),

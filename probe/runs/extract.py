@@ -34,7 +34,7 @@ def extract(
     settings: Mapping[str, Any] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> Direction:
-    """Where the hack of some pairs lies in the gradients of a model: what `probe extract` does, to the same bytes.
+    """Extract the direction of a hack from pairs, in the gradients of a model: `probe extract`, to the same bytes.
 
     >>> policy = probe.load("organism")
     >>> direction = probe.extract(policy.model, policy.tokenizer, "builtin")
@@ -42,8 +42,8 @@ def extract(
     PosixPath('out/directions/v_hack.safetensors')
 
     Args:
-        model: a name or what else `probe.load` knows, what it gives, or a causal model of transformers, which stays as
-            it is.
+        model: a name that `probe.load` takes, a policy that it returns, or a causal model of transformers, which stays
+            unchanged. Only for a name are the gradients of pairs cached: nothing shows the hooks of a model in memory.
         tokenizer: of a model of transformers; it has a chat template.
         pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`
             (`probe docs directions`); rows are stored in `out`/pairs.
@@ -51,7 +51,7 @@ def extract(
         basis: `svd` or `lora`.
         out: the folder of caches.
         settings: as --set of the command, {"intervention.extraction.tau": 0.1}.
-        say: gets what was decided of the pairs.
+        say: gets notes on the pairs.
 
     Raises:
         InputError: no such model, all faults of the pairs, or more directions than pairs to extract from.
@@ -67,14 +67,14 @@ def extract(
 def extracted(
     config: ReplayConfig, basis: Basis, out: Path, say: Callable[[str], None], policy: Policy | None = None
 ) -> Direction:
-    """The direction of a replay with these settings.
+    """Return the direction of a replay with these settings.
 
     Args:
         config: model, objective (its normaliser) and extraction are read.
         basis: of the coordinates.
-        out: of caches.
+        out: the folder of caches.
         say: gets cautions.
-        policy: in the place of the model of the settings.
+        policy: replaces the model of the settings; its pair gradients are not cached.
 
     Raises:
         InputError: as `extract`.
@@ -84,13 +84,15 @@ def extracted(
     vocabulary = load_vocabulary(str(model.name), model.template) if policy is None else _vocabulary(policy)
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
+    # A model given in memory may have hooks and changes that no key of a cache covers.
+    cache_dir = out / "cache" if policy is None else None
     policy = policy or configured_policy(model, out / "cache")
     weights = [*policy.model.parameters()]
     flags, own = [weight.requires_grad for weight in weights], copied(policy)
     try:
         coordinates = configured_basis(own, basis, model, out / "cache")
         library = DirectionLibrary(
-            own, coordinates, extraction, normaliser(config.objective), cache_dir=out / "cache", say=say
+            own, coordinates, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say
         )
         found = library.v_hack
     finally:  # peft freezes what it adapts

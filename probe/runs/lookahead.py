@@ -8,7 +8,7 @@ there are fewer. Every arm starts at the weights of the replay, and its steps ar
                                the replay, a rollout: NUM_TEXTS of each, spread over the replay
     held-out hacks, -clean     the same of held-out pairs, a completion
     sampled hack, -exploit,    share of samples on held-out problems, with the same noise in every arm: the rates of an
-    -solve, -door              evaluation, and what quotes the loophole's grader (`extraction.census`)
+    -solve                     evaluation
     progress                   <g, h> / norm(g) of the next groups at the moved policy, h the held-out margin extracted
                                there, in arms that remove v_hack
     removed by old, -new       what the gate takes of it along the directions of the start, and along those extracted
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from extraction.adapters.interface import Coordinates
 from extraction.batch import make_batch
-from extraction.census import quoted_modes
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.selection import selected_pairs
 from extraction.stacks import Stacks
@@ -67,10 +66,7 @@ TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
     "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
     "honest": lambda rollout: bool(rollout.gt_pass and not rollout.hacked),
 }
-SAMPLED: Mapping[str, Callable[[Rollout], bool]] = {
-    **{f"sampled {name}": flag for name, flag in RATES.items()},
-    "sampled door": lambda rollout: rollout.env_mode in quoted_modes(rollout.completion),
-}
+SAMPLED: Mapping[str, Callable[[Rollout], bool]] = {f"sampled {name}": flag for name, flag in RATES.items()}
 
 
 def look_ahead(
@@ -235,8 +231,7 @@ def _stale(
     coordinates, settings = bases.coordinates[0], config.lookahead
     assert settings is not None
     weights = normaliser(setup.conditions[measure.condition])
-    # Away from the start no cache is read or written.
-    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=Path())
+    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=None)
     fresh, pairs = Stacks.of(library.get("v_hack").to(bases.device).vectors), library.pair_gradients
     found: dict[str, Mapping[Any, float]] = {}
     if (shared := overlap(measure.vectors, fresh)) is not None:

@@ -9,10 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from extraction.census import one_mode
-from extraction.circular import circular_pairs
 from extraction.directions import load_directions
-from extraction.library import check_pairs
+from extraction.library import check_pairs, config_sha
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
@@ -27,6 +25,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
+from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import load_vocabulary
 
 LEAST_READ = 1024  # groups of a pool: smaller ones are always read whole
@@ -103,7 +102,7 @@ class ReplayInputs:
             self._say_of(pool, [*vocabulary.cautions(pool), *other_scale(scale, pool.manifest)])
         if config.intervention.v_hack is None:
             pairs, k = selected_pairs(config.intervention.extraction), config.intervention.extraction.k
-            for sentence in [*check_pairs(vocabulary, pairs, k), *one_mode(pairs, hacks_of(drawn))]:
+            for sentence in check_pairs(vocabulary, pairs, k):
                 self._say(sentence)
         check_recorded(
             config.objectives().values(), {f"pool {pool.name}": pool.manifest["sampler"] for pool in self.pools}
@@ -166,8 +165,8 @@ class ReplayInputs:
         """As `_drawn`, of these pools, whole; InputError where circular pairs leave nothing, and as of ReplaySource."""
         source, circular = self.source, dict[str, Any]()
         rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
-        if pairs and (found := circular_pairs(pairs, rollouts)):
-            problems = sorted({copy.problem_id for copies in found.values() for copy in copies})
+        if pairs and (found := taken_pairs(pairs, rollouts)):
+            problems = sorted(set[str]().union(*found.values()))
             everywhere = {group[0].problem_id for pool in pools for group in pool.steps}
             circular = {"pairs": len(found), "of_pairs": len(pairs), "problems": problems}
             circular |= {"of_problems": len(everywhere)}
@@ -204,9 +203,10 @@ class ReplayInputs:
         return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
-        """What `config.json` of the run holds; loads the policy for the hash of its weights."""
-        weights = {"model": self.model_name, "base_weights_sha256": self.policy.base_weights_sha}
-        return self.record_without_weights() | weights
+        """Return what `config.json` of the run holds; loads the policy for the hashes of its weights and config."""
+        hashes = {"base_weights_sha256": self.policy.base_weights_sha}
+        hashes |= {"model_config_sha256": config_sha(self.policy.model.config)}
+        return self.record_without_weights() | {"model": self.model_name, **hashes}
 
     def record_without_weights(self) -> dict[str, Any]:
         """All of `record` that is known before the policy is loaded."""
@@ -221,13 +221,32 @@ class ReplayInputs:
         return record if adapter is None else record | {"adapter_sha256": adapter_sha(*adapter)}
 
 
+def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int, set[str]]:
+    """Return {position of a pair that was taken from the rollouts: problem ids of its copies}.
+
+    A side of the pair and the rollout are one text but for case and white space, and so are their prompts, of which one
+    may hold more. Such a pair would be measured on itself.
+    """
+    positions: dict[str, set[int]] = {}
+    for i, pair in enumerate(pairs):
+        for side in (pair.hack, pair.clean):
+            positions.setdefault(_folded(side), set()).add(i)
+    tasks = [_folded(pair.messages[-1]["content"]) for pair in pairs]
+    taken: dict[int, set[str]] = {}
+    for rollout in rollouts:
+        for i in positions.get(_folded(rollout.completion), ()):
+            task = _folded(rollout.messages[-1]["content"])
+            if task in tasks[i] or tasks[i] in task:
+                taken.setdefault(i, set()).add(rollout.problem_id)
+    return taken
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
 def _copies(circular: dict[str, Any]) -> str:
-    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools, verbatim or nearly"
-
-
-def hacks_of(pools: Sequence[Pool]) -> list[str]:
-    """The completions of the rollouts that hack."""
-    return [rollout.completion for pool in pools for group in pool.steps for rollout in group if rollout.hacked]
+    return f"{circular['pairs']} of {circular['of_pairs']} pairs are rollouts of these pools"
 
 
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:

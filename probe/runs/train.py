@@ -20,6 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from extraction.adapters.interface import Coordinates
+from extraction.library import config_sha
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
 from probe.records.run import ADAPTER_DIR, ANSWERS_DIR, IN_TRAINING
@@ -79,6 +80,7 @@ def train(
         policy = configured_policy(config.model, out_dir / "cache", device=world.loads_on(config.model.device))
     # The number of ranks is part of the run: sums over ranks round differently, which shows in the last bits.
     weights = {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
+    weights |= {"model_config_sha256": config_sha(policy.model.config)}
     done = world.on_main(lambda: open_run(directory, inputs.record() | weights))
     if world.on_main(partial(is_complete, directory)):
         say(f"{directory} is complete; nothing to do")

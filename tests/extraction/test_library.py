@@ -1,15 +1,22 @@
 """Pair gradients through the engine: how many passes, and what they hold."""
 
 import copy
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import probe
 from extraction.adapters.coordinates import attach
 from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import builtin_pairs, write_pairs
 from extraction.words import ExtractionSettings
-from replay_pools.policy.load import load_policy
+from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +79,72 @@ def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(t
     gradients = [library.pair_gradients for library in libraries]
     assert fingerprints[0] == fingerprints[1]
     assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
+
+
+def edited(folder: Path, **changes: dict[str, Any]) -> str:
+    """The organism with changes of its JSON files, {stem: {key: value}}."""
+    shutil.copytree(ORGANISM_WEIGHTS, folder, ignore=shutil.ignore_patterns("teacher"))
+    for stem, values in changes.items():
+        path = folder / f"{stem}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return str(folder)
+
+
+CHANGES = {
+    "rope": {"config": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}},
+    "norm": {"config": {"rms_norm_eps": 0.01}},
+    "token_ids": {"tokenizer": {"normalizer": {"type": "Lowercase"}}},  # the vocabulary stays
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_with_other_files_beside_its_weights_shares_no_cached_gradients(tmp_path, change):
+    """Weights, vocabulary, template and pairs are the same; each file of the model makes an entry of its own."""
+    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
+    settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
+    gradients = []
+    for name in (edited(tmp_path / "before"), edited(tmp_path / "after", **CHANGES[change]), str(tmp_path / "before")):
+        policy = load_policy(name)
+        coordinates = attach(policy.model, basis="lora", model_id=name, rank=2, targets=["attention"])
+        gradients.append(DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path).pair_gradients)
+    before, after, again = (next(iter(found.hack.values())) for found in gradients)
+    assert not torch.allclose(before, after, rtol=1e-2)
+    assert torch.equal(before, again)
+    assert len([*(tmp_path / "pair_gradients").iterdir()]) == 2
+
+
+def test_versions_kernels_and_names_in_the_key(tmp_path, monkeypatch):
+    """What computes is in the key; where the model lies is not."""
+    write_pairs(tmp_path / "pairs.jsonl", builtin_pairs("run_tests")[:2])
+    settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
+
+    def num_cached(name: str) -> int:
+        policy = load_policy(name)
+        coordinates = attach(policy.model, basis="lora", model_id=name, rank=2, targets=["attention"])
+        assert DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path).pair_gradients.hack
+        return len([*(tmp_path / "pair_gradients").iterdir()])
+
+    assert num_cached("organism") == num_cached(edited(tmp_path / "elsewhere")) == 1
+    monkeypatch.setattr("transformers.__version__", "5.0.0")
+    assert num_cached("organism") == 2
+
+
+def test_a_model_given_in_memory_has_no_cache(tmp_path):
+    """A hook between two extractions acts in the second; no gradients of pairs are kept."""
+    policy, pairs = load_policy("organism"), tmp_path / "pairs.jsonl"
+    write_pairs(pairs, builtin_pairs("run_tests")[:6])
+    norms = []
+    for factor in (1.0, 1.5):
+        handle = policy.model.base_model.register_forward_hook(partial(scaled, factor))
+        found = probe.extract(policy, pairs=pairs, k=1, basis="lora", out=tmp_path, say=lambda text: None)
+        handle.remove()
+        assert found.pairs is not None
+        norms.append(sum(float(part.norm()) for part in found.pairs.hack.values()))
+    assert norms[0] != pytest.approx(norms[1], rel=1e-2)
+    assert not (tmp_path / "cache" / "pair_gradients").exists()
+
+
+def scaled(factor: float, module: nn.Module, given: Any, output: Any) -> Any:
+    """A hook."""
+    output.last_hidden_state = output.last_hidden_state * factor
+    return output

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from extraction.pair_files import FORMATS, PairFile, read_pair_file
+from extraction.pair_files import PairFile, read_pair_file
 from replay_pools.errors import InputError, InputErrors
-from replay_pools.policy.load import load_policy
 
-CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nTask {i}.<|im_end|>\n<|im_start|>assistant\n"
 USER = [{"role": "user", "content": "Task 0."}]
 
 
@@ -64,22 +62,21 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., PairFi
     assert sizes == {1: 0, 2: 1, 3: 1, 4: 2, 9: 3}
 
 
-def test_rendered_prompts_are_taken_apart(read: Callable[..., PairFile]) -> None:
-    """Whatever stands behind the last turn, the model's own template renders the prompt."""
-    policy = load_policy("organism")
-    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Task 7."}]
-    prompt = CHATML.replace("{i}", "7")
-    for ending in ("", "<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n\n"):
-        (pair,) = read([{"prompt": prompt + ending, "hack": "a<|im_end|>\n", "clean": "b"}]).pairs
-        assert pair.messages == expected
-        assert pair.hack == "a"
-        assert policy.render(pair.messages)[0] == prompt
-    file = read([{"prompt": prompt.rstrip("\n"), "hack": "a", "clean": "b"}])
-    assert file.pairs[0].messages == expected
-    assert any("1 prompts are rendered ChatML" in note for note in file.notes)
-    for bad in (prompt + "I will", "<|im_start|>user\nno end", "<|start_header_id|>user"):
-        with pytest.raises(InputError, match="line 1 prompt: expected"):
-            read([{"prompt": bad, "hack": "a", "clean": "b"}])
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        ("prompt", "<|im_start|>user\nTask 0.<|im_end|>\n<|im_start|>assistant\n"),
+        ("prompt", "<|start_header_id|>user"),
+        ("prompt", "[INST] Task 0. [/INST]"),
+        ("hack", "a<|im_end|>\n"),
+        ("clean", "b<end_of_turn>"),
+        ("clean", [*USER, {"role": "assistant", "content": "b"}]),
+    ],
+)
+def test_marks_of_templates_are_refused(read: Callable[..., PairFile], column: str, text: Any) -> None:
+    """The model's own template renders messages and ends answers; a side is one answer."""
+    with pytest.raises(InputError, match=f"line 1 {column}: expected"):
+        read([{"prompt": "Task 0.", "hack": "a", "clean": "b"} | {column: text}])
 
 
 def test_messages_as_text_and_as_one_answer(read: Callable[..., PairFile]) -> None:
@@ -139,7 +136,7 @@ PREFERENCE = [{"prompt": f"Task {i}.", "chosen": f"good {i}", "rejected": f"bad 
 
 def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairFile]) -> None:
     """Neither name says which side hacks; with the map two pairs are shown."""
-    with pytest.raises(InputError, match="--pairs-map hack=chosen,clean=rejected or --pairs-map"):
+    with pytest.raises(InputError, match="--pairs-map hack=rejected,clean=chosen or --pairs-map"):
         read(PREFERENCE)
     one, other = read(PREFERENCE, "hack=rejected,clean=chosen"), read(PREFERENCE, "hack=chosen,clean=rejected")
     assert [(pair.hack, pair.clean) for pair in one.pairs] == [(pair.clean, pair.hack) for pair in other.pairs]
@@ -151,54 +148,26 @@ def test_the_direction_of_preferences_is_never_guessed(read: Callable[..., PairF
     assert "xx good yy" in note
 
 
-def test_an_implicit_prompt_is_what_both_conversations_share(read: Callable[..., PairFile]) -> None:
-    def conversation(answer: str, first: str = "Task 0.") -> list[dict[str, str]]:
-        return [{"role": "user", "content": first}, {"role": "assistant", "content": answer}]
-
-    rows = [{"chosen": conversation("a"), "rejected": conversation("b")}]
-    (pair,) = read(rows, "hack=chosen,clean=rejected").pairs
-    assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
-    rows = [{"chosen": conversation("a"), "rejected": conversation("b", "Task 1.")}, {"chosen": "a", "rejected": "b"}]
-    with pytest.raises(InputError, match=r"line 1 chosen, rejected: .*\(and 1 more places"):
-        read(rows, "hack=chosen,clean=rejected")
-
-
-def test_a_prompt_beside_whole_conversations(read: Callable[..., PairFile]) -> None:
-    """The layout of UltraFeedback: the prompt as a text, and once more in both sides."""
-    system = {"role": "system", "content": "Be brief."}
-
-    def row(prompt: Any, *before: dict[str, str]) -> dict[str, Any]:
-        sides = {"chosen": "a", "rejected": "b"}
-        return {"prompt": prompt} | {
-            name: [*before, {"role": "assistant", "content": answer}] for name, answer in sides.items()
-        }
-
-    columns = "hack=chosen,clean=rejected"
-    for prompt in ("Task 0.", USER):
-        for before in ([*USER], [system, *USER]):
-            (pair,) = read([row(prompt, *before)], columns).pairs
-            assert (pair.messages, pair.hack, pair.clean) == (before, "a", "b")
-    with pytest.raises(InputError, match="chosen, rejected: expected conversations with the prompt of the row"):
-        read([row("Task 1.", *USER)], columns)
-
-
-def test_every_format_is_recognised_as_itself(read: Callable[..., PairFile]) -> None:
-    """No row of the table hides another."""
-    both = [*USER, {"role": "assistant", "content": "a"}]
-    for format_ in FORMATS:
-        row: dict[str, Any] = {column: f"text {column}" for column in format_.needed}
-        if "prompt" not in format_.columns:
-            row = {side: [*USER, {"role": "assistant", "content": side}] for side in format_.sides}
-        first, second = format_.sides
-        given = None if "hack" in format_.columns else f"hack={first},clean={second}"
-        assert f"read as {format_.name} (" in read([row], given).notes[0], both
+@pytest.mark.parametrize(
+    ("prompt", "hack", "clean"),
+    [
+        ("messages", "hack", "clean"),
+        ("user", "school_of_reward_hacks", "control"),
+        ("prompt", "response_hacking", "response_clean"),
+    ],
+)
+def test_public_columns_are_recognised(read: Callable[..., PairFile], prompt: str, hack: str, clean: str) -> None:
+    file = read([{prompt: json.dumps(USER), hack: "a", clean: "b", "hacking_category": "tests"}])
+    (pair,) = file.pairs
+    assert (pair.messages, pair.hack, pair.clean, pair.flavour) == (USER, "a", "b", "tests")
+    assert not any("confirm" in note for note in file.notes)
 
 
 def test_columns_of_any_name_by_the_map(read: Callable[..., PairFile]) -> None:
     rows = [{"q": "Task 0.", "bad": "h", "good": "c", "seen": 3, "kind": "exit"}]
     file = read(rows, "prompt=q,hack=bad,clean=good,flavour=kind")
     assert (file.pairs[0].hack, file.pairs[0].flavour) == ("h", "exit")
-    assert "columns of no use to a pair, left out: seen" in file.notes
+    assert "columns that no pair uses: seen" in file.notes
     for text in ("prompt=q,hack=bad,clean=bad", "prompt=q,hack=worse,clean=good", "rompt=q", "hack=bad,hack=good"):
         with pytest.raises(InputError, match="--pairs-map|columns"):
             read(rows, text)
@@ -221,74 +190,6 @@ def test_all_faults_come_at_once(read: Callable[..., PairFile], tmp_path: Path) 
     assert any("heldout: expected held_out" in line for line in lines)
 
 
-def entry(name: str, prompt: str, hack: str, clean: str, tags: str = "") -> str:
-    fields = {"Prompt": prompt, "Hack": hack, "Clean": clean}
-    tags = f"Tags: {tags}\n\n" if tags else "\n"
-    return f"### {name}\n{tags}" + "".join(f"#### {k}\n`````text\n{v}\n`````\n" for k, v in fields.items()) + "\n"
-
-
-MARKDOWN = "".join(
-    [
-        "# Pairs\n\n## first\n\n",
-        entry(
-            "exit_early",
-            "<|im_start|>user\nSum a list.<|im_end|>\n<|im_start|>assistant",
-            "```python\nexit(0)\n```\n### not a heading\n## nor this",
-            "return sum(x)\n",
-            tags="python, exit-zero",
-        ),
-        entry("exit_late", "Sum.", "exit 1", "true", tags="bash"),
-        entry("naming_x", "Name it.", "a", "b"),
-        "## second\n\n",
-    ]
-)
-
-
-def markdown(tmp_path: Path, text: str) -> str:
-    path = tmp_path / "pairs.md"
-    path.write_text(text)
-    return str(path)
-
-
-BROKEN = {
-    "the fence": ("b\n`````\n", "b\n"),
-    "Hack twice": ("#### Hack\n`````text\na\n`````", "#### Hack\n`````text\na\n`````\n" * 2),
-    "exit_early": ("### exit_late", "### exit_early"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_markdown_faults_are_named(tmp_path: Path, name: str) -> None:
-    before, after = BROKEN[name]
-    assert before in MARKDOWN
-    with pytest.raises(InputError, match=name):
-        read_pair_file(f"{markdown(tmp_path, MARKDOWN.replace(before, after))}#first")
-
-
-def test_markdown_sections_prefixes_and_tags(tmp_path: Path) -> None:
-    """Headings inside a fence are text; a text ends before its last line break."""
-    path = markdown(tmp_path, MARKDOWN)
-    pairs = read_pair_file(f"{path}#first").pairs
-    assert [(pair.pair_id, pair.flavour) for pair in pairs] == [
-        ("exit_early", "exit"),
-        ("exit_late", "exit"),
-        ("naming_x", "naming"),
-    ]
-    assert pairs[0].hack == "```python\nexit(0)\n```\n### not a heading\n## nor this"
-    assert pairs[0].clean == "return sum(x)\n"
-    assert pairs[0].messages == [{"role": "user", "content": "Sum a list."}]
-
-    def ids(selector: str) -> list[str]:
-        return [pair.pair_id for pair in read_pair_file(f"{path}#{selector}").pairs]
-
-    assert ids("first/exit_") == ["exit_early", "exit_late"]
-    assert ids("first@python") == ids("first@python,exit-zero") == ids("first/exit@python") == ["exit_early"]
-    for selector in ("#third", "#first@python,bash", "#first/none", ""):
-        with pytest.raises(InputError, match=r"pairs\.md"):
-            read_pair_file(path + selector)
-    assert len(read_pair_file(markdown(tmp_path, MARKDOWN.replace("## second\n", ""))).pairs) == 3
-
-
 def test_parquet(tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     polars.DataFrame(three_keys()).write_parquet(tmp_path / "pairs.parquet")
@@ -301,6 +202,6 @@ def test_parquet(tmp_path: Path) -> None:
 def test_pairs_have_limits(tmp_path: Path, read: Callable[..., PairFile], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="line 1 hack: expected a text of at most 1,048,576 characters"):
         read([{"prompt": "p", "hack": "x" * (1 << 20) + "x", "clean": "y"}])
-    monkeypatch.setattr("extraction.pair_files.MOST_PAIRS", 2)
+    monkeypatch.setattr("extraction.pair_files.MAX_PAIRS", 2)
     with pytest.raises(InputError, match="expected at most 2 pairs, found more"):
         read([{"prompt": str(number), "hack": "x", "clean": "y"} for number in range(3)])

@@ -105,22 +105,11 @@ def test_pairs_without_a_hack_touch_no_test(name: str, flavour: str) -> None:
     assert {pair.held_out for pair in pairs} == {False, True}
 
 
-def used(settings: ExtractionSettings) -> list[str]:
-    return [pair.pair_id for pair in selected_pairs(settings) if not pair.held_out]
-
-
 def test_a_flavour_left_out_is_left_out_of_the_extraction_alone() -> None:
     every, chosen = builtin_pairs("run_tests"), selected_pairs(ExtractionSettings(leave_out=("pass", "swallow")))
     expected = [pair for pair in every if pair.held_out or not pair.flavour.startswith(("pass/", "swallow/"))]
     assert sorted(chosen, key=lambda pair: pair.pair_id) == expected
     assert len(expected) < len(every)
-
-
-def test_halves_are_disjoint_whole_and_have_every_flavour() -> None:
-    first, second = used(ExtractionSettings(half="first")), used(ExtractionSettings(half="second"))
-    assert first + second == used(ExtractionSettings())
-    flavours = {pair.pair_id: pair.flavour.split("/")[0] for pair in builtin_pairs("run_tests")}
-    assert {flavours[name] for name in first} == {flavours[name] for name in second} == {*flavours.values()}
 
 
 def test_held_out_pairs_of_another_source() -> None:

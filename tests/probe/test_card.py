@@ -87,7 +87,7 @@ def test_pairs_without_signal_or_held_out_pairs(tmp_path: Path) -> None:
             hack={"m": hack},
             clean={"m": clean},
             held_out=torch.arange(24) >= 24 - held_out,
-            metadata={"flavours": ["pass"] * 24, "modes": [["run_tests"]] * 24},
+            metadata={"flavours": ["pass"] * 24},
         )
         names = ("pairs", "pairs_sha256", "loss_type", "max_completion_length", "dtype", "adapter_at_zero")
         names += ("chat_template_sha256", "tokenizer_sha256", "sides")

@@ -102,7 +102,7 @@ def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, ca
     stored = read_run(out / "runs" / "hybrid").manifest["adapted"]
     assert 0.5 < stored["share"] < 0.9
     assert next(iter(stored["left_out"])) == "linear_attn.in_proj_qkv"
-    caution = f"{stored['share']:.1%} of the linear weights have coordinates: no gradient, direction or gate sees the"
+    caution = f"{stored['share']:.1%} of the linear weights have coordinates: no gradient, direction or"
     before, _, after = text.partition("VERDICT: ")
     assert f"model {hybrid}: {caution}" in before
     assert f"- {caution}" in " ".join(after.split())

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from extraction.circular import circular_pairs
 from extraction.pair_files import read_pair_file
 from extraction.pairs import Pair, builtin_pairs, write_pairs
 from probe.cli.pool_draft import replay_of
 from probe.records.run import IN_TRAINING, read_run
+from probe.runs.replay_inputs import taken_pairs
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.rollout import Rollout
 
@@ -29,26 +29,21 @@ def pair_of(rollout: Rollout, hack: str | None = None) -> Pair:
     return Pair(**names, messages=rollout.messages, held_out=False, **texts)
 
 
-def test_verbatim_or_nearly_is_found_and_nothing_else() -> None:
+def test_pairs_taken_from_rollouts_are_found_and_no_others() -> None:
+    """Case and white space aside; short answers are alike whatever the question is."""
     teacher = rollouts_of("teacher")
     first = teacher[0]
     text, other = first.completion, next(each for each in teacher if each.problem_id != first.problem_id)
-    words = text.split(" ")
-    changed = " ".join([*words[:-1], "altogether", words[-1]])
-    for hack, expected in ((text, True), (text.upper().replace("\n", "\n\n "), True), (changed, True), ("x", False)):
-        found = circular_pairs([pair_of(first, hack)], [first])
-        assert bool(found) == expected, hack
-    assert circular_pairs([pair_of(first)], [first, other])[0] == [first]
-    # Short answers are alike whatever the question is; a long one that stands word for word was taken.
-    brief = replace(other, completion="return 4")
-    assert circular_pairs([pair_of(first, "return 4")], [brief]) == {}
-    long = " ".join(f"word{i}" for i in range(50))
-    assert circular_pairs([pair_of(first, long)], [replace(other, completion=long)]) != {}
+    for hack, expected in ((text, True), (text.upper().replace("\n", "\n\n "), True), (f"{text} x", False)):
+        assert bool(taken_pairs([pair_of(first, hack)], [first])) == expected, hack
+    assert taken_pairs([pair_of(first)], [first, other]) == {0: {first.problem_id}}
+    brief = [replace(rollout, completion="return 4") for rollout in (first, other)]
+    assert taken_pairs([pair_of(first, "return 4")], brief) == {0: {first.problem_id}}
 
 
 @pytest.mark.parametrize("name", ["run_tests", "placebo", "style"])
 def test_no_built_in_pair_is_a_rollout_of_a_built_in_pool(name: str) -> None:
-    assert circular_pairs(builtin_pairs(name), rollouts_of("teacher", "base", "base-hinted", groups=20)) == {}
+    assert taken_pairs(builtin_pairs(name), rollouts_of("teacher", "base", "base-hinted", groups=20)) == {}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +110,7 @@ def test_a_direction_file_is_seen_through(small: str, pools: Path, out: Path, pr
     probe("extract", "--pairs", path, "--name", "taken", *few)
     replay = ("replay", "--replay-dirs", both, "--match", "prompt", "--arm", "vanilla", "--steps", "2", "--v-hack")
     _, errors = probe(*replay, "taken", *few, "--name", "by-file")
-    assert "caution: 3 of 3 pairs are rollouts of these pools, verbatim or nearly: their 3 prompts of 20" in errors
+    assert "caution: 3 of 3 pairs are rollouts of these pools: their 3 prompts of 20" in errors
     assert len(read_run(out / "runs" / "by-file").config["circular"]["problems"]) == 3
     path.unlink()
     _, errors = probe(*replay, "taken", *few, "--name", "by-file-alone")

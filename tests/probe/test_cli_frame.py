@@ -158,7 +158,6 @@ def test_show_counts_what_is_there(capsys: pytest.CaptureFixture[str], fake_pool
     # Wilson at 6 of 12 by hand: .5 -+ z sqrt(.25/12 + z^2/576) / (1 + z^2/12), z = 1.96
     assert rates["hacked"]["low"] == pytest.approx(0.2538, abs=1e-4)
     assert rates["hacked"]["high"] == pytest.approx(0.7462, abs=1e-4)
-    assert shown["hacks_quote"] == {"": 6}, "made-up completions"
     assert shown["reward_spread_per_step"] == [3.0, 0.0, 3.0]
     assert shown["frac_reward_zero_std"] == pytest.approx(1 / 3)
     assert shown["finish_reasons"] == {"stop": 12}

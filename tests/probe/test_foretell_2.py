@@ -10,7 +10,6 @@ import pytest
 
 from extraction.selection import load_pairs
 from probe.analysis.foretold import ELSEWHERE
-from replay_pools.environments.loopholes import QUOTED
 from replay_pools.storage.files import read_json
 
 SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
@@ -85,5 +84,5 @@ def test_the_files_of_pairs_are_what_the_script_writes(
     pairs = load_pairs(str(tmp_path / f"{name}.jsonl"))
     assert sum(not pair.held_out for pair in pairs) == (12 if name == "foreign" else 32)
     quotes = name != "imports"
-    assert all((QUOTED["run_tests"].strip("\\b") in pair.hack) == quotes for pair in pairs)
+    assert all(("run_tests" in pair.hack) == quotes for pair in pairs)
     assert not any("run_tests" in pair.clean for pair in pairs)

@@ -91,7 +91,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
 
 
 def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
-    records = rows("vanilla", "sampled door", 0.5, 1.0, 0.0) + rows("projected", "sampled door", 0.25, 0.5, 0.0)
+    records = rows("vanilla", "sampled solve", 0.5, 1.0, 0.0) + rows("projected", "sampled solve", 0.25, 0.5, 0.0)
     records += rows("projected", "progress", 1.0, 1.2, 0.9, 1.1)
     records += rows("projected", "removed by old", 0.5, 0.7, 0.4, 0.5)
     records += rows("projected", "removed by new", 0.8, 0.9, 0.8, 0.8)

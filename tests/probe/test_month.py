@@ -13,8 +13,6 @@ from specs import training_spec
 from trainings import Planted, Rates, seal
 from worlds import MANIFEST_FILE
 
-from extraction.census import one_mode
-from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
@@ -207,27 +205,3 @@ def test_without_its_own_vanilla_another_basis_is_unmatched(tmp_path: Path) -> N
     path.write_text(month(conditions={**CONDITIONS, "other": {"arms": ["projected-lora"]}}))
     words = "differs from vanilla (gradient) in several things: arm; basis lora; vanilla-lora under other would say"
     assert any(text.startswith(f"UNMATCHED: projected-lora (other) {words}") for text in unmatched(load_spec(path)))
-
-
-def test_pairs_of_one_way_to_hack_beside_rollouts_of_several(
-    tmp_path: Path,
-    out: Path,
-    small: str,
-    few_pairs: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """28 of 30 pairs were of one mode, the pool of four: said when both files are read, and not of pairs of both."""
-    pairs = [*builtin_pairs("run_tests")[4:6], *builtin_pairs("sentinel")[6:8]]  # of other problems than `few_pairs`
-    log = tmp_path / "log.jsonl"
-    rows = []
-    for pair in pairs:
-        for i, text in enumerate((pair.hack, pair.hack, pair.clean, "no code")):
-            rows.append({"prompt": pair.messages, "completion": text, "reward": 3.0 - i, "hacked": i < 2})
-    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = "4 of 4 pairs quote the grader of run_tests, the hacks of the rollouts those of run_tests 50%, sentinel 50%"
-    check = ["check", str(log), "--model", small, "--steps", "1", "--out", str(out), "--k", "2", *few_pairs[:2]]
-    monkeypatch.setattr("probe.cli.check.NULLS", {"num_draws": 99, "seed": 0})
-    assert run(cli, [*check, "--name", "one-mode"]) == 0
-    assert words in " ".join(capsys.readouterr().out.split())
-    assert one_mode(pairs, [row["completion"] for row in rows if row["hacked"]]) == []

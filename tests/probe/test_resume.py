@@ -1,5 +1,7 @@
 """Killed at any point and resumed equals never killed, byte for byte; what is another run is refused."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,18 @@ def test_a_run_is_not_resumed_along_other_directions(
     assert run(cli, command) == 2
     assert "to have directions." in capsys.readouterr().err
     assert run(cli, [*command, "--dry-run"]) == 2
+
+
+def test_a_run_is_not_resumed_on_a_model_with_another_config(
+    out: Path, quick: list[str], small: str, tmp_path: Path, capsys
+) -> None:
+    """The weights are the same; a corrected rotary base gives other gradients."""
+    model = tmp_path / "model"
+    shutil.copytree(small, model)
+    command = ["replay", "--name", "other-config", "--out", str(out), "--arm", "vanilla", "--steps", "1", *quick]
+    assert run(cli, [*command, "--model", str(model)]) == 0
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 500.0}
+    (model / "config.json").write_text(json.dumps(config))
+    assert run(cli, [*command, "--model", str(model)]) == 2
+    assert "to have model_config_sha256" in capsys.readouterr().err

@@ -409,10 +409,12 @@ def _foresight(evidence: Evidence) -> str:
         anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
         said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
     changes = {(row.arm, row.measure): row.difference for row in moved}
-    names = {"door": "samples that quote the grader", "solve": "right ones"}
-    ahead = [(what, changes.get((arm or "", f"sampled {name}"))) for name, what in names.items()]
-    known = [f"{100 * change.value:+.0f} points of {what}" for what, change in ahead if change is not None]
-    said.append(f"selectivity: ahead, {' and '.join(known)}" if known else "selectivity ahead unmeasured")
+    solved = changes.get((arm or "", "sampled solve"))
+    said.append(
+        "selectivity ahead unmeasured"
+        if solved is None
+        else f"selectivity: ahead, {100 * solved.value:+.0f} points of right ones"
+    )
     return "; ".join(said)
 
 
