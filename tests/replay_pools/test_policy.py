@@ -12,6 +12,7 @@ from random import Random
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
@@ -20,6 +21,7 @@ from replay_pools.errors import InputError
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
     Policy,
+    ServedPolicy,
     load_policy,
     load_served_policy,
     load_skeleton,
@@ -59,9 +61,40 @@ def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
     assert policy.tokenizer.decode(ids) == text
 
 
-def test_written_completions_end_as_sampled_ones_do(policy: Policy) -> None:
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+END, TEXT = 2, 0  # ids of <|im_end|> and <|endoftext|>
+ENDS = {
+    "the first of a list": (CHATML, [TEXT, END], "", END),
+    "stripped, after thoughts": (
+        CHATML.replace("m.content", "('<think></think>' + m.content) | trim"),
+        [0, 2],
+        "",
+        END,
+    ),
+    "behind a space": (CHATML.replace("<|im_end|>", " <|im_end|>"), [TEXT, END], " ", END),
+    "two tokens": (CHATML + "<|endoftext|>", [TEXT, END], "", END),
+    "two tokens, a stop at the last": (CHATML + "<|endoftext|>", TEXT, "<|im_end|>\n", TEXT),
+    "no stop": (CHATML, [TEXT], None, TEXT),
+    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], None, TEXT),
+    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], None, TEXT),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> None:
+    """In the first token at which the policy stops; without one, in the first of its stop tokens, with a caution."""
+    template, eos, lead, end = ENDS[case]
+    tokenizer = load_tokenizer("organism")
+    tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
+    chat = ServedPolicy(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
+    written = chat.completion_ids("return 3 ")
+    assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
+    assert chat.turn_end == end
+    assert (chat.turn_end_caution() is None) == (lead is not None)
+
+
+def test_the_decoded_completion_is_the_text(policy: Policy) -> None:
     ids = policy.completion_ids("```python\npass\n```")
-    assert ids[-1] == policy.eos_ids[0]
     assert policy.decode(ids) == "```python\npass\n```"
 
 
