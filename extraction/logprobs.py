@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from extraction.attention import forget_lengths
 from extraction.batch import Rows
 from replay_pools.errors import InputError
 
@@ -44,6 +45,7 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
     backbone, head = split_model(model)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
         raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
+    forget_lengths(backbone)
     hidden = backbone(**rows.inputs, use_cache=False).last_hidden_state  # (R, W, d)
     return ChosenLogprobs.apply(hidden.flatten(0, 1)[rows.predicting], rows.targets, head)
 
