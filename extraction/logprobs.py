@@ -161,6 +161,11 @@ def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Mod
     try:
         logits = head(backbone(**inputs).last_hidden_state)
         expected = base(**inputs).logits
+    # Some architectures need more inputs, or have no kernel for the dtype: they raise whatever their code meets first.
+    except Exception as error:
+        first_line, *_ = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {first_line}"
+        raise InputError(type(base).__name__, expected="a model that reads token ids alone", found=reason) from error
     finally:
         for module, training in modes:
             module.training = training

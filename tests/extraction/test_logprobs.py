@@ -115,6 +115,14 @@ def test_transformed_logits_are_refused(kind, dtype):
         split_model(model)
 
 
+def test_a_model_that_cannot_run_is_one_error(build_model, monkeypatch):
+    """With what its code met first, such as a kernel that is missing for the dtype."""
+    model = build_model("llama")
+    monkeypatch.setattr(model.model, "forward", lambda **_: model.no_such_kernel)
+    with pytest.raises(InputError, match=r"LlamaForCausalLM: .*AttributeError: .*no_such_kernel"):
+        split_model(model)
+
+
 def test_bf16_logits_in_blocks_are_those_of_one_block():
     """Rows do not depend on one another: more rows than a block give the bits of every row alone."""
     logits = torch.randn(2 * WIDE_ROWS + 3, 50, generator=torch.Generator().manual_seed(0)).bfloat16()
