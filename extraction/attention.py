@@ -52,7 +52,7 @@ class SpanMasks:
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """Make masks for transformers: one per span, never one for a whole row."""
+    """Make the masks, one per span and never one of a whole row; transformers calls this."""
     return SpanMasks(mask_function, device)
 
 
@@ -66,7 +66,7 @@ def packed_attention(
     spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend for transformers: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
+    """Attend by `sdpa` on each span alone; transformers calls this. query, key, value (1, heads, T, d_head)."""
     outputs = []
     for start, stop, prompt in spans:
         before = slice(*prompt)
@@ -93,6 +93,49 @@ def attending(backbone: PreTrainedModel, layout: Layout) -> Iterator[None]:
         yield
     finally:
         backbone.config._attn_implementation = before
+
+
+def by_rotation(backbone: PreTrainedModel, samples: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Split the samples of a pass so that each is rotated as it is alone.
+
+    The rotary factors of longrope and dynamic NTK depend on the longest sample of a pass.
+
+    Args:
+        samples: indices into `lengths`.
+        lengths: tokens of every sample.
+    """
+    parts: dict[tuple[int, ...], list[int]] = {}
+    kinds = _rotations(backbone)
+    for sample in samples:
+        # longrope has two sets of factors; dynamic NTK has one for every length beyond the original.
+        key = tuple(
+            max(lengths[sample], limit) if kind == "dynamic" else lengths[sample] > limit for kind, limit in kinds
+        )
+        parts.setdefault(key, []).append(sample)
+    return list(parts.values())
+
+
+def forget_lengths(backbone: PreTrainedModel) -> None:
+    """Let the next pass choose its rotary factors: dynamic NTK keeps those of the longest pass so far."""
+    if any(kind == "dynamic" for kind, _ in _rotations(backbone)):
+        for module in backbone.modules():
+            for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
+                setattr(module, name, 0)
+
+
+def _rotations(backbone: PreTrainedModel) -> list[tuple[str, int]]:
+    """Return (kind, tokens up to which the factors are constant) of the rotations that depend on the length."""
+    config = backbone.config.get_text_config(decoder=True)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    found = []
+    # One table, or one for every type of layer.
+    for table in (parameters, *(part for part in parameters.values() if isinstance(part, dict))):
+        kind = table.get("rope_type", "default")
+        if kind == "longrope":
+            found.append((kind, table["original_max_position_embeddings"]))
+        elif "dynamic" in kind:
+            found.append(("dynamic", config.max_position_embeddings))
+    return found
 
 
 def packs(backbone: PreTrainedModel) -> bool:

@@ -26,6 +26,7 @@ from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
+from replay_pools.errors import InputError
 
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
@@ -68,7 +69,7 @@ def per_sample_gradients(
             the others': a prompt is then run once for all of them. Not with a direction.
 
     Raises:
-        InputError: the model cannot be scored (`completion_logprobs`).
+        InputError: the model cannot be scored (`completion_logprobs`), or a module is called with other tokens.
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     backbone, _ = split_model(coordinates.model)
@@ -134,6 +135,9 @@ def tapped(
 
     def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
+        if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
+            where, expected = f"module {tap.module}", f"{num_tokens} tokens, as many as the pass has"
+            raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
         reduced = tap.reduce(kept, gradient, rows.segments)
         seen = slice(tap.start, tap.start + reduced.shape[1])  # of the module's coordinates
         # +=, not =: a module that the forward uses twice arrives here twice.

@@ -151,7 +151,8 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
         expected = f"at most {num_used}, the pairs that are not held out"
         errors["k"] = InputError("--k", expected=expected, found=str(k), fix="write more pairs, or pass a smaller --k")
     refuse([*errors.values()])
-    return vocabulary.length_cautions(lengths, "answers of pairs")
+    caution = vocabulary.chat.turn_end_caution()
+    return [*([caution] if caution else []), *vocabulary.length_cautions(lengths, "answers of pairs")]
 
 
 def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:

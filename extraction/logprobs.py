@@ -9,6 +9,7 @@ Shapes: N scored tokens of a pass, n of a chunk, d the hidden size, v the vocabu
 """
 
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from peft import PeftModel
@@ -16,21 +17,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from extraction.attention import forget_lengths
 from extraction.batch import Rows
 from replay_pools.errors import InputError
 
 CHUNK_SIZE = 512
 WIDE_ROWS = 64  # rows of lower-precision logits that are in float32 at a time: few enough for a CPU's cache
 
-# Options of transformers configurations that change logits outside the head; with other values than these the
-# log-probabilities below would silently be those of another model.
-# Limit: an architecture that does the same under a name missing here is not noticed. Add its name and neutral value.
-NEUTRAL_LOGITS = {
-    "final_logit_softcapping": None,  # Gemma
-    "logit_scale": 1.0,  # Cohere
-    "logits_scaling": 1.0,  # Granite
-    "lm_head_multiplier": 1.0,  # Falcon-H1
-}
+TRIAL_TOKENS = 8  # random tokens that a model's own logits are compared on
+
+_checked: WeakSet[nn.Module] = WeakSet()  # models with logits that are head(hidden state)
 
 
 def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tensor:
@@ -49,6 +45,7 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
     backbone, head = split_model(model)
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in head.parameters()):
         raise InputError(type(model).__name__, expected="a frozen head", found="a head that requires gradients")
+    forget_lengths(backbone)
     hidden = backbone(**rows.inputs, use_cache=False).last_hidden_state  # (R, W, d)
     return ChosenLogprobs.apply(hidden.flatten(0, 1)[rows.predicting], rows.targets, head)
 
@@ -131,23 +128,57 @@ def scatter_tokens(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn.Module]:
-    """The backbone (hidden states) and the head (logits) of a causal language model, adapters included.
+    """Return the backbone (hidden states) and the head (logits) of a causal language model, adapters included.
+
+    The first call for a model compares head(hidden state) with its own logits on a few random tokens: two short
+    forwards, which all processes make if the model is sharded.
 
     Raises:
-        InputError: the model rescales or caps its logits outside the head, or has no separate backbone and head.
+        InputError: the model transforms its logits after the head, or has no separate backbone and head.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     assert isinstance(base, PreTrainedModel)
-    for option, neutral in NEUTRAL_LOGITS.items():
-        value = getattr(base.config, option, neutral)
-        if value not in (None, neutral):
-            raise InputError(
-                f"{type(base).__name__} config {option}",
-                expected=f"{neutral}, so that logits are head(hidden state)",
-                found=str(value),
-                fix="use a model that does not transform its logits",
-            )
     backbone, head = base.base_model, base.get_output_embeddings()
     if backbone is base or head is None or not isinstance(backbone, PreTrainedModel):
         raise InputError(type(base).__name__, expected="a causal language model", found="no backbone with a head")
+    if base not in _checked:
+        _check_logits(base, backbone, head)
+        _checked.add(base)
     return backbone, head
+
+
+@torch.no_grad()
+def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Module) -> None:
+    """Raise InputError where log softmax(head(hidden state)) is not the log softmax of the model's own logits.
+
+    A soft cap or a scale after the head makes them differ. No list of the options of configurations would be complete.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(backbone.config.get_text_config().vocab_size, (1, TRIAL_TOKENS), generator=generator)
+    inputs: dict[str, Any] = {"input_ids": ids.to(backbone.device), "use_cache": False}
+    modes = [(module, module.training) for module in base.modules()]
+    base.eval()  # dropout would differ between the two forwards, and use up random numbers
+    try:
+        logits = head(backbone(**inputs).last_hidden_state)
+        expected = base(**inputs).logits
+    # Some architectures need more inputs, or have no kernel for the dtype: they raise whatever their code meets first.
+    except Exception as error:
+        first_line, *_ = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {first_line}"
+        raise InputError(type(base).__name__, expected="a model that reads token ids alone", found=reason) from error
+    finally:
+        for module, training in modes:
+            module.training = training
+    # Both forwards compute the same in the same order. The margin is for kernels that add in no fixed order.
+    margin = torch.finfo(logits.dtype).eps ** (2 / 3) * logits.nan_to_num(0, 0, 0).abs().max().item()
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    ours, theirs = (values.to(wide).log_softmax(-1) for values in (logits, expected))
+    if torch.isclose(ours, theirs, rtol=0, atol=margin, equal_nan=True).all():
+        return
+    worst = (ours - theirs).abs().argmax()
+    raise InputError(
+        type(base).__name__,
+        expected=f"logits that are head(hidden state), and so log p {theirs.flatten()[worst]:.6g} of a trial token",
+        found=f"log p {ours.flatten()[worst]:.6g}",
+        fix="use a model that does not transform its logits after the head (soft cap, scale)",
+    )

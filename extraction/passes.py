@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.interface import Coordinates
 from extraction.adapters.targets import weight_matrix
-from extraction.attention import attending, packs
+from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.words import Layout
@@ -83,6 +83,7 @@ def make_plan(
     passes = [
         [sample for number in numbers for sample in parts[number]] for numbers in plan_passes(sizes, budget, layout)
     ]
+    passes = [part for samples in passes for part in by_rotation(backbone, samples, lengths)]
     spare = agree(len(passes)) - len(passes)
     all_passes = [(samples, True) for samples in passes] + [(passes[0], False)] * spare
     return PassPlan(layout=layout, budget=budget, all_passes=all_passes)

@@ -32,7 +32,7 @@ from extraction.adapters.lora import orthonormal_frames, outer_tap
 from extraction.adapters.sharded import whole
 from extraction.adapters.singular import svd_method, svd_tap
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import is_quantised, weight_matrix
+from extraction.adapters.targets import is_quantised, unite_tied, weight_matrix
 from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 
@@ -183,6 +183,7 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
     Raises:
         InputError: the model has no such layer.
     """
+    unite_tied(model)
     layers = dict((model.get_base_model() if isinstance(model, PeftModel) else model).named_modules())
     absent = [name for name in targets if name not in layers]
     if absent:

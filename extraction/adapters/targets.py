@@ -1,4 +1,4 @@
-"""Which Linears of a model are adapted: those whose dotted path ends in one of the target suffixes.
+"""The Linears of a model that gradients are read at: their dotted paths end in one of the target suffixes.
 
 To add an architecture with other names: a row in `SUFFIXES_BY_MODEL_TYPE`. To add a word for a kind of projections: a
 key in every row.
@@ -67,7 +67,10 @@ def _suffixes(targets: Sequence[str], model_type: str) -> tuple[str, ...]:
 
 
 def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> list[str]:
-    """Dotted paths of the modules to adapt, in the order of `model.named_modules()`.
+    """Return the dotted paths of the target modules, in the order of `model.named_modules()`.
+
+    A weight has one path: Linears that share theirs become one module (`unite_tied`). Modules outside the language
+    model, such as a vision tower, are left out.
 
     Args:
         model: the base model, without an adapter.
@@ -75,10 +78,18 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
             `q_proj` or `mlp.c_proj`.
 
     Raises:
-        InputError: a suffix matches no `nn.Linear` or `Conv1D`; the candidates are in the message.
+        InputError: a suffix matches no `nn.Linear` or `Conv1D`, with the candidates in the message; a target shares its
+            weight with a module of another kind, such as a head with the embedding.
     """
-    suffixes = _suffixes(targets, model.config.model_type)
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    unite_tied(model)
+    model_type = model.config.get_text_config(decoder=True).model_type
+    suffixes = _suffixes(targets, model_type)
+    prefix = language_prefix(model)
+    linears = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and name.startswith(prefix)
+    }
     paths, matched = [], set()
     for name in linears:
         matching = [suffix for suffix in suffixes if has_suffix(name, suffix)]
@@ -88,7 +99,7 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
     # One misspelt suffix among good ones must not silently adapt fewer modules.
     unmatched = [suffix for suffix in suffixes if suffix not in matched]
     if unmatched or not suffixes:
-        kinds = SUFFIXES_BY_MODEL_TYPE.get(model.config.model_type, DEFAULT_SUFFIXES)
+        kinds = SUFFIXES_BY_MODEL_TYPE.get(model_type, DEFAULT_SUFFIXES)
         candidates = [ALL, *kinds, *sorted({name.rpartition(".")[2] for name in linears})]
         raise InputError(
             f"model.targets of {type(model).__name__}",
@@ -96,18 +107,44 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
             found=f"no match for {', '.join(unmatched) or 'an empty list'}",
             fix=f"choose among {', '.join(candidates)}",
         )
+    owners = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
+    for path in paths:
+        if owners[id(linears[path].weight)] > 1:
+            expected, found = "a weight of Linears alone", "one that another module uses too"
+            raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
     return paths
 
 
+def language_prefix(model: PreTrainedModel) -> str:
+    """Return how the paths of the language model in `model` begin: `model.language_model.` beside a vision tower."""
+    decoder = model.get_decoder()
+    path = next((name for name, module in model.named_modules() if module is decoder), "")
+    return f"{path}." if path else ""
+
+
+def unite_tied(model: nn.Module) -> None:
+    """Replace Linears that share their parameters by one of them, so that it is called in the place of each.
+
+    The model computes the same. The gradient of a shared weight is a sum over all calls of the one module.
+    """
+    firsts: dict[tuple[object, ...], nn.Module] = {}
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            is_plain = type(child) in (nn.Linear, Conv1D) and "forward" not in vars(child)
+            if is_plain and not (child._forward_hooks or child._forward_pre_hooks):
+                key = (type(child), *(id(parameter) for parameter in child.parameters()))
+                setattr(parent, name, firsts.setdefault(key, child))
+
+
 def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
-    """How much of the base model the modules at `paths` are; `model` may be on the meta device."""
+    """Return how much of the language model the modules at `paths` are; `model` may be on the meta device."""
     head = model.get_output_embeddings()
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
     apart = {id(module.weight) for module in embeddings}
-    adapted = {f"{path}.weight" for path in paths}
+    adapted, prefix = {f"{path}.weight" for path in paths}, language_prefix(model)
     total, left_out, linears = 0, Counter[str](), set[str]()
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or id(parameter) in apart:
+        if parameter.ndim < 2 or id(parameter) in apart or not name.startswith(prefix):
             continue
         total += parameter.numel()
         if name not in adapted:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from extraction.adapters.interface import Coordinates
-from extraction.attention import attending
+from extraction.attention import attending, forget_lengths
 from extraction.batch import Batch, make_rows
 from extraction.library import pair_batch
 from extraction.logprobs import split_model
@@ -105,6 +105,7 @@ def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int
             states: dict[int, Tensor] = {}
             watches = [(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]
             with attending(backbone, plan.layout), edited(watches):
+                forget_lengths(backbone)
                 backbone(**rows.inputs, use_cache=False)
             for number, hidden in states.items():
                 hidden = hidden.flatten(0, -2).double()

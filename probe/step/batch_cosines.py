@@ -6,6 +6,7 @@
 Positive: a training step on this completion makes the hack more likely.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,4 +104,6 @@ def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> 
             raise InputError(f"batch sample {number}", expected="prompt and completion", found=f"no {missing[0]}")
         prompts.append(policy.render(messages_of(row["prompt"]))[1])
         completions.append(policy.completion_ids(answer_of(row["completion"])))
+    if caution := policy.turn_end_caution():
+        warnings.warn(caution, stacklevel=3)
     return make_batch(prompts, completions, policy.pad_id)

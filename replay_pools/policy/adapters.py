@@ -1,10 +1,10 @@
 """Merge a peft adapter from a directory into a model, after checking the files: nothing in them is executed.
 
-An adapter that was trained on top of another one has that one in its folder `start`, which is merged before it; so has
-that one in turn, if it was. Every way in which a directory can be no adapter of this model is one InputError.
+An adapter that was trained on top of another one has that one, its start, in its folder `start`; starts are merged
+first. Every way in which a directory can be no adapter of this model is one InputError.
 
-A scale multiplies what the adapter adds to the weights, not what its start does: between 0 and 1 lie policies between
-the one that it was trained from and the one that it makes (Ilharco et al. 2023, Editing models with task arithmetic).
+A scale multiplies the change of the weights by the adapter, not by its start: between 0 and 1 lie policies between the
+start and the trained policy (Ilharco et al. 2023, Editing models with task arithmetic).
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from peft import PeftConfig, PeftModel
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import PeftType
 from peft.utils.save_and_load import set_peft_model_state_dict
 from safetensors.torch import load_file, save
@@ -27,14 +29,18 @@ from replay_pools.storage.tensors import check_tensors
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DELTA_S = "DELTA_S"  # the kind of `extraction.adapters.delta_s`, which registers it with peft
 START = "start"  # the folder in an adapter's directory with the adapter that it was trained on top of
-LINEAR = ("lora_B", "lora_embedding_B", "delta_S")  # tensors of a module that the change of its weights is linear in
-BESIDE = ("lora_A", "lora_embedding_A")  # those that a scale leaves alone
+LINEAR = ("lora_B", "lora_embedding_B", "delta_S")  # the change of a module's weights is linear in these tensors
+UNSCALED = ("lora_A", "lora_embedding_A")  # tensors that a scale leaves alone
+# Initialisations of LoRA (`init_lora_weights`) by what peft does to the base as it loads the adapter.
+KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
+CHANGES_BASE = ("pissa", "olora", "loftq")  # in the same way as before the training
+CONVERT = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
 
 
 def merge_adapter(
     model: PreTrainedModel, directory: Path, *, scale: float = 1.0, svd_cache: Path | None = None
 ) -> PreTrainedModel:
-    """The model with the adapter of a peft directory merged into its weights, after the one in its folder `start`.
+    """Return the model with the adapter of a peft directory merged into its weights, after the one in its `start`.
 
     Args:
         model: the base model.
@@ -43,13 +49,13 @@ def merge_adapter(
         svd_cache: folder of the SVDs of the weights, which an adapter of kind delta_S multiplies; None computes them.
 
     Raises:
-        InputError: no adapter, one whose weights are damaged or not safetensors, of a kind that peft does not know or
-            that cannot be merged or scaled, or one of another model.
+        InputError: no adapter; its weights are damaged, not safetensors or more than its configuration names; peft
+            does not know its kind, or cannot merge or scale it; it is of another model.
     """
     config = _checked_config(directory)
     if (directory / START).is_dir():
         model = merge_adapter(model, directory / START, svd_cache=svd_cache)
-    scaled = {} if scale == 1 else _scaled(directory, scale)
+    tensors = load_file(directory / WEIGHTS) if scale == 1 else _scaled(directory, scale)
     if svd_cache is not None and config.peft_type == DELTA_S:
         config.svd_cache = str(svd_cache)  # type: ignore[attr-defined]
     try:
@@ -57,16 +63,22 @@ def merge_adapter(
             # An adapter of which a part is missing would be another policy.
             warnings.filterwarnings("error", ".*missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(directory), config=config)
-            if scale != 1:
-                set_peft_model_state_dict(adapted, scaled)
+            # peft loads what its configuration names, and does not say what it leaves out.
+            left_out = set_peft_model_state_dict(adapted, tensors).unexpected_keys
+            if left_out:
+                expected = f"weights of the modules that {CONFIG} names"
+                raise InputError(directory / WEIGHTS, expected=expected, found=f"{len(left_out)} others: {left_out[0]}")
+            _check_shared(adapted, directory)
             return adapted.merge_and_unload()  # type: ignore[return-value]
+    except InputError:
+        raise
     # Shapes, names of modules and options that do not fit raise whatever the code of the adapter meets first.
     except Exception as error:
         raise _no_adapter(directory, f"an adapter of {model.config.model_type}", str(error)) from error
 
 
 def adapter_sha(directory: Path, scale: float = 1.0) -> str:
-    """sha256 over the files of an adapter, those that it was trained on top of, and its scale; InputError for none."""
+    """Return the sha256 over the files of an adapter, of its starts, and its scale; InputError without an adapter."""
     digest = hashlib.sha256(b"" if scale == 1 else repr(scale).encode())
     for folder in _chain(directory):
         _checked_config(folder)
@@ -76,7 +88,7 @@ def adapter_sha(directory: Path, scale: float = 1.0) -> str:
 
 
 def copy_adapter(source: Path, target: Path, scale: float = 1.0) -> None:
-    """Copy an adapter by its scale, with those that it was trained on top of; every file is written whole or not."""
+    """Copy an adapter by its scale, with its starts; every file is written whole or not at all."""
     for folder in _chain(source):
         files = {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
         if folder == source and scale != 1:
@@ -86,25 +98,47 @@ def copy_adapter(source: Path, target: Path, scale: float = 1.0) -> None:
 
 
 def _scaled(directory: Path, scale: float) -> dict[str, Tensor]:
-    """The tensors of an adapter whose change of the weights is multiplied; InputError for one that is not linear."""
+    """Return the tensors of an adapter with a multiple of its change of the weights.
+
+    Raises:
+        InputError: the change is not linear in the tensors, or is more than they add, since peft changes the base too.
+    """
     tensors = load_file(directory / WEIGHTS)
+    if (kind := getattr(_checked_config(directory), "init_lora_weights", True)) not in KEEPS_BASE:
+        expected = "an adapter that leaves the base as it is, which can be scaled"
+        raise InputError(directory, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
     for name, tensor in tensors.items():
         if any(part in name for part in LINEAR):
             tensors[name] = tensor * scale
-        elif not any(part in name for part in BESIDE):
+        elif not any(part in name for part in UNSCALED):
             raise InputError(directory, expected="LoRA or delta_S alone, which can be scaled", found=name)
     return tensors
 
 
+def _check_shared(adapted: PeftModel, directory: Path) -> None:
+    """Raise InputError where an adapted module shares its weight: merging would change the other modules too."""
+    paths: dict[int, list[str]] = {}
+    for name, parameter in adapted.get_base_model().named_parameters(remove_duplicate=False):
+        paths.setdefault(id(parameter), []).append(name.replace(".base_layer", "").removesuffix(".weight"))
+    for module in adapted.modules():
+        # Trainable tokens are replaced in the shared weight, for every module alike.
+        if isinstance(module, BaseTunerLayer) and not isinstance(module, TrainableTokensLayer):
+            sharing = paths.get(id(getattr(module.get_base_layer(), "weight", None)), [])
+            if len(sharing) > 1:
+                fix = "merge it into a model that has its own weight for each (tie_word_embeddings=False)"
+                found = f"one of {sharing[0]}, which {sharing[1]} shares"
+                raise InputError(directory, expected="an adapter of weights of one module", found=found, fix=fix)
+
+
 def _chain(directory: Path) -> Iterator[Path]:
-    """The directory of an adapter, then of the one that it was trained on top of, and so on."""
+    """Yield the directory of an adapter, then of its start, and so on."""
     yield directory
     while (directory := directory / START).is_dir():
         yield directory
 
 
 def _checked_config(directory: Path) -> PeftConfig:
-    """The configuration of an adapter whose weights are whole."""
+    """Return the configuration of an adapter; InputError where it or its weights are damaged, or cannot be merged."""
     path = directory / CONFIG
     if not path.is_file():
         raise InputError(f"adapter {directory}", expected=f"a directory with {CONFIG}", found="none")
@@ -121,6 +155,9 @@ def _checked_config(directory: Path) -> PeftConfig:
             config = PeftConfig.from_pretrained(str(directory))
     except Exception as error:
         raise _no_adapter(path, "the configuration of an adapter", str(error)) from error
+    if (kind := getattr(config, "init_lora_weights", True)) not in (*KEEPS_BASE, *CHANGES_BASE):
+        expected = "an adapter of a base that peft makes again as it was in the training"
+        raise InputError(path, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
     # These add to the input, or load adapters from elsewhere.
     if config.is_prompt_learning or config.peft_type == PeftType.XLORA:
         raise InputError(path, expected="an adapter that can be merged into the weights", found=str(config.peft_type))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
@@ -72,15 +73,55 @@ class Chat(ABC):
 
     @property
     def turn_end(self) -> int:
-        """The id that is put behind a written completion; InputError where no id ends a turn."""
+        """The id that ends a written completion.
+
+        It is the first id in the chat template's text behind an answer at which the policy stops, or, where there is
+        none, the first of `eos_ids`.
+
+        Raises:
+            InputError: no id ends a turn.
+        """
+        return self._answer_end()[1]
+
+    def turn_end_caution(self) -> str | None:
+        """Return a sentence where the chat template ends an answer in nothing at which the policy stops."""
+        tail = self._answer_tail()
+        if not self.tokenizer.chat_template or self.is_plain or (tail is not None and self._stop_in(tail)):
+            return None
+        found = "renders no answer" if tail is None else f"ends an answer in {tail!r}, no stop token"
+        end = self.tokenizer.convert_ids_to_tokens(self.turn_end)
+        return f"caution: the chat template of {self.base_model} {found}: written answers end in {end!r}"
+
+    def completion_ids(self, text: str) -> list[int]:
+        """Ids of a written (not sampled) completion, ended as the chat template ends an answer."""
+        lead, end = self._answer_end()
+        return [*self.tokenizer.encode(text + lead, add_special_tokens=False), end]
+
+    def _answer_end(self) -> tuple[str, int]:
+        """Return what the template puts between an answer and the id that ends it, and that id."""
+        tail = self._answer_tail()
+        if tail is not None and (stop := self._stop_in(tail)) is not None:
+            return stop
         if not self.eos_ids:
             fix = "set tokenizer.eos_token, and save the tokenizer with the model"
             raise InputError(f"model {self.base_model}", expected="a token that ends a turn", found="none", fix=fix)
-        return self.eos_ids[0]
+        return "", self.eos_ids[0]
 
-    def completion_ids(self, text: str) -> list[int]:
-        """Ids of a written (not sampled) completion, with an end-of-turn id at the end as a sampled one has."""
-        return [*self.tokenizer.encode(text, add_special_tokens=False), self.turn_end]
+    def _answer_tail(self) -> str | None:
+        """Return the text that the template puts behind an answer; None without a template that renders one."""
+        return _rendered_tail(self.tokenizer, str(self.tokenizer.chat_template or ""))
+
+    def _stop_in(self, tail: str) -> tuple[str, int] | None:
+        """Return the text before the first token of `eos_ids` in a text, and the id; None without one."""
+        places: list[tuple[int, int]] = []
+        for token in self.eos_ids:
+            written = self.tokenizer.convert_ids_to_tokens(token)
+            if written and written in tail:
+                places.append((tail.index(written), token))
+        if not places:
+            return None
+        place, token = min(places)
+        return tail[:place], token
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of completion ids, without special tokens."""
@@ -103,6 +144,20 @@ class Chat(ABC):
         return sha256(str(self.tokenizer.chat_template).encode())
 
 
+@lru_cache(maxsize=8)
+def _rendered_tail(tokenizer: PreTrainedTokenizerBase, template: str) -> str | None:
+    """Return `Chat._answer_tail` of a tokenizer; its template is an argument since it may be replaced."""
+    if not template:
+        return None
+    turns = [{"role": "user", "content": "\x01"}, {"role": "assistant", "content": "\x02"}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False, enable_thinking=False))
+    except Exception:  # a template is a program: it may raise anything
+        return None
+    _, mark, tail = text.rpartition("\x02")
+    return tail if mark else None
+
+
 def make_plain(tokenizer: PreTrainedTokenizerBase) -> None:
     """Give a tokenizer the template `plain`, which begins as the tokenizer begins every text."""
     first = tokenizer.encode("")[:1]
@@ -117,5 +172,5 @@ def turn_ends(generation: GenerationConfig | None, tokenizer: PreTrainedTokenize
     """
     configured = None if generation is None else generation.eos_token_id
     ids = configured if isinstance(configured, list) else [configured, tokenizer.eos_token_id]
-    # A dict and not a set: the first id is `turn_end`.
+    # A dict and not a set: the first id ends a completion where the chat template names none.
     return tuple(dict.fromkeys(int(token) for token in ids if isinstance(token, int)))

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.targets import adapted_share, find_targets, weight_matrix
 from replay_pools.errors import InputError
@@ -82,3 +83,60 @@ def test_quantised_weights_are_refused(weight: torch.Tensor, kind: str) -> None:
     layer.weight = nn.Parameter(weight, requires_grad=False)
     with pytest.raises(InputError, match=kind):
         weight_matrix(layer, "q_proj")
+
+
+TIED = {
+    "hidden_size": 16, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16, "mamba_ngroups": 1, "n_mamba_heads": 4,
+    "mamba_headdim": 8, "mamba_d_state": 4, "adapter_rank": 2, "vocab_size": 31,
+}  # fmt: skip
+
+
+def test_tied_blocks_are_one_parameter_with_one_name():
+    """Zamba2: the sum of x^T dL/dy over the calls of the one module is dL/dW; float64.
+
+    A module with a hook is not replaced, and its weight is refused.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model("zamba2", **TIED)).double().eval()
+    ids = torch.arange(2, 12).view(2, 5)
+    before = model(ids).logits
+    handle = model.model.layers[3].shared_transformer.self_attn.q_proj.register_forward_hook(lambda *_: None)
+    with pytest.raises(InputError, match="another module uses"):
+        find_targets(model, ["q_proj"])
+    handle.remove()
+    paths = find_targets(model, ["q_proj", "down_proj"])
+    assert paths == [
+        f"model.layers.1.shared_transformer.{end}" for end in ("self_attn.q_proj", "feed_forward.down_proj")
+    ]
+    calls = []
+    for path in paths:
+        module = model.get_submodule(path)
+        calls.append([])
+        module.register_forward_hook(lambda _m, x, y, kept=calls[-1]: (y.retain_grad(), kept.append((x[0], y)))[0])
+    logits = model(ids, labels=ids)
+    assert torch.equal(logits.logits, before)
+    logits.loss.backward()
+    for path, kept in zip(paths, calls, strict=True):
+        assert len(kept) == 2
+        total = sum(y.grad.flatten(0, 1).T @ x.detach().flatten(0, 1) for x, y in kept)
+        torch.testing.assert_close(total, model.get_submodule(path).weight.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_targets_are_those_of_the_language_model():
+    """Gemma 3 with its vision tower, which has projections of the same names, on the meta device as in a dry run."""
+    text = {key: TIED[key] for key in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")}
+    tower = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = AutoConfig.for_model(
+        "gemma3", text_config={**text, "num_hidden_layers": 2, "num_key_value_heads": 1}, vision_config=tower
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    paths = find_targets(model)
+    assert len(paths) == 2 * 7
+    assert all(path.startswith("model.language_model.layers.") for path in paths)
+    assert adapted_share(model, paths).share == 1
+    for target in ("fc1", "lm_head"):
+        with pytest.raises(InputError, match=target):
+            find_targets(model, [target])

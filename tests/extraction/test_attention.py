@@ -3,9 +3,17 @@
 import pytest
 import torch
 from tiny_models import BUILDERS
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from extraction.attention import attending, equal_when_packed, packs
 from extraction.batch import Span, make_batch, make_rows
+from extraction.logprobs import completion_logprobs, split_model
+from extraction.passes import make_plan
+
+LONG = {
+    "vocab_size": 31, "hidden_size": 12, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "max_position_embeddings": 8, "initializer_range": 0.5,
+}  # fmt: skip
 
 
 def hidden(backbone, batch, layout, samples=None):
@@ -82,3 +90,33 @@ def test_trial_sees_what_packing_needs(build_model, monkeypatch, damage):
 
     monkeypatch.setattr("extraction.attention.make_rows", damaged)
     assert not equal_when_packed(backbone)
+
+
+LONGROPE = {"original_max_position_embeddings": 8, "short_factor": [1.0, 1.0, 1.0], "long_factor": [1.0, 3.0, 9.0]}
+LENGTHS = ((3, 2), (6, 5), (6, 2), (6, 5), (4, 9), (2, 3))  # prompt and completion tokens; the limit is at 8
+
+
+@pytest.mark.parametrize("layout", ["shared", "packed", "padded"])
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", "default"])
+def test_rotation_by_length_is_that_of_a_sample_alone(kind, layout):
+    """Each sample as a model gives it that has seen no other, long ones first; float64."""
+    table = {"rope_type": kind, "rope_theta": 100.0, "factor": 4.0} | (LONGROPE if kind == "longrope" else {})
+
+    def fresh():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return LlamaForCausalLM(LlamaConfig(**LONG, rope_parameters=table)).double().eval().requires_grad_(False)
+
+    model, expected = fresh(), []
+    prompts = [[5 + n] * n for n, _ in LENGTHS]
+    completions = [list(range(n, n + length)) for n, (_, length) in enumerate(LENGTHS)]
+    batch = make_batch(prompts, completions, pad_id=2)
+    for sample in range(len(batch)):
+        expected.append(completion_logprobs(fresh(), make_rows(batch, "padded", [sample])))
+    backbone, _ = split_model(model)
+    plan = make_plan(backbone, batch, layout, 1000, int)
+    for samples, _ in plan.all_passes:
+        with attending(backbone, layout):
+            found = completion_logprobs(model, make_rows(batch, layout, samples))
+        torch.testing.assert_close(found, torch.cat([expected[i] for i in samples]), rtol=1e-9, atol=1e-9)
+    assert len(plan.all_passes) == {"longrope": 2, "dynamic": 3, "default": 1}[kind]

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
 from extraction.passes import score
+from replay_pools.errors import InputError
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "lora-zero", "lora-moved"]
@@ -108,6 +110,16 @@ def test_samples_that_share_a_prompt_add_up(make_coordinates, architecture, roll
         assert (sum(seen) < batch.lengths.sum()) == (budget > 1)
         scores = score(coordinates, batch, tokens_per_batch=budget)
         torch.testing.assert_close(scores, alone.token_logprobs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_module_that_reads_other_tokens_is_named():
+    """ZAYA's delayed values are also computed of one vector of zeros a row, which belongs to no token."""
+    options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    options |= {"head_dim": 8, "vocab_size": 31, "moe_intermediate_size": 8, "num_experts": 2, "router_hidden_size": 8}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("zaya", **options)).eval()
+    coordinates = attach(model, basis="svd", model_id="zaya", cache_dir=None, targets=["v_proj_delayed"])
+    with pytest.raises(InputError, match="v_proj_delayed"):
+        per_sample_gradients(coordinates, make_batch([[3, 4], [5]], [[6, 7], [8]], pad_id=2))
 
 
 @pytest.mark.parametrize("budget", [1000, 18, 1])

@@ -1,9 +1,9 @@
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch, make_rows
-from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, wide_logprobs
+from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, split_model, wide_logprobs
 from replay_pools.errors import InputError
 
 
@@ -71,6 +71,7 @@ def test_no_logits_off_the_completion(build_model, rollouts, monkeypatch):
     """The head never sees more than CHUNK_SIZE states, and in all exactly the completion tokens."""
     monkeypatch.setattr("extraction.logprobs.CHUNK_SIZE", 8)
     model, seen = build_model("llama"), []
+    split_model(model)  # whose check, once per model, reads a few tokens more
     model.get_output_embeddings().register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
     with torch.no_grad():
         score(model, make_batch(*rollouts, pad_id=2))
@@ -78,18 +79,48 @@ def test_no_logits_off_the_completion(build_model, rollouts, monkeypatch):
     assert all(len(shape) == 2 and shape[0] <= 8 for shape in seen)
 
 
-def test_softcapped_logits_are_refused():
-    """Gemma 2 caps its logits after the head: head(hidden) would be another model."""
-    config = Gemma2Config(
-        vocab_size=31, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=8, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    batch = make_batch([[3]], [[4]], 0)
-    with pytest.raises(InputError, match=r"final_logit_softcapping.*30"):
-        score(Gemma2ForCausalLM(config), batch)
-    config.final_logit_softcapping = None
-    with torch.no_grad():
-        assert score(Gemma2ForCausalLM(config), batch).shape == (1,)
+SHAPE = {
+    "vocab_size": 31, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+NESTED = {"layer_types": ["full_attention"], "global_head_dim": 8, "hidden_size_per_layer_input": 0}
+TRANSFORMED = {
+    "gemma2": SHAPE,  # a soft cap
+    "gemma4": {
+        "text_config": SHAPE | NESTED | {"final_logit_softcapping": 30.0},
+        "vision_config": SHAPE,
+        "audio_config": None,
+    },
+    "recurrent_gemma": SHAPE | {"lru_width": 8, "attention_window_size": 8, "block_types": ["attention"]},
+    "cohere": SHAPE,  # a scale
+    "modernbert-decoder": SHAPE,  # a transformation before the head
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", TRANSFORMED)
+def test_transformed_logits_are_refused(kind, dtype):
+    """head(hidden) would be another model. The check leaves the random state and the training mode as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **TRANSFORMED[kind])).to(dtype).train()
+    model.get_output_embeddings().weight.data *= 1000
+    state = torch.random.get_rng_state()
+    with pytest.raises(InputError, match="head\\(hidden state\\)"):
+        split_model(model)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.lm_head.training
+    if kind == "gemma2":
+        model.config.final_logit_softcapping = None
+        split_model(model)
+
+
+def test_a_model_that_cannot_run_is_one_error(build_model, monkeypatch):
+    """With what its code met first, such as a kernel that is missing for the dtype."""
+    model = build_model("llama")
+    monkeypatch.setattr(model.model, "forward", lambda **_: model.no_such_kernel)
+    with pytest.raises(InputError, match=r"LlamaForCausalLM: .*AttributeError: .*no_such_kernel"):
+        split_model(model)
 
 
 def test_bf16_logits_in_blocks_are_those_of_one_block():

@@ -11,15 +11,19 @@ from random import Random
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig, PreTrainedModel
 
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
 from replay_pools.errors import InputError
+from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
     Policy,
+    ServedPolicy,
     load_policy,
     load_served_policy,
     load_skeleton,
@@ -59,9 +63,40 @@ def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
     assert policy.tokenizer.decode(ids) == text
 
 
-def test_written_completions_end_as_sampled_ones_do(policy: Policy) -> None:
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+END, TEXT = 2, 0  # ids of <|im_end|> and <|endoftext|>
+ENDS = {
+    "the first of a list": (CHATML, [TEXT, END], "", END),
+    "stripped, after thoughts": (
+        CHATML.replace("m.content", "('<think></think>' + m.content) | trim"),
+        [0, 2],
+        "",
+        END,
+    ),
+    "behind a space": (CHATML.replace("<|im_end|>", " <|im_end|>"), [TEXT, END], " ", END),
+    "two tokens": (CHATML + "<|endoftext|>", [TEXT, END], "", END),
+    "two tokens, a stop at the last": (CHATML + "<|endoftext|>", TEXT, "<|im_end|>\n", TEXT),
+    "no stop": (CHATML, [TEXT], None, TEXT),
+    "no end": (CHATML.replace("<|im_end|>", ""), [TEXT, END], None, TEXT),
+    "no answer": (CHATML + "{{ raise_exception('') if messages[1:] }}", [TEXT, END], None, TEXT),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_written_completions_end_as_the_template_ends_an_answer(case: str) -> None:
+    """In the first token at which the policy stops; without one, in the first of its stop tokens, with a caution."""
+    template, eos, lead, end = ENDS[case]
+    tokenizer = load_tokenizer("organism")
+    tokenizer.chat_template, tokenizer.eos_token = template, "<|endoftext|>"
+    chat = ServedPolicy(tokenizer, "mine", GenerationConfig(eos_token_id=eos))
+    written = chat.completion_ids("return 3 ")
+    assert written == [*tokenizer.encode("return 3 " + (lead or ""), add_special_tokens=False), end]
+    assert chat.turn_end == end
+    assert (chat.turn_end_caution() is None) == (lead is not None)
+
+
+def test_the_decoded_completion_is_the_text(policy: Policy) -> None:
     ids = policy.completion_ids("```python\npass\n```")
-    assert ids[-1] == policy.eos_ids[0]
     assert policy.decode(ids) == "```python\npass\n```"
 
 
@@ -214,6 +249,56 @@ def pickled_adapter(path: Path) -> None:
     path.unlink()
 
 
+def saved_lora(directory: Path, **options: object) -> tuple[PreTrainedModel, str]:
+    """A trained LoRA of the organism, not merged, and its directory."""
+    torch.manual_seed(1)
+    with quiet_peft():
+        adapted = get_peft_model(load_policy("organism").model, LoraConfig(task_type="CAUSAL_LM", r=2, **options))
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            parameter.data += 0.01 * torch.randn_like(parameter)
+    adapted.save_pretrained(directory)
+    return adapted.eval(), str(directory)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "pissa", "olora", "pissa_niter_4", "lora_ga"])
+def test_initialisations_that_change_the_base(kind: str, tmp_path: Path) -> None:
+    """The merged model is the trained one, and half of the change is half of it, or the adapter is refused."""
+    trained_as = True if kind == "lora_ga" else kind
+    adapted, directory = saved_lora(tmp_path, target_modules="all-linear", init_lora_weights=trained_as)
+    if kind == "lora_ga":
+        change(tmp_path / "adapter_config.json", init_lora_weights=kind)
+    if kind in ("pissa_niter_4", "lora_ga"):
+        with pytest.raises(InputError, match=kind):
+            load_policy("organism", adapter=directory)
+        return
+    whole, ids = load_policy("organism", adapter=directory).model, torch.arange(5, 25)[None]
+    torch.testing.assert_close(whole(ids).logits, adapted(ids).logits, rtol=1e-4, atol=1e-4)
+    if kind != "gaussian":
+        with pytest.raises(InputError, match=kind):
+            load_policy("organism", adapter=f"{directory}:0.5")
+        return
+    before = dict(load_policy("organism").model.named_parameters())
+    for name, weight in load_policy("organism", adapter=f"{directory}:0.5").model.named_parameters():
+        torch.testing.assert_close(weight, torch.lerp(before[name], whole.get_parameter(name), 0.5), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # peft warns of tied weights and goes on
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens", "trainable tokens"])
+def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
+    """Merged into one weight, it would act in the other module too: refused. Replaced tokens act in both anyway."""
+    options = {"target_modules": ["q_proj", target]}
+    if target == "trainable tokens":
+        options = {"target_modules": ["q_proj"], "trainable_token_indices": [5, 6]}
+    adapted, directory = saved_lora(tmp_path, **options)
+    if target == "trainable tokens":
+        logits = load_policy("organism", adapter=directory).model(torch.arange(3, 25)[None]).logits
+        torch.testing.assert_close(logits, adapted(torch.arange(3, 25)[None]).logits, rtol=1e-4, atol=1e-4)
+    else:
+        with pytest.raises(InputError, match=r"embed_tokens, which lm_head shares"):
+            load_policy("organism", adapter=directory)
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "expected"),
     [
@@ -223,6 +308,7 @@ def pickled_adapter(path: Path) -> None:
         ("adapter_model.safetensors", pickled_adapter, "safetensors only, found adapter_model.bin"),
         ("adapter_model.safetensors", other_shapes, "an adapter of qwen3, found .*size mismatch"),
         ("adapter_model.safetensors", a_part, "missing adapter keys"),
+        ("adapter_config.json", lambda path: change(path, target_modules=["q_proj"]), "safetensors: .* others"),
         ("adapter_config.json", lambda path: path.write_text("[]"), "the configuration of an adapter"),
         ("adapter_config.json", lambda path: change(path, target_modules=["no_such"]), "adapter"),
         ("adapter_config.json", lambda path: change(path, target_modules="["), "adapter"),
