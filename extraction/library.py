@@ -1,7 +1,7 @@
-"""DirectionLibrary: the directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
+"""DirectionLibrary: the directions of a policy (v_hack and its controls), with a cache of pair gradients.
 
-    coordinates = attach(policy.model, basis="svd", model_id=policy.base_model)
-    library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
+    frames = svd_frames(policy.model, model_id=policy.base_model)
+    library = DirectionLibrary(policy, frames, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
 Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them
@@ -18,7 +18,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
+from extraction.adapters.frames import Frames, check_fingerprint, comparable
 from extraction.batch import Batch, make_batch
 from extraction.census import quoted_modes
 from extraction.controls import haar_directions, permuted_differences
@@ -49,7 +49,7 @@ FORMAT = 2  # of the cache; raise it when the meaning of cached pair gradients c
 
 def measure_pair_gradients(
     policy: Policy,
-    coordinates: Coordinates,
+    frames: Frames,
     pairs: Sequence[Pair],
     normaliser: Normaliser | None = None,
     *,
@@ -70,7 +70,7 @@ def measure_pair_gradients(
     """
     normaliser = normaliser or Normaliser()
     batch = pair_batch(policy, pairs)
-    gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=tokens_per_batch).gradients
+    found = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
     pair_weights = []
     n = len(pairs)
     for lengths in batch.completion_lengths.cpu().view(2, n).T:
@@ -78,13 +78,13 @@ def measure_pair_gradients(
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     hack_gradients, clean_gradients = {}, {}
-    for module, unweighted in gradients.items():
+    for module, unweighted in found.gradients[frames.basis].items():
         weighted = unweighted.cpu() * weights.to(unweighted.dtype)
         hack_gradients[module] = weighted[:n].clone()
         clean_gradients[module] = weighted[n:].clone()
-    metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser)
+    metadata = _identity(policy, frames, pairs, pairs_source, normaliser)
     # The whole fingerprint, with the model's name, which the identity leaves out.
-    metadata |= {"fingerprint": coordinates.fingerprint()}
+    metadata |= {"fingerprint": dict(frames.fingerprint)}
     texts: dict[tuple[str, str], int] = {}
     metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
@@ -154,12 +154,12 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
 
 
 def _identity(
-    policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
+    policy: Policy, frames: Frames, pairs: Sequence[Pair], pairs_source: str, normaliser: Normaliser
 ) -> dict[str, Any]:
     """Everything that pair gradients depend on, which is the key of their cache: a new influence needs a row here."""
     return {
         "format": FORMAT,
-        "fingerprint": comparable(coordinates.fingerprint()),
+        "fingerprint": comparable(frames.fingerprint),
         # The fingerprint covers the adapted weights alone; gradients flow through all.
         "base_weights_sha256": policy.base_weights_sha,
         "adapter_sha256": policy.adapter_sha,
@@ -170,7 +170,7 @@ def _identity(
         "loss_type": normaliser.loss_type,
         "max_completion_length": normaliser.max_completion_length,
         "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "adapter_at_zero": coordinates.is_zero(),
+        "adapter_at_zero": not frames.moved,
     }
 
 
@@ -195,7 +195,7 @@ class DirectionLibrary:
     def __init__(
         self,
         policy: Policy,
-        coordinates: Coordinates,
+        frames: Frames,
         settings: ExtractionSettings,
         normaliser: Normaliser | None = None,
         *,
@@ -204,9 +204,10 @@ class DirectionLibrary:
         v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """A library for the policy with the adapter of `coordinates`; InputError for dr_grpo without its divisor.
+        """A library for the policy; InputError for dr_grpo without its divisor.
 
         Args:
+            frames: of the policy as it is.
             normaliser: that of the loss which the directions are for; default: grpo's.
             seed: of the random controls.
             v_hack: a direction file to read instead of extracting, or its name in out/directions.
@@ -216,7 +217,7 @@ class DirectionLibrary:
         if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
             where = "objective.max_completion_length"
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
-        self.policy, self.coordinates, self.settings = policy, coordinates, settings
+        self.policy, self.frames, self.settings = policy, frames, settings
         self.cache_dir, self.seed, self.say = Path(cache_dir), seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
 
@@ -244,7 +245,7 @@ class DirectionLibrary:
             return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
-        check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
+        check_fingerprint(self.v_hack_file, expected=self.frames.fingerprint, found=stored)
         # Not even a file of more directions serves: the first k of them are not those of k, since the noise floor is a
         # quantile over all that were kept.
         for key, wanted in shared_settings(self.settings, self.normaliser).items():
@@ -275,23 +276,23 @@ class DirectionLibrary:
         measure = partial(
             measure_pair_gradients,
             self.policy,
-            self.coordinates,
+            self.frames,
             pairs,
             self.normaliser,
             pairs_source=pairs_source,
             tokens_per_batch=self.settings.tokens_per_batch,
         )
-        # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
-        if not self.coordinates.is_zero():
+        # The key of the cache covers the weights of the start, but no values of an adapter.
+        if self.frames.moved:
             return measure()
-        identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser)
+        identity = _identity(self.policy, self.frames, pairs, pairs_source, self.normaliser)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
         if path.is_file():
             try:
                 stored = load_pair_gradients(path)
                 # Other names of the model have the same gradients.
-                return replace(stored, metadata=stored.metadata | {"fingerprint": self.coordinates.fingerprint()})
+                return replace(stored, metadata=stored.metadata | {"fingerprint": dict(self.frames.fingerprint)})
             # A damaged cache is no error of the user, who did not write it: measure again and replace it.
             except InputError:
                 self.say(f"{path}: damaged; made again")
