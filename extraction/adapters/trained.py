@@ -60,12 +60,13 @@ class Trained:
     Attributes:
         model: the PEFT model around it.
         layers: the adapter layer of each module.
+        start: the frames that it began with.
         sizes: the number of coordinates r of each module.
     """
 
     def __init__(self, model: PreTrainedModel, start: Frames, *, train_a: bool = False) -> None:
         self.basis: Basis = start.basis
-        self._start, self._base, self._train_a = start, model, train_a
+        self.start, self._base, self._train_a = start, model, train_a
         self.model = _with_delta_s(model, start) if self.basis == "svd" else _with_lora(model, start, train_a)
         # peft has put its layers where the modules were.
         self.layers = {module: model.get_submodule(module) for module in start}
@@ -100,7 +101,7 @@ class Trained:
             if not isinstance(layer, DeltaSLayer):
                 A, B = lora_factors(layer)
                 frames[module] = LoraFrame(A.detach(), len(B), B.dtype)
-        return replace(self._start, frames=frames, layers=self.layers, moved=True)
+        return replace(self.start, frames=frames, layers=self.layers, moved=True)
 
     @contextmanager
     def folded(self) -> Iterator[None]:
@@ -155,7 +156,7 @@ class Trained:
 
     def fingerprint(self) -> dict[str, object]:
         """That of the frames of the start."""
-        return dict(self._start.fingerprint)
+        return dict(self.start.fingerprint)
 
     def save(self, directory: Path) -> None:
         """Save the adapter as a peft directory; its weights are a checked file (`replay_pools.storage.tensors`)."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapt
 from directories import contents
 from peft import LoraConfig, get_peft_model
 from tiny_models import VOCABULARY, build_model
 from torch import Tensor
 
 import probe
-from extraction.adapters.coordinates import attach
 from extraction.controls import haar_directions
 from extraction.directions import Directions
 from extraction.pairs import builtin_pairs
@@ -128,7 +128,7 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
     generator = torch.Generator().manual_seed(3)
     sizes = ((7, 4), (3, 9), (1, 6), (5, 1))
     samples = [tuple(torch.randint(3, VOCABULARY, (n,), generator=generator).tolist() for n in both) for both in sizes]
-    coordinates = attach(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
+    coordinates = adapt(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
     like = Directions(
         vectors={module: torch.zeros(2, r) for module, r in coordinates.sizes.items()},
         singular_values={},
