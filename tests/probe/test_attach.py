@@ -106,7 +106,7 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
     left = sample_cosines(grads(adapted.coordinates), adapted.directions.vectors)
     assert abs(float(left.cos)) < 1e-6
     for module in by_hand:
-        assert torch.equal(found[module], by_hand[module]), module
+        torch.testing.assert_close(found[module], by_hand[module], rtol=1e-4, atol=1e-5, msg=module)
     assert all(record.projected for record in attached.records)
 
 
@@ -187,7 +187,9 @@ def test_loss_scaling(adapted: Adapted, fused: bool) -> None:
     for scale in (1.0, 1024.0):
         optimizer = adapted.optimizer(torch.optim.AdamW, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
-        with probe.attach(optimizer, adapted.directions, model=adapted.model, allow_scaled=fused) as attached:
+        with probe.attach(
+            optimizer, adapted.directions, model=adapted.model, allow_scaled=fused, scaler=scaler
+        ) as attached:
             adapted.backward(scale=scaler.scale)
             scaler.step(optimizer)
         records += attached.records
@@ -228,8 +230,6 @@ def test_refusals(adapted: Adapted) -> None:
         ({"gate": "both"}, "attach.gate"),
         ({"overshoot": -1.0}, "attach.overshoot"),
     ]
-    if adapted.coordinates.basis == "svd":
-        cases.append(({"model": adapted.model.get_base_model()}, "unwrapped"))
     for changes, message in cases:
         with pytest.raises(InputError, match=message):
             probe.attach(**{"optimizer": optimizer, "directions": adapted.directions, "model": adapted.model} | changes)

@@ -371,9 +371,9 @@ def svd_directions(cache: Path, dtype: str = "float64", **options) -> Directions
 def test_options_of_the_basis_are_those_of_the_directions(
     cache: Path, options: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The largest triplets, randomised or exact, other modules: as the adapter with these options. Memory is said."""
+    """The largest triplets, other modules: as the adapter with these options. Memory is said."""
     said = []
-    monkeypatch.setattr(frames, "MUCH", 0)
+    monkeypatch.setattr(frames, "WARN_BYTES", 0)
     monkeypatch.setattr(frames, "factorise_all", lambda *a, **k: said.extend(caplog.messages) or factorise_all(*a, **k))
     coordinates = adapt(organism(), basis="svd", model_id="organism", cache_dir=cache, **options)
     loss_of(coordinates.model).backward()
@@ -436,7 +436,7 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
     trained_b = [p for name, p in model.named_parameters() if "lora_B" in name]
     cases: list[tuple[dict, str]] = [
-        ({"model": moved}, "this model's weights"),
+        ({"model": moved}, "weights_sha256"),
         ({"directions": renamed}, "layers.0.self_attn.query"),
         ({"directions": replace(directions, vectors=fewer)}, "found no directions"),
         ({"optimizer": torch.optim.SGD(trained_b, lr=1)}, "every trained parameter"),

@@ -79,7 +79,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
     reference = torch.autograd.grad(mean, coordinates.parameters())
     prompts, completions = zip(*examples, strict=True)
     batch = make_batch(prompts, completions, policy.pad_id)
-    assert backward(coordinates, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
+    assert backward(coordinates.model, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
     for parameter, expected in zip(coordinates.parameters(), reference, strict=True):
         assert parameter.grad is not None
         assert float((parameter.grad - expected).norm()) <= 1e-4 * float(expected.norm())

@@ -53,8 +53,14 @@ def test_the_check_of_the_whole_gradient(passed) -> None:
     total = {m: weights @ g for m, g in gradients.items()}
     swapped = {m: weights @ g.flip(0) for m, g in gradients.items()}
     for tokens_per_batch in (1, 100):  # a pass for each sample, and one for both
-        assert batch_error(coordinates.model, coordinates.start, batch, spread, total, tokens_per_batch=tokens_per_batch) < 1e-5
-        assert batch_error(coordinates.model, coordinates.start, batch, spread, swapped, tokens_per_batch=tokens_per_batch) > 0.1
+        assert (
+            batch_error(coordinates.model, coordinates.start, batch, spread, total, tokens_per_batch=tokens_per_batch)
+            < 1e-5
+        )
+        assert (
+            batch_error(coordinates.model, coordinates.start, batch, spread, swapped, tokens_per_batch=tokens_per_batch)
+            > 0.1
+        )
     assert module_error(coordinates.start[module], held, gradients[module].flip(0)) < 1e-5
 
 

@@ -137,7 +137,12 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
     directions = ArmDirections(
-        InterventionConfig(extraction=settings), 0, policy, {"svd": coordinates.start}, tmp_path / "cache", lambda text: None
+        InterventionConfig(extraction=settings),
+        0,
+        policy,
+        {"svd": coordinates.start},
+        tmp_path / "cache",
+        lambda text: None,
     )
     arm, objective = get_arm("route"), LossSettings()
     (start,) = directions.measures({"default": objective}, [arm], GateConfig())
