@@ -85,10 +85,10 @@ def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> N
 
 
 def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
-    """The optimizer gets project_modules' gradient: AdamW ends where a loop that sets it by hand ends; through the
+    """The optimizer gets project_modules' gradient: it ends where a loop that sets it by hand ends; through the
     wrapper of accelerate, and in place, so that views of `.grad` (buckets of DistributedDataParallel) stay views.
     """
-    optimizer = adapted.optimizer(torch.optim.AdamW)
+    optimizer = adapted.optimizer()
     for turn in range(3):
         adapted.backward(turn)
         gated = project_modules(grads(adapted.coordinates), adapted.directions.vectors, gate="two_sided")
@@ -96,7 +96,7 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
         optimizer.step()
         optimizer.zero_grad()
     by_hand = adapted.coordinates.values()
-    optimizer = Accelerator(cpu=True).prepare(adapted.optimizer(torch.optim.AdamW))
+    optimizer = Accelerator(cpu=True).prepare(adapted.optimizer())
     with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided") as attached:
         found = adapted.train(optimizer)
         adapted.backward()
