@@ -1,6 +1,6 @@
-"""Per-sample gradients in module coordinates, all samples from ONE forward and backward.
+"""Per-sample gradients in the coordinates of one basis or several, all samples from ONE forward and backward.
 
-    per_sample_gradients(coordinates, batch).gradients[module][i]
+    per_sample_gradients(model, frames, batch).gradients[basis][module][i]
       =  gradient of sample i's loss -sum_t w_it log p(token_it) in the module's coordinates, (r,)
 
 Sample i's loss depends on sample i's tokens only, so its gradient in a module follows from what passes the module at
@@ -10,24 +10,28 @@ inside the backward, module by module, and no parameter ever gets a `.grad`.
 Shapes: G samples, T tokens, r coordinates of a module; N completion tokens of a pass, d the hidden size.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
-from extraction.adapters.interface import Coordinates, Tap
+from extraction.adapters.frames import Frames, Tap
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
+from extraction.words import Basis
 from replay_pools.errors import InputError
 
+Axis = tuple[Basis, Mapping[str, Tensor]]  # a vector over some modules of a basis or all, {module: (r,)}
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
 
@@ -36,51 +40,53 @@ Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what 
 class SampleGradients:
     """Gradients of G samples, and how they were computed; float32 (float64 for a float64 model)."""
 
-    gradients: Stacks  # {module: (G, r)} of -sum_t w_it logp_it
+    gradients: dict[Basis, Stacks]  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
-    token_dots: Tensor | None  # (G, T) <direction, what position t adds to g_i>, float64; None without a direction
+    token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>, float64; None without an axis
 
 
 def per_sample_gradients(
-    coordinates: Coordinates,
+    model: PreTrainedModel | PeftModel,
+    frames: Mapping[Basis, Frames],
     batch: Batch,
     *,
     token_weights: Tensor | None = None,
     tokens_per_batch: int | None = None,
-    direction: Mapping[str, Tensor] | None = None,
+    axis: Axis | None = None,
     agree: Agree = int,
     share: bool = False,
 ) -> SampleGradients:
     """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
-    At delta_S = 0 (B = 0) the adapter is switched off in the forward: the base model runs untouched. Weights, modes,
-    `requires_grad` and `.grad` of the model are the same after the call, even after an error.
+    Weights, modes, `requires_grad` and `.grad` of the model are the same after the call, even after an error.
 
     Args:
-        coordinates: the adapted model.
+        model: runs as it is, with whatever adapter it has.
+        frames: of its modules, by basis; `Trained.frames()` where an adapter has moved its weights.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory, at most 8192. The results
             depend on it in their rounding only. A longer sample has a pass of its own, with activation checkpointing.
-        direction: {module: (r,)} of some modules or all; asks for `token_dots`, which add up to <direction, g_i>.
+        axis: asks for `token_dots`, which add up to <axis, g_i>.
         agree: maps the number of passes that this process needs to the number that all processes make
             (`extraction.passes.planned`); spare passes have weight 0.
         share: gradients of samples with the same prompt may come as one sum, in the row of one of them and with 0 in
-            the others': a prompt is then run once for all of them. Not with a direction.
+            the others': a prompt is then run once for all of them. Not with an axis.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`), or a module is called with other tokens.
     """
     weights = batch.completion_mask if token_weights is None else token_weights
-    backbone, _ = split_model(coordinates.model)
-    stacks = {names: zeros(backbone, len(names), len(batch), r) for r, names in by_value(coordinates.sizes).items()}
-    gradients = Stacks(stacks, list(coordinates.sizes))
+    backbone, _ = split_model(model)
+    gradients: dict[Basis, Stacks] = {}
+    for basis, read in frames.items():
+        gradients[basis] = _zero_gradients(backbone, read.sizes, len(batch))
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
-    axis = {module: u.to(gradients[module]) for module, u in (direction or {}).items()}
-    assert not (share and direction)
-    with planned(coordinates, batch, tokens_per_batch, agree, share=share) as plan:
-        taps = coordinates.taps()
+    token_dots = None if axis is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
+    if axis is not None:
+        axis = axis[0], {module: u.to(gradients[axis[0]][module]) for module, u in axis[1].items()}
+    assert not (share and axis)
+    with planned(model, batch, tokens_per_batch, agree, share=share, frames=frames.values()) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
@@ -91,9 +97,9 @@ def per_sample_gradients(
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(coordinates, taps, rows, gradients, axis if is_needed else {}, dots),
+                tapped(frames, rows, gradients, axis if is_needed else None, dots),
             ):
-                logprobs = one_pass(coordinates, rows, pass_weights)
+                logprobs = one_pass(model, rows, pass_weights)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if token_dots is not None and is_needed:
                 # Sample after sample, padding left out.
@@ -101,30 +107,34 @@ def per_sample_gradients(
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
+def _zero_gradients(backbone: PreTrainedModel, sizes: Mapping[str, int], num_samples: int) -> Stacks:
+    stacks = {names: zeros(backbone, len(names), num_samples, r) for r, names in by_value(sizes).items()}
+    return Stacks(stacks, list(sizes))
+
+
 @torch.enable_grad()
-def one_pass(coordinates: Coordinates, rows: Rows, weights: Tensor) -> Tensor:
+def one_pass(model: PreTrainedModel | PeftModel, rows: Rows, weights: Tensor) -> Tensor:
     """Forward of `rows`, and backward of -sum_n w_n logp_n with weights w (N,).
 
     Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
     `tapped`. Works inside `torch.no_grad` too.
     """
-    logprobs = completion_logprobs(coordinates.model, rows)
+    logprobs = completion_logprobs(model, rows)
     (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
     return logprobs.detach()
 
 
 @contextmanager
 def tapped(
-    coordinates: Coordinates,
-    taps: Sequence[Tap],
+    frames: Mapping[Basis, Frames],
     rows: Rows,
-    gradients: Mapping[str, Tensor],
-    direction: Mapping[str, Tensor],
+    gradients: Mapping[Basis, Mapping[str, Tensor]],
+    axis: Axis | None,
     dots: Tensor,
 ) -> Iterator[None]:
-    """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
+    """While open, a forward and backward of `rows` adds to `gradients`, {basis: {module: (G, r)}} of the whole batch.
 
-    To `dots` (R W,) it adds how much each token adds along the direction u {module: (r,)}: the sum over its modules of
+    To `dots` (R W,) it adds how much each token adds along the axis u {module: (r,)}: the sum over its modules of
     <u_m, what position t adds to g_m>. A module's gradient is a sum over positions t of products of what it read at t
     and of what came back to its output there. Through attention the product at t holds the losses of all later tokens
     that looked back at t.
@@ -133,25 +143,25 @@ def tapped(
     gradient: the backward's graph starts at the first tap, and nothing below it is differentiated.
     """
 
-    def add(tap: Tap, kept: Tensor, gradient: Tensor) -> None:
+    def add(basis: Basis, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
             where, expected = f"module {tap.module}", f"{num_tokens} tokens, as many as the pass has"
             raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
-        reduced = tap.reduce(kept, gradient, rows.segments)
-        seen = slice(tap.start, tap.start + reduced.shape[1])  # of the module's coordinates
         # +=, not =: a module that the forward uses twice arrives here twice.
-        gradients[tap.module][rows.firsts, seen] += reduced
-        if tap.module in direction:
-            dots.add_(tap.along(kept, gradient, direction[tap.module][seen]))
+        gradients[basis][tap.module][rows.firsts] += tap.reduce(kept, gradient, rows.segments)
+        if axis is not None and axis[0] == basis and tap.module in axis[1]:
+            dots.add_(tap.along(kept, gradient, axis[1][tap.module]))
 
     handles = []
-    for tap in taps:
-        layer, receive = coordinates.layers[tap.module], partial(add, tap)
-        if tap.keep is None:
-            handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
-        else:
-            handles.append(layer.register_forward_hook(partial(watch_output, receive, tap.keep)))
+    for basis, read in frames.items():
+        for module, frame in read.items():
+            tap, layer = frame.tap(module), read.layers[module]
+            receive = partial(add, basis, tap)
+            if tap.keep is None:
+                handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
+            else:
+                handles.append(layer.register_forward_hook(partial(watch_output, receive, tap.keep)))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Directions of an adapted policy (v_hack and its controls), with a cache of pair gradients.
+"""Directions of a policy (v_hack and its controls), with a cache of pair gradients.
 
-    coordinates = attach(policy.model, basis="svd", model_id=policy.base_model)
-    library = DirectionLibrary(policy, coordinates, ExtractionSettings(k=4), cache_dir=cache_dir)
+    frames = svd_frames(policy.model, model_id=policy.base_model)
+    library = DirectionLibrary(policy, frames, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
 Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them:
@@ -21,7 +21,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from extraction.adapters.interface import Coordinates, check_fingerprint, comparable
+from extraction.adapters.frames import Frames, check_fingerprint, comparable
 from extraction.adapters.svd import checksum
 from extraction.batch import Batch, make_batch
 from extraction.controls import flipped_differences, haar_directions, permuted_differences
@@ -54,7 +54,7 @@ NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a m
 
 def measure_pair_gradients(
     policy: Policy,
-    coordinates: Coordinates,
+    frames: Frames,
     pairs: Sequence[Pair],
     normaliser: Normaliser | None = None,
     *,
@@ -78,7 +78,7 @@ def measure_pair_gradients(
     """
     normaliser = normaliser or Normaliser()
     batch = pair_batch(policy, pairs)
-    gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=tokens_per_batch).gradients
+    found = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
     pair_weights = []
     n = len(pairs)
     for lengths in batch.completion_lengths.cpu().view(2, n).T:
@@ -86,17 +86,17 @@ def measure_pair_gradients(
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     if sides == "unit":
-        squares = torch.stack([unweighted.cpu().double().square().sum(1) for unweighted in gradients.values()])
+        squares = torch.stack([g.cpu().double().square().sum(1) for g in found.gradients[frames.basis].values()])
         norms = squares.sum(0).sqrt()[:, None]
         weights = torch.where(norms > 0, 1 / norms, 0.0)
     hack_gradients, clean_gradients = {}, {}
-    for module, unweighted in gradients.items():
+    for module, unweighted in found.gradients[frames.basis].items():
         weighted = unweighted.cpu() * weights.to(unweighted.dtype)
         hack_gradients[module] = weighted[:n].clone()
         clean_gradients[module] = weighted[n:].clone()
-    metadata = _identity(policy, coordinates, pairs, pairs_source, normaliser, sides)
+    metadata = _identity(policy, frames, pairs, pairs_source, normaliser, sides)
     # The identity leaves out the model's name.
-    metadata |= {"fingerprint": coordinates.fingerprint()}
+    metadata |= {"fingerprint": dict(frames.fingerprint)}
     texts: dict[tuple[str, str], int] = {}
     metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
     metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
@@ -171,7 +171,7 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
 
 def _identity(
     policy: Policy,
-    coordinates: Coordinates,
+    frames: Frames,
     pairs: Sequence[Pair],
     pairs_source: str,
     normaliser: Normaliser,
@@ -183,7 +183,7 @@ def _identity(
     """
     return {
         "format": FORMAT,
-        "fingerprint": comparable(coordinates.fingerprint()),
+        "fingerprint": comparable(frames.fingerprint),
         # The fingerprint covers the adapted weights alone; gradients flow through all.
         "base_weights_sha256": policy.base_weights_sha,
         "adapter_sha256": policy.adapter_sha,
@@ -199,7 +199,7 @@ def _identity(
         "loss_type": normaliser.loss_type,
         "max_completion_length": normaliser.max_completion_length,
         "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "adapter_at_zero": coordinates.is_zero(),
+        "adapter_at_zero": not frames.moved,
     }
 
 
@@ -253,7 +253,7 @@ class DirectionLibrary:
     def __init__(
         self,
         policy: Policy,
-        coordinates: Coordinates,
+        frames: Frames,
         settings: ExtractionSettings,
         normaliser: Normaliser | None = None,
         *,
@@ -262,9 +262,10 @@ class DirectionLibrary:
         v_hack: str | Path | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Make a library for the policy adapted by `coordinates`; InputError for dr_grpo without its divisor.
+        """Make a library for the policy; InputError for dr_grpo without its divisor.
 
         Args:
+            frames: of the policy as it is.
             normaliser: of the loss to compare directions with; default: grpo's.
             cache_dir: folder of the cache of pair gradients; None for a model given in memory, which may have hooks and
                 changes that no key covers: it has no cache.
@@ -276,7 +277,7 @@ class DirectionLibrary:
         if self.normaliser.loss_type == "dr_grpo" and self.normaliser.max_completion_length is None:
             where = "objective.max_completion_length"
             raise InputError(where, expected="tokens, the divisor of dr_grpo", found="none given")
-        self.policy, self.coordinates, self.settings = policy, coordinates, settings
+        self.policy, self.frames, self.settings = policy, frames, settings
         self.cache_dir = None if cache_dir is None else Path(cache_dir)
         self.seed, self.say = seed, say
         self.v_hack_file = None if v_hack is None else resolve_directions(v_hack)
@@ -305,7 +306,7 @@ class DirectionLibrary:
             return self._extract(self.pair_gradients.differences(), self.pair_gradients.metadata)
         directions = load_directions(self.v_hack_file)
         stored = directions.metadata["fingerprint"]
-        check_fingerprint(self.v_hack_file, expected=self.coordinates.fingerprint(), found=stored)
+        check_fingerprint(self.v_hack_file, expected=self.frames.fingerprint, found=stored)
         # The first k directions of a larger file are not the directions of k: the noise floor is a quantile over all.
         for key, wanted in shared_settings(self.settings, self.normaliser).items():
             if (stored := directions.metadata.get(key.rpartition(".")[2])) != wanted:
@@ -335,17 +336,17 @@ class DirectionLibrary:
         measure = partial(
             measure_pair_gradients,
             self.policy,
-            self.coordinates,
+            self.frames,
             pairs,
             self.normaliser,
             sides=self.settings.sides,
             pairs_source=pairs_source,
             tokens_per_batch=self.settings.tokens_per_batch,
         )
-        # The cache is for adapters at zero: its key covers the base weights, but no values of an adapter.
-        if self.cache_dir is None or not self.coordinates.is_zero():
+        # The key of the cache covers the weights of the start, but no values of an adapter.
+        if self.cache_dir is None or self.frames.moved:
             return measure()
-        identity = _identity(self.policy, self.coordinates, pairs, pairs_source, self.normaliser, self.settings.sides)
+        identity = _identity(self.policy, self.frames, pairs, pairs_source, self.normaliser, self.settings.sides)
         identity |= _environment(self.policy.model, self.policy.device)
         key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
         path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
@@ -353,7 +354,7 @@ class DirectionLibrary:
             try:
                 stored = load_pair_gradients(path)
                 # Other names of the model have the same gradients.
-                return replace(stored, metadata=stored.metadata | {"fingerprint": self.coordinates.fingerprint()})
+                return replace(stored, metadata=stored.metadata | {"fingerprint": dict(self.frames.fingerprint)})
             # The user did not write the cache, so damage is no input error: measure again.
             except InputError:
                 self.say(f"{path}: damaged; made again")

@@ -1,6 +1,6 @@
 """Forward passes of a batch: how it is split, in how much memory, with the model frozen; and `score`, which makes them.
 
-    with planned(coordinates, batch, tokens_per_batch, agree) as plan:
+    with planned(model, batch, tokens_per_batch, agree) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             ...                                             one forward (and backward) of `rows`
@@ -10,7 +10,7 @@ where each sample's own gradient is asked for.
 Shapes: G samples, T tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.frames import Frames
 from extraction.adapters.targets import weight_matrix
 from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
@@ -51,32 +51,37 @@ class PassPlan:
 
 @contextmanager
 def planned(
-    coordinates: Coordinates, batch: Batch, tokens_per_batch: int | None, agree: Agree, *, share: bool = False
+    model: PreTrainedModel | PeftModel,
+    batch: Batch,
+    tokens_per_batch: int | None,
+    agree: Agree,
+    *,
+    share: bool = False,
+    frames: Iterable[Frames] = (),
 ) -> Iterator[PassPlan]:
-    """The passes to make of `batch`; while open, the model is frozen and in its lean forward.
+    """The passes to make of `batch`; while open, the model is frozen.
 
     Args:
-        coordinates: the adapted model.
+        model: runs as it is.
         batch: on the model's device.
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
         agree: maps this process's number of passes to the number that all processes make, where collectives in the
             model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
         share: one copy of a prompt for all of its samples, where the model allows that.
+        frames: what else is in memory.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
     """
-    backbone, _ = split_model(coordinates.model)
-    with frozen(coordinates.model), coordinates.lean_forward():
+    backbone, _ = split_model(model)
+    with frozen(model):
         layout = "padded" if not packs(backbone) else "shared" if share else "packed"
-        yield make_plan(backbone, batch, layout, tokens_per_batch, agree)
+        budget = tokens_that_fit(backbone, frames) if tokens_per_batch is None else tokens_per_batch
+        yield make_plan(backbone, batch, layout, budget, agree)
 
 
-def make_plan(
-    backbone: PreTrainedModel, batch: Batch, layout: Layout, tokens_per_batch: int | None, agree: Agree
-) -> PassPlan:
-    """The passes of `batch` in a layout; other arguments and errors as `planned`."""
-    budget = tokens_that_fit(backbone) if tokens_per_batch is None else tokens_per_batch
+def make_plan(backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: int, agree: Agree) -> PassPlan:
+    """The passes of `batch` in a layout, of `budget` tokens each at most; `agree` as of `planned`."""
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
     lengths, own_lengths = batch.lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
     sizes = [lengths[part[0]] + sum(own_lengths[sample] for sample in part[1:]) for part in parts]
@@ -95,7 +100,7 @@ def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
 
 
 @contextmanager
-def frozen(model: PeftModel) -> Iterator[None]:
+def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
     """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
     modes = [(module, module.training) for module in model.modules()]
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
@@ -118,10 +123,12 @@ NORM_BYTES = 4  # of each entry that a norm reads, which models in a lower preci
 ALLOWANCE = 2  # what the token budget reckons with instead, to be on the safe side
 
 
-def tokens_that_fit(backbone: PreTrainedModel) -> int:
-    """Return how many tokens one forward and backward has memory for: a power of two in FEWEST..MOST."""
-    # Buffers are the factors of delta_S, and the weights that wait while it is merged: as large as weights.
-    held = sum(tensor.nbytes for tensor in (*backbone.parameters(), *backbone.buffers()))
+def tokens_that_fit(backbone: PreTrainedModel, frames: Iterable[Frames] = ()) -> int:
+    """Return how many tokens one forward and backward has memory for, with `frames`: a power of two, FEWEST..MOST."""
+    # Frames are as large as weights, and so are the buffers of delta_S, which may be the very tensors of frames.
+    tensors = [*backbone.parameters(), *backbone.buffers()]
+    tensors += [tensor for read in frames for frame in read.values() for tensor in frame.tensors()]
+    held = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
     # The machine's total memory, not what is free just now: the split into passes shows in the last bits of the
     # results, and a resumed run must split as it did before.
     tokens = int(SHARE * (total_bytes(backbone.device) - held)) // (ALLOWANCE * token_bytes(backbone))
@@ -167,11 +174,13 @@ def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
 
 
 @torch.no_grad()
-def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int) -> Tensor:
+def score(
+    model: PreTrainedModel | PeftModel, batch: Batch, *, tokens_per_batch: int | None = None, agree: Agree = int
+) -> Tensor:
     """Compute the log-probability of every scored token, (G, T); 0 elsewhere.
 
     Args:
-        coordinates: the adapted model, scored with its adapter as it stands.
+        model: scored with whatever adapter it has.
         batch: on the model's device.
         tokens_per_batch: tokens in one pass; None is what fits the machine's memory.
         agree: see `extraction.passes.planned`.
@@ -179,14 +188,14 @@ def score(coordinates: Coordinates, batch: Batch, *, tokens_per_batch: int | Non
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
     """
-    backbone, _ = split_model(coordinates.model)
+    backbone, _ = split_model(model)
     token_logprobs = zeros(backbone, *batch.ids.shape)
-    with planned(coordinates, batch, tokens_per_batch, agree, share=True) as plan:
+    with planned(model, batch, tokens_per_batch, agree, share=True) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             completion = batch.completion_mask[rows.samples]
             with attending(backbone, plan.layout):
-                logprobs = completion_logprobs(coordinates.model, rows)
+                logprobs = completion_logprobs(model, rows)
             # A spare pass runs only so that all processes make the same forwards; its results are known already.
             if is_needed:
                 token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)

@@ -1,1 +1,1 @@
-"""The coordinates of an adapted model: SVD `delta_S` and LoRA behind one interface; `coordinates.attach` makes them."""
+"""The coordinates of gradients (`frames`), and adapters whose weights are such coordinates (`trained`)."""

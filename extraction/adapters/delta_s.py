@@ -15,7 +15,7 @@ Only delta_S is saved: the factors follow from the base weights and are recomput
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.sharded import whole
-from extraction.adapters.svd import Entry, Factors, Truncation, digest_all, factorise_all, frames
+from extraction.adapters.svd import Factors, both_factors, digest_all, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
 from replay_pools.errors import InputError
 
@@ -57,6 +57,8 @@ class DeltaSConfig(PeftConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.peft_type = PeftType("DELTA_S")
+        # {module: factors} that need not be computed. No field: peft would copy and save it.
+        self.factors: Mapping[str, Factors] = {}
         if self.rank is not None and self.rank < 1:
             raise InputError("rank of delta_S", expected="at least 1", found=str(self.rank))
 
@@ -74,29 +76,21 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     S: Tensor
     Vh: Tensor | None
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
-    digest: str | None  # of the base weight's values; None: not factorised yet
-    truncation: Truncation | None  # of the base weight; None: all triplets
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
         """A layer without factors: `set_factors` follows, since a model factorises all of its layers together."""
         super().__init__()
         self.base_layer = base_layer
         self.name = name
-        self.digest = self.truncation = None
         self.merged_adapters: list[str] = []
         # Buffers move with the model; not persistent, so that a checkpoint does not hold them.
         for buffer in ("U", "S", "Vh", "unmerged_weight"):
             self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
 
-    def set_factors(self, entry: Entry, digest: str) -> None:
-        """Take the factors of the base weight, which has this digest."""
-        (self.U, self.S, self.Vh), self.truncation = entry
-        self.digest = digest
-
     def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
         """Add an adapter at delta_S = 0."""
-        weight = self.base_weight()
+        weight = weight_matrix(self.base_layer, self.name)
         full_rank = min(weight.shape)
         r = full_rank if rank is None else min(rank, full_rank)
         dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -111,7 +105,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
 
     def frames(self) -> tuple[Tensor, Tensor]:
         """U and Vh; a factor that is not stored is computed from the other and W."""
-        return frames(Factors(self.U, self.S, self.Vh), self.base_weight())
+        return both_factors(Factors(self.U, self.S, self.Vh), self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """y = W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
@@ -219,16 +213,17 @@ class DeltaSModel(BaseTuner):
     def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         """peft's own, then the factors of all new layers at once, which is where SVDs run in parallel."""
         super().inject_adapter(model, *args, **kwargs)
-        new_layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.digest is None]
+        new_layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.S is None]
         # Any adapter's configuration will do: `_check_new_adapter_config` has seen that they agree.
         config = next(iter(self.peft_config.values()))
         assert isinstance(config, DeltaSConfig)
-        weights = {layer.name: layer.base_weight() for layer in new_layers}
-        cache_dir = Path(config.svd_cache) if config.svd_cache else None
-        digests = digest_all(weights)
-        factorised = factorise_all(weights, digests, cache_dir, rank=config.rank)
+        factors, config.factors = config.factors, {}
+        if not factors:
+            weights: dict[str, Tensor] = {layer.name: layer.base_weight() for layer in new_layers}
+            cache_dir = Path(config.svd_cache) if config.svd_cache else None
+            factors = factorise_all(weights, digest_all(weights), cache_dir, rank=config.rank)
         for layer in new_layers:
-            layer.set_factors(factorised[layer.name], digests[layer.name])
+            layer.U, layer.S, layer.Vh = factors[layer.name]
 
     def _check_new_adapter_config(self, config: PeftConfig) -> None:
         super()._check_new_adapter_config(config)

@@ -1,42 +1,72 @@
-"""Frames: the coordinates of a direction file, read off any matrix of a module, so that the model needs no adapter.
+"""Frames: the coordinates in which gradients are read, module by module. The model needs no adapter.
 
-    svd    W = U diag(S) Vh as extracted    coordinates of M: diag(U^T M V), (r,)       matrix of v: U diag(v) Vh
-           one of U and Vh where W is frozen: the other follows (`adapters.svd`), and taps cost less
-    lora   A from a seed                    coordinates of M: M A^T, (d_out rank,)      matrix of v: v A
+    frames = {"svd": svd_frames(model), "lora": lora_frames(model, seed=0)}
+    per_sample_gradients(model, frames, batch).gradients["svd"][module]          (G, r)
 
-The coordinates of dL/dW are the gradient that an adapter of that basis, at zero, would have on top of W, whatever W is
-now. The two maps are adjoint: <matrix of v, M> = <v, coordinates of M>.
+    svd    W = U diag(S) Vh       coordinates of M: diag(U^T M V), (r,)           matrix of v: U diag(v) Vh
+    lora   A from a seed          coordinates of M: M A^T, (d_out rank,)          matrix of v: v A
 
-    frames = make_frames("v_hack.safetensors", target_layers(model, targets), fingerprint, cache_dir)
-    framed = FramedCoordinates(model, "v_hack.safetensors", fingerprint, cache_dir)     per-sample gradients, too
+The coordinates of dL/dW are the gradient that an adapter of that basis (`adapters.trained`), at zero, would have on top
+of W, whatever W is now. The two maps are adjoint: <matrix of v, M> = <v, coordinates of M>.
 
-Shapes: M and W (d_out, d_in), r coordinates of a module; U (d_out, r), Vh (r, d_in), A (rank, d_in).
-To add a basis: a subclass of `Frame`, and a branch in `make_frames`.
+A tap gives them from a forward and a backward. In svd that of W = U diag(S) Vh has almost computed U^T dL/dy and Vh x,
+so that a frozen module with d_out != d_in needs one of U and Vh only (`adapters.svd`):
+
+    d_out > d_in   from x and dL/dx = W^T dL/dy:   sum_t (Vh x_t) * (Vh dL/dx_t) / S
+    d_out < d_in   from y = W x and dL/dy:         sum_t (U^T y_t) * (U^T dL/dy_t) / S
+    otherwise      from x and dL/dy:               sum_t (Vh x_t) * (U^T dL/dy_t)
+    lora           from x and dL/dy:               sum_t dL/dy_t (A x_t)^T
+
+Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
+Products of tokens with U, Vh and A are in the dtype of the model; sums over tokens are in at least float32.
+
+Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in),
+A (rank, d_in). All gradients are of a LOSS: a descent step moves along -g.
+To add a basis: a word in `extraction.words.Basis`, a subclass of `Frame`, a function that makes its frames.
 """
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from statistics import median
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from extraction.adapters import svd
-from extraction.adapters.interface import Coordinates, Tap
-from extraction.adapters.lora import orthonormal_frames, outer_tap
+from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.sharded import whole
-from extraction.adapters.singular import svd_method, svd_tap
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
-from extraction.adapters.targets import is_quantised, unite_tied, weight_matrix
+from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, unite_tied, weight_matrix
+from extraction.batch import Segments, wide_product
+from extraction.words import Adapted, Basis
 from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 
-MUCH = 2**30  # bytes of frames from which on their memory is said
+DEFAULT_RANK = 32  # of LoRA
+SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
+WARN_BYTES = 2**30  # of frames whose memory is a warning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tap:
+    """Gradients of a module's coordinates, from what is held of a forward and the gradient that comes back.
+
+    With `keep`, that is what it makes of the module's input and output, and dL/dy. Without, it is the input x and the
+    dL/dx that flows back through this module alone.
+    """
+
+    module: str
+    keep: Callable[[Tensor, Tensor], Tensor] | None = None  # x (..., d_in), y (..., d_out) -> what is held
+    reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # held (T, d), gradient (T, d_in or d_out) -> (G, r)
+    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
 
 
 class Frame(ABC):
@@ -59,20 +89,30 @@ class Frame(ABC):
 
     @abstractmethod
     def tap(self, module: str) -> Tap:
-        """Gives the coordinates of dL/dW of `module` from its input and the gradient of its output."""
+        """Return the tap that gives the coordinates of dL/dW of `module`."""
+
+    @abstractmethod
+    def tensors(self) -> list[Tensor]:
+        """What the frame holds in memory."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Self:
+        """The same frame on another device."""
 
 
 @dataclass(frozen=True, slots=True)
 class SvdFrame(Frame):
-    """Singular vectors of the weight that the directions were extracted from.
+    """Singular vectors of a weight.
 
     Attributes:
         held: U, S and Vh; one of the two frames may follow from the weight of `layer`.
         layer: frozen, of this weight; None: both frames are held, and the weight may change.
+        scale: S' (r,) of the weight U diag(S') Vh in the forward, where an adapter has moved S; None: S.
     """
 
     held: Factors
     layer: nn.Module | None = None
+    scale: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -106,15 +146,38 @@ class SvdFrame(Frame):
         """U diag(v) and Vh."""
         U, Vh = self.held.U, self.held.Vh
         if U is None or Vh is None:
-            U, Vh = svd.frames(self.held, self._weight())
+            U, Vh = svd.both_factors(self.held, self._weight())
         return U * v.to(self.dtype), Vh
 
     def tap(self, module: str) -> Tap:
-        """sum_t (Vh x_t) * (U^T dL/dy_t)."""
-        return svd_tap(module, self.held, getattr(self.layer, "bias", None))
+        """The line of the module docstring for the factors that are held."""
+        U, S, Vh = self.held
+        scale, layer = S if self.scale is None else self.scale, self.layer
+        if U is None:
+            assert Vh is not None
+            return _rotated_tap(module, Vh, scale)
+
+        def without_bias(_x: Tensor, y: Tensor) -> Tensor:
+            # Read in the forward: a sharded bias is whole there. The identity is about W x.
+            bias = getattr(layer, "bias", None)
+            return y if bias is None else y - bias
+
+        if Vh is None:
+            return _rotated_tap(module, U.T, scale, keep=without_bias)
+        return _direct_tap(module, U, Vh)
+
+    def tensors(self) -> list[Tensor]:
+        """The factors that are held."""
+        return [part for part in self.held if part is not None]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same factors on another device."""
+        return replace(self, held=self.held.each(lambda part: part.to(device)))
 
     def _weight(self) -> Tensor:
         assert self.layer is not None
+        if isinstance(self.layer, DeltaSLayer):
+            return self.layer.base_weight().to(self.dtype)  # without what may be merged into it
         return whole(weight_matrix(self.layer, "")).to(self.dtype)
 
 
@@ -141,40 +204,237 @@ class LoraFrame(Frame):
         return v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
 
     def tap(self, module: str) -> Tap:
-        """sum_t dL/dy_t (A x_t)^T, flattened."""
-        return outer_tap(module, self.A, self.dtype)
+        """sum_t dL/dy_t (A x_t)^T, flattened: what is held is A x (T, rank)."""
+        A, dtype = self.A, self.dtype
+
+        def reduce(rotated: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
+            samples = zip(segments.split(gradient), segments.split(rotated), strict=True)
+            return torch.stack([g.mT.to(dtype) @ z.to(dtype) for g, z in samples]).flatten(1)
+
+        def along(rotated: Tensor, gradient: Tensor, u: Tensor) -> Tensor:
+            # <u, g z^T> = (u^T g) . z: no outer product per token is formed.
+            turned = gradient.to(dtype) @ u.to(dtype).view(gradient.shape[1], rotated.shape[1])
+            return (turned * rotated.to(dtype)).sum(1)
+
+        return Tap(module=module, keep=lambda x, _y: F.linear(x, A.to(x.dtype)), reduce=reduce, along=along)
+
+    def tensors(self) -> list[Tensor]:
+        """[A]."""
+        return [self.A]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same A on another device."""
+        return replace(self, A=self.A.to(device))
 
 
-@final
-class FramedCoordinates(Coordinates):
-    """Any model, with or without adapters of peft, read in the frames of a direction file; nothing in it is trained.
+def _rotated_tap(
+    module: str, frame: Tensor, scale: Tensor, keep: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> Tap:
+    """sum_t (Q a_t) * (Q b_t) / S with Q = `frame` (r, d), of what is held and what comes back, (T, d) both."""
+
+    def rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        Q = frame.to(a.dtype)
+        return F.linear(a, Q), F.linear(b, Q)
+
+    return Tap(
+        module=module,
+        keep=keep,
+        reduce=lambda a, b, segments: segments.sums(*rotated(a, b)) / scale,
+        along=lambda a, b, u: wide_product(*rotated(a, b)) @ (u / scale),
+    )
+
+
+def _direct_tap(module: str, U: Tensor, Vh: Tensor) -> Tap:
+    """sum_t (Vh x_t) * (U^T dL/dy_t), of x (T, d_in) and dL/dy (T, d_out)."""
+
+    def direct(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype)
+
+    return Tap(
+        module=module,
+        keep=lambda x, _y: x,
+        reduce=lambda x, gradient, segments: segments.sums(*direct(x, gradient)),
+        along=lambda x, gradient, u: wide_product(*direct(x, gradient)) @ u,
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Frames(Mapping[str, Frame]):
+    """{module: its frame} of a model in one basis.
+
+    Modules are named by their dotted path in the model below any adapter (`model.layers.0.self_attn.q_proj`), in the
+    order of `named_modules()`; that order is the order of every dictionary that comes out of here.
+
+    Attributes:
+        frames: by module.
+        layers: where each module is read.
+        fingerprint: what identifies the basis: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
+            Numbers in two bases can be compared only if these agree (`check_fingerprint`). `weights_sha256` covers
+            names and values of the weights of the modules.
+        adapted: how much of the model the modules are; None where that was not asked.
+        left_out: {module: |W - U diag(S) Vh| / |W|} of the modules of which some triplets are left out.
+        moved: the weights are not those of the fingerprint, but an adapter away from them.
+    """
+
+    frames: Mapping[str, Frame]
+    layers: Mapping[str, nn.Module]
+    fingerprint: Mapping[str, Any]
+    adapted: Adapted | None = None
+    left_out: Mapping[str, float] = field(default_factory=dict)
+    moved: bool = False
+
+    def __getitem__(self, module: str) -> Frame:
+        return self.frames[module]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.frames)
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def basis(self) -> Basis:
+        """The word of the basis."""
+        return self.fingerprint["basis"]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of coordinates r of each module."""
+        return {module: frame.size for module, frame in self.frames.items()}
+
+    @property
+    def truncation(self) -> dict[str, Any] | None:
+        """For manifests: the median and the largest `left_out`; None where every triplet is kept."""
+        cuts = self.left_out.values()
+        return {"modules": len(cuts), "left_out": {"median": median(cuts), "max": max(cuts)}} if cuts else None
+
+    def to(self, device: torch.device | str) -> "Frames":
+        """The same frames on another device."""
+        return replace(self, frames={module: frame.to(device) for module, frame in self.frames.items()})
+
+
+def svd_frames(
+    model: PreTrainedModel,
+    targets: Sequence[str] = (ALL,),
+    *,
+    rank: int | None = None,
+    model_id: str = "",
+    start_adapter: str | None = None,
+    cache_dir: str | Path | None = SVD_CACHE,
+) -> Frames:
+    """The singular frames of a model without an adapter, of weights that stay as they are.
 
     Args:
         model: is not changed.
-        where, fingerprint, cache_dir: as of `make_frames`.
+        targets: which Linears (`find_targets`).
+        rank: how many of the largest singular triplets of each module; None is all.
+        model_id: the name of the model in the fingerprint.
+        start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.
+        cache_dir: folder of the SVD cache; None computes without one.
 
     Raises:
-        InputError: a model without the layers of the fingerprint, or with other weights.
+        InputError: a rank below 1, or no matching target.
     """
+    if rank is not None and rank < 1:
+        raise InputError("rank of svd", expected="at least 1", found=str(rank))
+    layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
+    weights, digests = _read(layers)
+    fingerprint = {"basis": "svd", **_named(model_id, start_adapter), **_svd_identity(weights, digests, rank)}
+    factors = factorise_all(weights, digests, None if cache_dir is None else Path(cache_dir), rank=rank)
+    return Frames(
+        frames={name: SvdFrame(held, layers[name]) for name, held in factors.items()},
+        layers=layers,
+        fingerprint=fingerprint,
+        adapted=adapted_share(model, list(layers)),
+        left_out=_left_out(factors, weights),
+    )
 
-    def __init__(self, model: Any, where: object, fingerprint: Mapping[str, Any], cache_dir: Path | None) -> None:
-        layers = target_layers(model, fingerprint["targets"])
-        self._frames = make_frames(where, layers, fingerprint, cache_dir)
-        self.basis = fingerprint["basis"]
-        super().__init__(model, layers, fingerprint)
-        self.sizes = {module: frame.size for module, frame in self._frames.items()}
 
-    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
-        """None."""
-        return ()
+def lora_frames(
+    model: PreTrainedModel,
+    targets: Sequence[str] = (ALL,),
+    seed: int = 0,
+    *,
+    rank: int = DEFAULT_RANK,
+    model_id: str = "",
+    start_adapter: str | None = None,
+) -> Frames:
+    """LoRA's frames of a model without an adapter: an A of orthonormal rows from `seed` for every module.
 
-    def taps(self) -> list[Tap]:
-        """One tap per module."""
-        return [frame.tap(module) for module, frame in self._frames.items()]
+    Args:
+        model: is not changed.
+        targets, model_id, start_adapter: as of `svd_frames`.
+        seed: of A.
+        rank: the rows of A.
 
-    def is_zero(self) -> bool:
-        """False: the model runs as it is, with its adapters."""
-        return False
+    Raises:
+        InputError: a rank outside 1..d_in of some module, where rows could not be orthonormal, or no matching target.
+    """
+    layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
+    weights, digests = _read(layers)
+    for name, weight in weights.items():
+        if not 1 <= rank <= weight.shape[1]:
+            raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{weight.shape[1]}", found=str(rank))
+    fingerprint = {"basis": "lora", **_named(model_id, start_adapter), **_lora_identity(digests, rank, seed)}
+    return Frames(
+        frames=_drawn(weights, rank, seed),
+        layers=layers,
+        fingerprint=fingerprint,
+        adapted=adapted_share(model, list(layers)),
+    )
+
+
+def make_frames(
+    where: object,
+    layers: Mapping[str, nn.Module],
+    fingerprint: Mapping[str, Any],
+    cache_dir: Path | None,
+    *,
+    frozen: Collection[str] = (),
+) -> Frames:
+    """The frames of a direction file, on the devices of the weights of a model.
+
+    Frames of quantised layers are those of the checkpoint of the fingerprint, which is loaded for it.
+
+    Args:
+        where: the direction file, for messages.
+        layers: those of `target_layers`; adapters around them are not read.
+        fingerprint: of the basis of the directions.
+        cache_dir: folder of the SVD cache; None computes without one.
+        frozen: layers whose weight stays as it is: half of what others hold may then follow from it.
+
+    Raises:
+        InputError: weights that are not those of the fingerprint.
+    """
+    bases = {name: base_layer(layer) for name, layer in layers.items()}
+    quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
+    named = {key: fingerprint[key] for key in ("basis", "model_id", "start_adapter") if key in fingerprint}
+    rank = fingerprint["rank"]
+    # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
+    for dtype in ("float32", "bfloat16"):
+        read = _unquantised(bases, quantised[0], str(fingerprint["model_id"]), dtype) if quantised else bases
+        weights, digests = _read(read)
+        if combine(digests) == fingerprint["weights_sha256"] or not quantised:
+            break
+    if fingerprint["basis"] == "svd":
+        identity = _svd_identity(weights, digests, rank)
+    else:
+        identity = _lora_identity(digests, rank, fingerprint["init_seed"])
+    check_fingerprint(where, expected=named | identity, found=fingerprint)
+    weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
+    if fingerprint["basis"] == "lora":
+        frames = _drawn(weights, rank, fingerprint["init_seed"])
+        return Frames(frames=frames, layers=layers, fingerprint=fingerprint)
+    lean = {name for name in frozen if not quantised}
+    _say_memory(weights, rank, lean)
+    frames = {}
+    for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
+        if name in lean:
+            frames[name] = SvdFrame(held, bases[name])
+        else:
+            U, Vh = svd.both_factors(held, weights[name])
+            frames[name] = SvdFrame(Factors(U, held.S, Vh))
+    return Frames(frames=frames, layers=layers, fingerprint=fingerprint)
 
 
 def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
@@ -201,63 +461,97 @@ def base_layer(layer: nn.Module) -> nn.Module:
     return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
 
 
-def make_frames(
-    where: object,
-    layers: Mapping[str, nn.Module],
-    fingerprint: Mapping[str, Any],
-    cache_dir: Path | None,
-    *,
-    frozen: Collection[str] = (),
-) -> dict[str, Frame]:
-    """The frame of every layer, on the device of its weight.
+def orthonormal_frames(shapes: Iterable[tuple[int, int]], seed: int) -> Iterator[Tensor]:
+    """The A that `seed` gives each module, in order of their (rank, d_in): orthonormal rows, float64.
 
-    Frames of quantised layers are those of the checkpoint of the fingerprint, which is loaded for it.
+    All modules draw from one generator, so that the A of a module depends on the modules before it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for rank, d_in in shapes:
+        frame, _ = torch.linalg.qr(torch.randn(d_in, rank, dtype=torch.float64, generator=generator))
+        yield frame.T
+
+
+def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse directions or gradients that belong to another basis.
 
     Args:
-        where: the direction file, for messages.
-        layers: those of `target_layers`; adapters around them are not read.
-        fingerprint: of the basis of the directions.
-        cache_dir: folder of the SVD cache; None computes without one.
-        frozen: layers whose weight stays as it is: half of what others hold may then follow from it.
+        where: the file or object that carries `found`, for the message.
+        expected: the fingerprint of the model at hand.
+        found: the fingerprint stored with directions or gradients.
 
     Raises:
-        InputError: weights that are not those of the fingerprint.
+        InputError: the two differ; the message shows both values of each differing field.
     """
-    bases = {name: base_layer(layer) for name, layer in layers.items()}
-    quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
-    # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
-    for dtype in ("float32", "bfloat16"):
-        read = _unquantised(bases, quantised[0], str(fingerprint["model_id"]), dtype) if quantised else bases
-        weights = {name: whole(weight_matrix(base, name)) for name, base in read.items()}
-        digests = digest_all(weights)
-        sha256 = combine(digests)
-        if sha256 == fingerprint["weights_sha256"] or not quantised:
-            break
-    if sha256 != fingerprint["weights_sha256"]:
+    current, stored = comparable(expected), comparable(found)
+    differing = [key for key in {**current, **stored} if current.get(key) != stored.get(key)]
+    if differing:
         raise InputError(
             where,
-            expected=f"directions of this model's weights, weights_sha256={sha256[:16]}...",
-            found=f"directions of other weights, {fingerprint['weights_sha256'][:16]}...",
-            fix="load the model, and its dtype, that they were extracted from, or run probe extract on this one",
+            expected=f"basis {_describe(expected, differing)}",
+            found=_describe(found, differing),
+            fix="load the model, in its dtype, that they were extracted from, or run probe extract on this one",
         )
-    weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
+
+
+def comparable(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields by which bases are compared: all but `model_id`.
+
+    The hash of the weights says more than a name, and the same model may lie in different places.
+    """
+    return {key: value for key, value in fingerprint.items() if key != "model_id"}
+
+
+def _describe(fingerprint: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """`key=value` of the named fields; a long value (the targets of a big model) is cut."""
+    parts = []
+    for key in keys:
+        text = str(fingerprint.get(key))
+        parts.append(f"{key}={text if len(text) <= 80 else text[:77] + '...'}")
+    return ", ".join(parts)
+
+
+def _read(layers: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weight (d_out, d_in) of every layer, gathered if it is sharded, and their digests."""
+    weights = {name: whole(weight_matrix(layer, name)) for name, layer in layers.items()}
+    return weights, digest_all(weights)
+
+
+def _named(model_id: str, start_adapter: str | None) -> dict[str, str]:
+    # Only where there is one: fingerprints without it are of base models.
+    return {"model_id": model_id} | ({} if start_adapter is None else {"start_adapter": start_adapter})
+
+
+def _svd_identity(weights: Mapping[str, Tensor], digests: Mapping[str, str], rank: int | None) -> dict[str, Any]:
+    return {
+        "weights_sha256": combine(digests),
+        "targets": list(digests),
+        # A basis with all triplets is the full one, whatever rank was asked for.
+        "rank": None if rank is None or all(min(weight.shape) <= rank for weight in weights.values()) else rank,
+        "alpha": None,
+        "init_seed": None,
+    }
+
+
+def _lora_identity(digests: Mapping[str, str], rank: int, seed: int) -> dict[str, Any]:
+    return {
+        "weights_sha256": combine(digests),
+        "targets": list(digests),
+        "init_seed": seed,
+        "rank": rank,
+        "alpha": float(rank),
+        "train_a": False,
+    }
+
+
+def _left_out(factors: Mapping[str, Factors], weights: Mapping[str, Tensor]) -> dict[str, float]:
+    cut = [name for name, weight in weights.items() if len(factors[name].S) < min(weight.shape)]
+    return {name: svd.left_out(factors[name], weights[name]) for name in cut}
+
+
+def _drawn(weights: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Frame]:
+    drawn = orthonormal_frames([(rank, weight.shape[1]) for weight in weights.values()], seed)
     frames: dict[str, Frame] = {}
-    if fingerprint["basis"] == "svd":
-        rank, method = fingerprint["rank"], fingerprint.get("svd")
-        if method != svd_method(rank, [weight.shape for weight in weights.values()]).get("svd"):
-            found = f"those of {method or 'an exact'} SVD"
-            raise InputError(where, expected="triplets as they are made now", found=found, fix="run probe extract")
-        lean = {name for name in frozen if not quantised}
-        _say_memory(weights, rank, lean)
-        for name, (held, _) in factorise_all(weights, digests, cache_dir, rank=rank).items():
-            if name in lean:
-                frames[name] = SvdFrame(held, bases[name])
-            else:
-                U, Vh = svd.frames(held, weights[name])
-                frames[name] = SvdFrame(Factors(U, held.S, Vh))
-        return frames
-    shapes = [(fingerprint["rank"], weight.shape[1]) for weight in weights.values()]
-    drawn = orthonormal_frames(shapes, fingerprint["init_seed"])
     for (name, weight), A in zip(weights.items(), drawn, strict=True):
         dtype = torch.promote_types(weight.dtype, torch.float32)
         frames[name] = LoraFrame(A.to(weight.device, dtype), len(weight), dtype)
@@ -272,7 +566,7 @@ def _say_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collectio
         sides = small if name in lean and small < large else small + large
         total += min(small, rank or small) * sides * max(weight.dtype.itemsize, 4)
     logging.getLogger(__name__).log(
-        logging.WARNING if total >= MUCH else logging.INFO,
+        logging.WARNING if total >= WARN_BYTES else logging.INFO,
         "frames of %d modules take %.3g GiB of %s in every process; those of directions that were extracted with "
         "a model.svd_rank take less",
         len(weights),

@@ -9,20 +9,12 @@ Both hold triplet by triplet (v_i . W^T g = S_i u_i . g), so they serve the R la
 Division by S amplifies rounding: on average over the coordinates by at most `condition(S)`, by at most sqrt(r) times
 that in one of them. A matrix above MAX_CONDITION keeps both factors, and so does a square one, where nothing is saved.
 
-Few triplets (`is_randomised`) are made without the others, by subspace iteration from a fixed random start (Halko,
-Martinsson, Tropp 2011, arXiv 0909.4061, algorithms 4.4 and 5.1). They are approximate: near the cut they are mixtures
-of neighbours. What counts holds exactly: orthonormal frames, and the line above that the shape of W calls for.
-`Truncation` says what is left out and how far the triplets are from singular ones.
-
 Shapes: W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in) with r = min(d_in, d_out), or R where that is smaller.
 dtype: float32, or float64 when W is float64.
 
 `factorise_all` makes the factors of many weights, cached on disk; on a CPU in parallel, on a GPU batched by shape. The
 cache has a file per weight, named by the digest of its values, so that models which share a weight share its entry.
-What is computed for a rank never depends on what the cache holds.
-
-    <digest>.safetensors        U, S, Vh as computed, all triplets; serves every rank that is not randomised
-    <digest>.<R>.safetensors    the R randomised ones, and their `Truncation`
+An entry holds all triplets and so serves every rank.
 """
 
 import hashlib
@@ -33,7 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,8 +35,6 @@ from replay_pools.storage.tensors import read_tensors, write_tensors
 from replay_pools.terminal import report
 
 MAX_CONDITION = 10.0  # one decimal digit lost. Measured: 1.2 to 7 where d_out != d_in (SmolLM2, the organism, random)
-RANDOMISED = 2  # how many times fewer triplets than there are make the randomised SVD the cheaper one
-POWER_ITERATIONS = 5
 
 
 class Factors(NamedTuple):
@@ -60,41 +50,17 @@ class Factors(NamedTuple):
         return Factors(None if U is None else change(U), change(S), None if Vh is None else change(Vh))
 
 
-class Truncation(NamedTuple):
-    """What the R triplets of one weight leave out."""
-
-    left_out: float  # |W - U diag(S) Vh|_F / |W|_F, at least the largest singular value left out over |W|_F
-    residual: float  # every S is within `residual` S_1 of a singular value of W; 0: exact triplets
-
-
-Entry = tuple[Factors, Truncation | None]  # the SVD of one weight; None: all triplets
-
-
-def decompose(weight: Tensor, rank: int | None = None) -> Factors:
+def decompose(weight: Tensor) -> Factors:
     """The SVD of `weight` (..., d_out, d_in), signs fixed: the largest entry by magnitude of a row of Vh is positive.
 
     An SVD is unique only up to the sign of each pair (U column, Vh row); without a convention the coordinates of two
     machines, and so their directions, would differ by signs. The factors are row-major and aligned, as the cache
     gives them back: matrix products depend on the layout in their last bits.
-
-    Args:
-        weight: one matrix, or several of one shape.
-        rank: how many of the largest triplets, which are approximate if `is_randomised`; None is all.
     """
-    W = as_computed(weight)
-    if is_randomised(rank, W.shape):
-        U, S, Vh = _leading(W, rank)
-    else:
-        U, S, Vh = _svd(W)
+    U, S, Vh = _svd(as_computed(weight))
     # Signs from Vh, not from U: the right frame, in which tokens are read, then does not depend on the sign of W.
     signs = Vh.gather(-1, Vh.abs().argmax(dim=-1, keepdim=True)).sign()  # (..., r, 1)
-    factors = Factors((U * signs.mT).contiguous(), S.contiguous(), (Vh * signs).contiguous())
-    return largest(factors, rank)
-
-
-def is_randomised(rank: int | None, shape: Sequence[int]) -> TypeGuard[int]:
-    """Whether the `rank` largest triplets of a weight (..., d_out, d_in) are made without the others."""
-    return rank is not None and rank * RANDOMISED <= min(shape[-2:])
+    return Factors((U * signs.mT).contiguous(), S.contiguous(), (Vh * signs).contiguous())
 
 
 def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,57 +75,11 @@ def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.linalg.svd(W, full_matrices=False)
 
 
-def _leading(W: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """About the `rank` largest triplets of `W` (..., d_out, d_in), orthonormal, with W^T U = V S, or W V = U S if tall.
-
-    The range is sought on the smaller side, from which the frame of the larger one then follows without error.
-    """
-    if W.shape[-2] > W.shape[-1]:
-        V, S, Uh = _leading(W.mT, rank)
-        return Uh.mT, S, V.mT
-    size = W.shape[-2]
-    # A start of its own, drawn on the CPU: the caller's generator stays where it is, and every machine begins at the
-    # same numbers.
-    start = torch.randn(size, enlarged(rank, size), generator=torch.Generator().manual_seed(0))
-    square, Q = W @ W.mT, start.to(W)
-    for _ in range(POWER_ITERATIONS):
-        Q = torch.linalg.qr(square @ Q).Q
-    X, S, Vh = _svd(Q.mT @ W)
-    return Q @ X[..., :rank], S[..., :rank], Vh[..., :rank, :]
-
-
-def enlarged(rank: int, size: int) -> int:
-    """How many vectors the range is sought with: some more than asked for, which gather what is mixed near the cut."""
-    return min(rank + rank // 8 + 32, size)
-
-
-def truncation(weight: Tensor, factors: Factors) -> Truncation:
-    """What triplets with both frames leave out of `weight`, (d_out, d_in) each."""
-    U, S, Vh = factors
-    assert U is not None
-    assert Vh is not None
-    W = as_computed(weight)
-    # By Weyl's theorem for [[0, W], [W^T, 0]]. One of the two is rounding (`_leading`).
-    distance = torch.cat([W @ Vh.T - U * S, W.T @ U - Vh.T * S]).norm(dim=0).max() / 2**0.5
-    return Truncation(_left_out(W.double().square().sum(), S), float(distance / S[0]) if S[0] else 0.0)
-
-
-def _left_out(squares: Tensor, S: Tensor) -> float:
-    """|W - U diag(S) Vh|_F / |W|_F of a weight with the sum `squares` of its squared entries."""
-    kept = S.double().square().sum() / squares
-    return float((1 - kept).clamp(min=0).sqrt()) if squares else 0.0
-
-
-def needed_factors(weights: Sequence[Tensor], rank: int | None) -> list[Entry]:
-    """`needed(decompose(weight, rank))` of each weight, all of one shape, decomposed in one call."""
+def needed_factors(weights: Sequence[Tensor]) -> list[Factors]:
+    """`needed(decompose(weight))` of each weight, all of one shape, decomposed in one call."""
+    stack = decompose(torch.stack([as_computed(weight) for weight in weights]))
     # clone: a view of one weight's factors would keep the whole stack in memory.
-    stack = decompose(torch.stack([as_computed(weight) for weight in weights]), rank)
-    made = []
-    for i, weight in enumerate(weights):
-        factors = stack.each(itemgetter(i))
-        cut = truncation(weight, factors) if is_randomised(rank, weight.shape) else None
-        made.append((needed(factors).each(torch.clone), cut))
-    return made
+    return [needed(stack.each(itemgetter(i))).each(torch.clone) for i in range(len(weights))]
 
 
 def needed(factors: Factors) -> Factors:
@@ -192,7 +112,7 @@ def largest(factors: Factors, rank: int | None) -> Factors:
     return cut.each(partial(torch.clone, memory_format=torch.contiguous_format))
 
 
-def frames(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
+def both_factors(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
     """U and Vh; a factor that is not stored follows from `weight`: U = W V S^-1 or Vh = S^-1 U^T W."""
     U, S, Vh = factors
     W = weight.detach().to(S.dtype)
@@ -202,6 +122,13 @@ def frames(factors: Factors, weight: Tensor) -> tuple[Tensor, Tensor]:
     if Vh is None:
         return U, (U / S).T @ W
     return U, Vh
+
+
+def left_out(factors: Factors, weight: Tensor) -> float:
+    """Return |W - U diag(S) Vh|_F / |W|_F of `weight` (d_out, d_in) and its exact triplets, all or some; in 0..1."""
+    squares = weight.double().square().sum()
+    kept = factors.S.double().square().sum() / squares
+    return float((1 - kept).clamp(min=0).sqrt()) if squares and len(factors.S) < min(weight.shape) else 0.0
 
 
 def as_computed(weight: Tensor) -> Tensor:
@@ -214,8 +141,8 @@ BATCH = 8  # weights of one shape that a GPU decomposes in one call
 
 def factorise_all(
     weights: Mapping[str, Tensor], digests: Mapping[str, str], cache_dir: Path | None, *, rank: int | None = None
-) -> dict[str, Entry]:
-    """The entry of every weight (d_out, d_in) on its device, from the cache where an undamaged one exists.
+) -> dict[str, Factors]:
+    """The factors of every weight (d_out, d_in) on its device, from the cache where an undamaged entry exists.
 
     Args:
         weights: floating-point matrices of any precision, by name.
@@ -224,48 +151,39 @@ def factorise_all(
         rank: how many of the largest triplets; None is all of them.
 
     Returns:
-        The entries by name, in the order of `weights`.
+        The factors by name, in the order of `weights`.
     """
 
     def path(name: str) -> Path | None:
-        made_for = f".{rank}" if is_randomised(rank, weights[name].shape) else ""
-        return None if cache_dir is None else cache_dir / f"{digests[name]}{made_for}.safetensors"
+        return None if cache_dir is None else cache_dir / f"{digests[name]}.safetensors"
 
-    def read(name: str) -> Entry | None:
-        entry = read_entry(path(name))
-        return None if entry is None else placed(entry, rank, weights[name].device)
+    def placed(name: str, factors: Factors) -> Factors:
+        return largest(factors, rank).each(lambda part: part.to(weights[name].device))
 
-    def make(names: Sequence[str]) -> list[Entry]:
-        made_for = rank if is_randomised(rank, weights[names[0]].shape) else None
-        entries = []
-        for name, entry in zip(names, needed_factors([weights[name] for name in names], made_for), strict=True):
-            write_entry(path(name), entry)
-            entries.append(placed(entry, rank, weights[name].device))
-        return entries
+    def read(name: str) -> Factors | None:
+        factors = read_entry(path(name))
+        return None if factors is None else placed(name, factors)
+
+    def make(names: Sequence[str]) -> list[Factors]:
+        made = needed_factors([weights[name] for name in names])
+        for name, factors in zip(names, made, strict=True):
+            write_entry(path(name), factors)
+        return [placed(name, factors) for name, factors in zip(names, made, strict=True)]
 
     on_cpu = all(weight.device.type == "cpu" for weight in weights.values())
     # On a CPU as many SVDs run at a time as torch may use threads, each on one thread: parallel SVDs use the cores
     # better than parallel loops within one, and the bits do not depend on the number of cores.
     with single_threads() as pool:
         entries = dict(zip(weights, pool.map(read, weights), strict=True))
-        missing = {name: weights[name] for name, entry in entries.items() if entry is None}
+        missing = {name: weights[name] for name, factors in entries.items() if factors is None}
         groups = batches(missing, 1 if on_cpu else BATCH)
         made = pool.map(make, groups) if on_cpu else map(make, groups)
         num_done = len(weights) - len(missing)
-        for names, group_entries in zip(groups, made, strict=True):
-            entries.update(zip(names, group_entries, strict=True))
+        for names, group_factors in zip(groups, made, strict=True):
+            entries.update(zip(names, group_factors, strict=True))
             num_done += len(names)
             report("SVDs", num_done, len(weights))
-    return {name: entry for name, entry in entries.items() if entry is not None}
-
-
-def placed(entry: Entry, rank: int | None, device: torch.device) -> Entry:
-    """The `rank` largest triplets of an entry on `device`."""
-    factors, cut = entry
-    kept = largest(factors, rank)
-    if len(kept.S) < len(factors.S):
-        cut = Truncation(_left_out(factors.S.double().square().sum(), kept.S), 0.0)
-    return kept.each(lambda part: part.to(device)), cut
+    return {name: factors for name, factors in entries.items() if factors is not None}
 
 
 def batches(weights: Mapping[str, Tensor], size: int) -> list[list[str]]:
@@ -290,18 +208,13 @@ def single_threads() -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(threads)
 
 
-def write_entry(path: Path | None, entry: Entry) -> None:
+def write_entry(path: Path | None, factors: Factors) -> None:
     """Write an entry, replacing the file atomically; None: no cache."""
-    if path is None:
-        return
-    factors, cut = entry
-    tensors = {name: tensor.cpu() for name, tensor in factors._asdict().items() if tensor is not None}
-    if cut is not None:
-        tensors["truncation"] = torch.tensor(cut, dtype=torch.float64)
-    write_tensors(path, tensors, {})
+    if path is not None:
+        write_tensors(path, {name: part.cpu() for name, part in factors._asdict().items() if part is not None}, {})
 
 
-def read_entry(path: Path | None) -> Entry | None:
+def read_entry(path: Path | None) -> Factors | None:
     """The cached entry on the CPU; None when there is none. A damaged one is removed, with a line."""
     if path is None or not path.is_file():
         return None
@@ -312,8 +225,7 @@ def read_entry(path: Path | None) -> Entry | None:
         logging.getLogger(__name__).warning("%s: damaged; made again", path)
         path.unlink(missing_ok=True)  # another process may have removed it
         return None
-    cut = Truncation(*tensors["truncation"].tolist()) if "truncation" in tensors else None
-    return Factors(tensors.get("U"), tensors["S"], tensors.get("Vh")), cut
+    return Factors(tensors.get("U"), tensors["S"], tensors.get("Vh"))
 
 
 def digest_all(weights: Mapping[str, Tensor]) -> dict[str, str]:

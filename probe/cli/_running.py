@@ -115,10 +115,9 @@ def _cell(rate: Mapping[str, Any]) -> str:
 
 
 def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
-    """What `Coordinates.truncation` says, for a reader."""
+    """Say what `Frames.truncation` holds."""
     left_out = truncation["left_out"]
     return (
         f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| in the median of {truncation['modules']} "
-        f"modules, at most {left_out['max']:.0%}; its singular values are true to {truncation['residual']['max']:.1e} "
-        "of the largest"
+        f"modules, at most {left_out['max']:.0%}"
     )

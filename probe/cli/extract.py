@@ -127,7 +127,7 @@ def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
 
 def _print_angles(first: Path, second: Path, as_json: bool) -> None:
     """Principal angles between the directions of two files of one basis, by module and summarised."""
-    from extraction.adapters.interface import check_fingerprint
+    from extraction.adapters.frames import check_fingerprint
     from extraction.controls import compare_modules
     from extraction.directions import load_directions
 

@@ -25,10 +25,9 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from extraction.adapters.coordinates import SVD_CACHE, existing_coordinates
-from extraction.adapters.interface import check_fingerprint
+from extraction.adapters.frames import SVD_CACHE
 from extraction.directions import Directions, known_directions
-from probe.integrations.measured import MeasuredAdapter, MeasuredWeights
+from probe.integrations.measured import MeasuredWeights
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
 from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
@@ -91,17 +90,10 @@ class GradientProbe:
         where, directions = known_directions(directions)
         self._wrapped, self._model = model, unwrapped(model)
         self._process_group: Averaged = process_group
-        fingerprint = directions.metadata["fingerprint"]
-        # The adapter of the directions where the model has that, its weights otherwise.
-        coordinates = existing_coordinates(self._model, like=fingerprint)
-        if coordinates is None:
-            cache_dir = None if cache_dir is None else Path(cache_dir)
-            self._measured = MeasuredWeights(
-                where, self._model, directions, project=project, cache_dir=cache_dir, scaler=scaler
-            )
-        else:
-            check_fingerprint(where, expected=coordinates.fingerprint(), found=fingerprint)
-            self._measured = MeasuredAdapter(coordinates)
+        cache_dir = None if cache_dir is None else Path(cache_dir)
+        self._measured = MeasuredWeights(
+            where, self._model, directions, project=project, cache_dir=cache_dir, scaler=scaler
+        )
         _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
         self._gated = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)

@@ -61,8 +61,8 @@ def attach(
         directions: `Directions`, or a file of `probe extract`, or its name; of the weights that `model` has now.
         model: a plain model, trained whole or in part, or one with a `delta_S`, LoRA or other adapter of peft; in its
             wrapper of DistributedDataParallel, or after `fully_shard`, whose processes the gradient is averaged over.
-        scaler: the GradScaler of the loop, where it has one and a LoRA or frozen weights are measured: their gradients
-            are seen before `unscale_`. That of accelerate's wrapper is known.
+        scaler: the GradScaler of the loop, where it has one and an adapter or frozen weights are measured: their
+            gradients are seen before `unscale_`. That of accelerate's wrapper is known.
         allow_scaled: accept gradients that a GradScaler leaves for a fused optimizer to unscale. They are gated as they
             are, and their norm is recorded without the scale.
         project: put the gated gradient into `.grad` (False); needs trained weights, plain LoRA or `delta_S`. Without

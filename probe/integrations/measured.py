@@ -1,11 +1,6 @@
 """What is read of a model in a step, as {module: (r,)} in the coordinates of a direction file.
 
-    MeasuredAdapter     the model carries the adapter of the directions (delta_S, or their LoRA): its `.grad`
-    MeasuredWeights     any other model (a plain one, or any peft model), in the basis of the directions
-
-Both have the same methods. To measure something else: a third class, and a branch in `GradientProbe`.
-
-Of weights the gradient of the loss with respect to W is measured, in coordinates c(dL/dW) (`adapters.frames`;
+The gradient of the loss with respect to W is measured, in coordinates c(dL/dW) (`adapters.frames`;
 with svd directions diag(U^T dL/dW V)). It is that of the loss, whatever is trained: a LoRA moves W along a part of it.
 
     a trained Linear       c(W.grad)
@@ -15,6 +10,7 @@ With `project`, the gradient is that of the step. A descent step along -g of the
 first order, and J g is measured and gated, since a step is all that a gate can change:
 
     a trained Linear       J g = c(G)                        G = W.grad, so that J g is what is measured without a gate
+    delta_S                J g = c(U diag(G) Vh)             G its `.grad`, U and Vh those of the adapter
     LoRA, W + s B A        J g = s c(B G_A + G_B A)          G_A, G_B the `.grad` of A and B; 0 of a frozen one
     a frozen Linear        J g = 0                           it is not stepped
 
@@ -36,59 +32,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from extraction.adapters.coordinates import is_plain
+from extraction.adapters.delta_s import DeltaSLayer
 from extraction.adapters.frames import Frame, make_frames, target_layers
-from extraction.adapters.interface import Coordinates
-from extraction.adapters.lora import lora_factors
 from extraction.adapters.sharded import spread_as, whole
+from extraction.adapters.trained import is_plain, lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet
 from probe.integrations.taps import Taps
 from replay_pools.errors import InputError
-
-
-class MeasuredAdapter:
-    """The adapter of the directions: its coordinates are parameters, with everything in their `.grad`.
-
-    Attributes:
-        sizes: {module: r}.
-        device: of the gradients.
-        unseen: modules that the last `gradients` do not know, as in `Taps`.
-    """
-
-    def __init__(self, coordinates: Coordinates) -> None:
-        self._coordinates = coordinates
-        self.unseen: list[str] = []
-        self.sizes = coordinates.sizes
-        self.device = coordinates.parameters()[0].device
-
-    def stepped(self) -> dict[str, tuple[nn.Parameter, ...]]:
-        """{module: parameters that the optimizer has to step}."""
-        return {module: self._coordinates.trainable(module) for module in self.sizes}
-
-    def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
-        """{module: (r,)}, `.grad` flattened; 0 for none. `loss_scale` is the factor that is on every `.grad`."""
-        _ = loss_scale
-        return self._coordinates.gradients()
-
-    def replace_gradients(self, gated: Mapping[str, Tensor]) -> None:
-        """`gated` itself is put into `.grad`."""
-        self._coordinates.replace_gradients(gated)
-
-    def remember(self) -> None:
-        """Keep what `update` needs of the weights before a step."""
-        self._before = self._coordinates.values()
-
-    def update(self) -> dict[str, Tensor]:
-        """{module: (r,)}, the coordinates remembered minus those after the step."""
-        after = self._coordinates.values()
-        return {module: before - after[module] for module, before in self._before.items()}
-
-    def start(self, witness: nn.Parameter, groups: Groups | None) -> None:
-        """Everything is in `.grad`: nothing to watch."""
-
-    def stop(self) -> None:
-        """Nothing was watched."""
 
 
 class Part(ABC):
@@ -174,6 +125,37 @@ class LinearPart(Part):
     def _coordinates(self, matrix: Tensor) -> Tensor:
         matrix = whole(matrix)
         return self.frame.coordinates(matrix.T if self._is_transposed else matrix)
+
+
+class DeltaSPart(Part):
+    """W + U diag(delta_S) Vh with delta_S (r,) trained."""
+
+    def __init__(self, frame: Frame, layer: DeltaSLayer, adapter: str) -> None:
+        super().__init__(frame)
+        self._layer, self._adapter = layer, adapter
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """(delta_S,)."""
+        return (self._layer.delta_S[self._adapter],)
+
+    def step(self) -> Tensor:
+        """c(U diag(G) Vh)."""
+        (delta_S,) = self.parameters
+        return self._coordinates(torch.zeros_like(delta_S) if delta_S.grad is None else delta_S.grad)
+
+    def pulled(self, v: Tensor) -> list[Tensor]:
+        """diag(U^T M V), M the matrix of v."""
+        (left, right), (U, Vh) = self.frame.factors(v), self._layer.frames()
+        return [((U.T @ left) * (Vh @ right.T)).sum(1)]
+
+    def moved(self, before: tuple[Tensor, ...]) -> Tensor:
+        """c(U diag(delta_S before, minus now) Vh)."""
+        return self._coordinates(before[0] - self.parameters[0].detach())
+
+    def _coordinates(self, delta_S: Tensor) -> Tensor:
+        U, Vh = self._layer.frames()
+        return self.frame.coordinates(U * whole(delta_S), Vh)
 
 
 class LoraPart(Part):
@@ -330,6 +312,8 @@ def _part(frame: Frame, layer: nn.Module) -> Part | None:
     """What is trained of a layer, where steps of it are defined."""
     if isinstance(layer, nn.Linear | Conv1D):
         return LinearPart(frame, layer) if layer.weight.requires_grad else None
+    if isinstance(layer, DeltaSLayer) and len(layer.active_adapters) == 1 and _is_trained(layer):
+        return DeltaSPart(frame, layer, layer.active_adapters[0])
     if isinstance(layer, LoraLayer) and is_plain(layer) and not layer.get_base_layer().weight.requires_grad:
         active = [name for name in layer.active_adapters if name in layer.lora_A]
         if len(active) == 1 and _is_trained(layer):
@@ -339,7 +323,7 @@ def _part(frame: Frame, layer: nn.Module) -> Part | None:
 
 def _frozen(layer: nn.Module) -> nn.Module | None:
     """The layer that multiplies with a frozen weight, from whose input and output alone the rest of `layer` follows."""
-    if isinstance(layer, LoraLayer) and is_plain(layer):
+    if isinstance(layer, DeltaSLayer) or (isinstance(layer, LoraLayer) and is_plain(layer)):
         layer = layer.get_base_layer()
     is_linear = isinstance(layer, nn.Linear | Conv1D)
     return layer if is_linear and not layer.weight.requires_grad else None

@@ -31,8 +31,8 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from extraction.adapters.interface import Coordinates
 from extraction.attention import attending, forget_lengths
 from extraction.batch import Batch, make_rows
 from extraction.library import pair_batch
@@ -55,16 +55,15 @@ class ActivationRemedy:
 
     Args:
         config: of a remedy that changes activations.
-        policy: renders the pairs.
-        coordinates: of the policy, at the base while this is made.
+        policy: at the start.
         pairs: not those that are held out.
 
     Raises:
         InputError: a layer that the model does not have, or more components than pairs or hidden sizes.
     """
 
-    def __init__(self, config: RemedyConfig, policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair]) -> None:
-        layers = transformer_blocks(split_model(coordinates.model)[0], "remedy.name")
+    def __init__(self, config: RemedyConfig, policy: Policy, pairs: Sequence[Pair]) -> None:
+        layers = transformer_blocks(split_model(policy.model)[0], "remedy.name")
         numbers = config.layers or (len(layers) // 2,)
         if wrong := [number for number in numbers if number >= len(layers)]:
             raise InputError(
@@ -73,7 +72,7 @@ class ActivationRemedy:
         batch = pair_batch(policy, pairs)
         chosen = {number: layers[number] for number in numbers}
         self._edits: list[tuple[nn.Module, Edit]] = []
-        for number, means in mean_activations(coordinates, batch, chosen).items():
+        for number, means in mean_activations(policy.model, batch, chosen).items():
             differences = means[: len(pairs)] - means[len(pairs) :]
             self._edits.append((layers[number], make_edit(config, differences)))
         self._sampled = config.passes == "update-and-sampling"
@@ -87,19 +86,19 @@ class ActivationRemedy:
         return edited(self._edits) if self._sampled else nullcontext()
 
 
-def activation_remedy(config: StepConfig, policy: Policy, coordinates: Coordinates) -> ActivationRemedy | None:
+def activation_remedy(config: StepConfig, policy: Policy) -> ActivationRemedy | None:
     """That of a run; None where it has none, or one that leaves activations alone."""
     if config.remedy is None or not config.remedy.traits.changes_activations:
         return None
     pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
-    return ActivationRemedy(config.remedy, policy, coordinates, pairs)
+    return ActivationRemedy(config.remedy, policy, pairs)
 
 
-def mean_activations(coordinates: Coordinates, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:
+def mean_activations(model: PreTrainedModel, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:
     """Average the hidden states over the scored tokens of every sample: {layer: (G, d)}, in float64."""
-    backbone, _ = split_model(coordinates.model)
+    backbone, _ = split_model(model)
     means: dict[int, Tensor] = {}
-    with torch.no_grad(), planned(coordinates, batch, None, int) as plan:
+    with torch.no_grad(), planned(model, batch, None, int) as plan:
         for samples, _ in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             states: dict[int, Tensor] = {}

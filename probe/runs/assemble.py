@@ -1,20 +1,19 @@
 """Assembly of a run: from settings and a policy to everything that its steps are evaluated with.
 
-    policy -> one adapted copy for each basis -> directions of every arm -> measures, references, what trains
+    policy -> its frames in the bases of the arms -> directions of every arm -> measures, references, what trains
 
 `probe replay` and `probe train` hand its result to `probe.runs.loop.run_steps`; they differ in where groups come from.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import extraction.adapters.delta_s  # noqa: F401 (teaches peft the adapters of `probe train`)
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.frames import Frames, lora_frames, svd_frames
+from extraction.adapters.trained import Trained
+from extraction.directions import Directions
 from extraction.words import Basis
 from probe.objective.credit import planning_tokens
 from probe.records.timings import Timings
@@ -31,7 +30,6 @@ from probe.step.distributed import SOLO, World, shard_base
 from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Updater
-from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy, scaled_adapter
 
 
@@ -80,7 +78,7 @@ def assemble(
     say: Callable[[str], None],
     world: World,
 ) -> Setup:
-    """Adapt the policy in the bases of the arms, get their directions, and make what trains it.
+    """Read the policy in the bases of the arms, get their directions, and make what trains it.
 
     Args:
         directory: of the run.
@@ -94,24 +92,30 @@ def assemble(
     """
     arms = [get_arm(name) for name in config.intervention.arms]
     conditions, primary = config.objectives(), config.primary
-    bases = attach_bases(policy, arms, config.model, cache_dir, timings, world)
-    coordinates = next(iter(bases.values()))
-    if coordinates.adapted is not None and coordinates.adapted.caution:
-        say(coordinates.adapted.caution)
+    frames = arm_frames(policy, arms, config.model, cache_dir, timings, world)
+    adapted = next(iter(frames.values())).adapted
+    if adapted is not None and adapted.caution:
+        say(adapted.caution)
     # A sharded base needs all ranks in every forward; otherwise the first rank fills the caches that the others read.
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions"), in_turn:
-        directions = ArmDirections(config.intervention, config.seed, policy, bases, cache_dir, say)
+        directions = ArmDirections(config.intervention, config.seed, policy, frames, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
         # In a training the products with pair gradients of the start would be stale from the second step on.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
-    training = _training(config, coordinates, num_steps) if config.trains else None
-    refreshed = None
-    if training is not None:
+    training, trained, refreshed = None, None, None
+    if config.trains:
+        trained = Trained(policy.model, frames[arms[0].basis])
+        training = _training(config, trained, num_steps)
+
+        def extract() -> Directions:
+            with trained.folded():
+                return directions.extract(arms[0], conditions[primary], trained.frames())
+
         refreshed = RefreshedMeasures(
             directory,
             start[0],
-            lambda: directions.extract(arms[0], conditions[primary]),
+            extract,
             training.updater,
             config.intervention.refresh_every,
             world,
@@ -119,13 +123,15 @@ def assemble(
     pieces = Pieces(policy.tokenizer)
     return Setup(
         bases=Bases(
-            coordinates=list(bases.values()),
+            model=policy.model,
+            frames=frames,
+            trained=trained,
             tokens_per_batch=config.intervention.extraction.tokens_per_batch,
             world=SOLO if steps_apart(config) else world,
         ),
         conditions=conditions,
         measures=refreshed or (lambda step: start),
-        references=References(coordinates) if training is None else training.references,
+        references=References(None) if training is None else training.references,
         planning=lambda ids: planning_tokens([pieces(token) for token in ids], config.planning_phrases),
         pad_id=policy.pad_id,
         grams=grams,
@@ -162,59 +168,41 @@ def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> M
     return next(measure for measure in measures if (measure.condition, measure.arm.name) == split)
 
 
-def copied(policy: Policy) -> Policy:
-    """The policy on modules of its own, which an adapter may be put into; the weights are shared."""
-    # With its parameters and buffers in the memo, deepcopy copies the modules and keeps the tensors.
-    shared = {id(tensor): tensor for tensor in (*policy.model.parameters(), *policy.model.buffers())}
-    return replace(policy, model=copy.deepcopy(policy.model, shared))
+def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Frames:
+    """The frames of the policy in a basis, as the table `model` says."""
+    named = {"model_id": policy.base_model, "start_adapter": policy.adapter_sha}
+    if basis == "lora":
+        return lora_frames(policy.model, config.targets, rank=config.lora_rank, **named)
+    return svd_frames(policy.model, config.targets, rank=config.svd_rank, cache_dir=cache_dir / "svd", **named)
 
 
-def configured_basis(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Coordinates:
-    """Adapt the policy in place in a basis, as the table `model` says."""
-    return attach(
-        policy.model,
-        basis=basis,
-        model_id=policy.base_model,
-        cache_dir=cache_dir / "svd",
-        rank=config.lora_rank if basis == "lora" else config.svd_rank,
-        targets=config.targets,
-        start_adapter=policy.adapter_sha,
-    )
-
-
-def attach_bases(
+def arm_frames(
     policy: Policy,
     arms: Sequence[Arm],
     config: ModelConfig,
     cache_dir: Path,
     timings: Timings,
     world: World = SOLO,
-) -> dict[Basis, Coordinates]:
-    """One adapted copy of the policy for each basis of the arms; the copies share the weights.
-
-    Raises:
-        InputError: several bases on a base that is to be sharded.
-    """
-    names: list[Basis] = list(dict.fromkeys(arm.basis for arm in arms))
+) -> dict[Basis, Frames]:
+    """The frames of the policy, whose base is sharded afterwards if the world says so, in every basis of the arms."""
     if config.shard_base != world.shards_base:
         raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
-    if world.shards_base and len(names) > 1:
-        raise InputError("model.shard_base", expected="arms of one basis", found=", ".join(names))
-    policies = [policy] + [copied(policy) for _ in names[1:]]
-    bases: dict[Basis, Coordinates] = {}
-    for basis, own in zip(names, policies, strict=True):
+    frames: dict[Basis, Frames] = {}
+    names: list[Basis] = [arm.basis for arm in arms]
+    for basis in dict.fromkeys(names):
         with timings.phase(basis), world.main_first():
-            bases[basis] = configured_basis(own, basis, config, cache_dir)
+            frames[basis] = configured_frames(policy, basis, config, cache_dir)
     if world.shards_base:
         assert world.device is not None
-        shard_base(bases[names[0]].model, world.device)
-    return bases
+        shard_base(policy.model, world.device)
+        frames = {basis: read.to(world.device) for basis, read in frames.items()}
+    return frames
 
 
-def _training(config: StepConfig, coordinates: Coordinates, num_steps: int) -> TrainingState:
+def _training(config: StepConfig, trained: Trained, num_steps: int) -> TrainingState:
     """AdamW in the one arm under the one condition, with the references and controllers."""
     control, intervention = config.control, config.intervention
     arm, target = get_arm(intervention.arms[0]), intervention.gate.target
-    updater = Updater(coordinates, arm, config.optimizer, num_steps, target)
-    references = References(coordinates, ema_decay=control.ema_decay, ema_every=control.ema_every)
+    updater = Updater(trained, arm, config.optimizer, num_steps, target)
+    references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
     return TrainingState(updater, references, config.objectives()[config.primary], control)

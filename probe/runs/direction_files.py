@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from extraction.adapters.interface import comparable
+from extraction.adapters.frames import comparable
 from extraction.directions import (
     Directions,
     PairGradients,
@@ -70,7 +70,7 @@ class Direction(Directions):
 
     pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
     adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
-    truncation: dict[str, Any] | None = None  # of the basis, as `Coordinates.truncation`
+    truncation: dict[str, Any] | None = None  # of the basis, as `Frames.truncation`
 
     @classmethod
     def of(cls, found: Directions, **origin: Any) -> Self:

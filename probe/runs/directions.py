@@ -19,7 +19,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.frames import Frames
 from extraction.controls import compare_modules
 from extraction.directions import Directions, load_directions, save_directions
 from extraction.library import DirectionLibrary, source_identity
@@ -47,7 +47,7 @@ class ArmDirections:
         intervention: the settings of the extraction, or the direction file that replaces it (`v_hack`).
         seed: of the random controls.
         policy: renders the pairs.
-        bases: {basis: the policy's coordinates in it}.
+        frames: of the policy at the start, by basis.
         cache_dir: of pair gradients.
         say: told of what is made and what is found in the cache.
     """
@@ -57,11 +57,11 @@ class ArmDirections:
         intervention: InterventionConfig,
         seed: int,
         policy: Policy,
-        bases: Mapping[Basis, Coordinates],
+        frames: Mapping[Basis, Frames],
         cache_dir: Path,
         say: Callable[[str], None],
     ) -> None:
-        self._intervention, self._seed, self._policy, self._bases = intervention, seed, policy, bases
+        self._intervention, self._seed, self._policy, self._frames = intervention, seed, policy, frames
         self._cache_dir, self._say = cache_dir, say
         self._libraries: dict[tuple[Basis, Normaliser], DirectionLibrary] = {}
         self._vectors: dict[tuple[Basis, Normaliser, DirectionKind], Mapping[str, Tensor]] = {}  # on the device
@@ -70,12 +70,12 @@ class ArmDirections:
         """The directions of a basis under the normaliser of an objective."""
         key = basis, normaliser(objective)
         if key not in self._libraries:
-            self._libraries[key] = self._new(*key)
+            self._libraries[key] = self._new(self._frames[basis], key[1])
         return self._libraries[key]
 
-    def extract(self, arm: Arm, objective: LossSettings) -> Directions:
-        """Extract the arm's directions at the present coordinates, past every cache of this object."""
-        return self._new(arm.basis, normaliser(objective)).get(arm.directions)
+    def extract(self, arm: Arm, objective: LossSettings, frames: Frames) -> Directions:
+        """Extract the arm's directions in frames of the policy as it is, past every cache of this object."""
+        return self._new(frames, normaliser(objective)).get(arm.directions)
 
     def measures(self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
         """Every arm under every condition."""
@@ -93,12 +93,12 @@ class ArmDirections:
             for arm in arms
         ]
 
-    def _new(self, basis: Basis, weights: Normaliser) -> DirectionLibrary:
+    def _new(self, frames: Frames, weights: Normaliser) -> DirectionLibrary:
         # Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss.
         file = self._intervention.v_hack
         return DirectionLibrary(
             self._policy,
-            self._bases[basis],
+            frames,
             self._intervention.extraction,
             weights,
             cache_dir=self._cache_dir,
@@ -198,7 +198,7 @@ class RefreshedMeasures:
                 save_directions(path, extracted)
             # Every rank reads rank 0's file below: wait until it is written.
             self._world.gather(None)
-        vectors = Stacks.of(load_directions(path).to(self._updater.coordinates.model.device).vectors)
+        vectors = Stacks.of(load_directions(path).to(self._updater.trained.model.device).vectors)
         return replace(self._start, vectors=vectors, overlap=overlap(vectors, self._start.vectors))
 
 

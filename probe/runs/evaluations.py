@@ -28,7 +28,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.passes import score
@@ -66,26 +66,24 @@ class FrozenBatch:
 
     Args:
         policy: renders the pairs.
-        coordinates: of the policy, at the base while this is made.
+        trained: the policy, at the start while this is made.
         pairs: held out from the extraction; at least one.
         vectors: {module: (k, r)} of the start.
     """
 
-    def __init__(
-        self, policy: Policy, coordinates: Coordinates, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> None:
         self._batch = pair_batch(policy, pairs)
-        self._coordinates, self._vectors, self._num_pairs = coordinates, vectors, len(pairs)
-        self._start = coordinates.values()
-        self._base = score(coordinates, self._batch)
+        self._trained, self._vectors, self._num_pairs = trained, vectors, len(pairs)
+        self._start = trained.values()
+        self._base = self._score()
 
     def measure(self) -> dict[str, Any]:
         """The policy as it is; measures of the moved policy are None where it has not moved."""
         n, mask = self._num_pairs, self._batch.completion_mask
-        logprobs = score(self._coordinates, self._batch)
+        logprobs = self._score()
         kl, _ = kl_terms(logprobs, self._base, mask)
         gained = (logprobs - self._base).sum(1).double()
-        moved = {module: self._start[module] - value for module, value in self._coordinates.values().items()}
+        moved = {module: self._start[module] - value for module, value in self._trained.values().items()}
         cosines = sample_cosines(moved, self._vectors)
         return {
             "num_pairs": n,
@@ -97,6 +95,10 @@ class FrozenBatch:
             "hackward_frac_moved": nullable(float(torch.as_tensor(cosines.hackward_frac))),
             "hackward_q95": nullable(haar_hackward_quantile(moved, self._vectors)),
         }
+
+    def _score(self) -> Tensor:
+        with self._trained.folded():
+            return score(self._trained.model, self._batch)
 
 
 @final
@@ -150,7 +152,7 @@ class Evaluator:
         if weights == "training":
             directory = directory.with_name(f"{directory.name}-training")
         with self._updater.deployed() if weights == "deployed" else nullcontext():
-            with self._updater.coordinates.lean_forward():
+            with self._updater.trained.folded():
                 rollouts = self._held_out.rollouts(directory, done)
             frozen = None if self._frozen is None else self._frozen.measure()
         frozen, elo = self._world.broadcast(frozen), None

@@ -14,7 +14,7 @@ from extraction.pair_files import store_rows
 from extraction.selection import selected_pairs
 from extraction.words import Basis
 from probe.records.run import DEFAULT_OUT
-from probe.runs.assemble import configured_basis, configured_policy, copied
+from probe.runs.assemble import configured_frames, configured_policy
 from probe.runs.direction_files import Direction
 from probe.runs.policies import as_policy
 from probe.settings.presets import configure
@@ -87,19 +87,10 @@ def extracted(
     # A model given in memory may have hooks and changes that no key of a cache covers.
     cache_dir = out / "cache" if policy is None else None
     policy = policy or configured_policy(model, out / "cache")
-    weights = [*policy.model.parameters()]
-    flags, own = [weight.requires_grad for weight in weights], copied(policy)
-    try:
-        coordinates = configured_basis(own, basis, model, out / "cache")
-        library = DirectionLibrary(
-            own, coordinates, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say
-        )
-        found = library.v_hack
-    finally:  # peft freezes what it adapts
-        for weight, required in zip(weights, flags, strict=True):
-            weight.requires_grad_(required)
-    adapted = coordinates.adapted and asdict(coordinates.adapted)
-    return Direction.of(found, pairs=library.pair_gradients, adapted=adapted, truncation=coordinates.truncation())
+    frames = configured_frames(policy, basis, model, out / "cache")
+    library = DirectionLibrary(policy, frames, extraction, normaliser(config.objective), cache_dir=cache_dir, say=say)
+    adapted = frames.adapted and asdict(frames.adapted)
+    return Direction.of(library.v_hack, pairs=library.pair_gradients, adapted=adapted, truncation=frames.truncation)
 
 
 def _vocabulary(policy: Policy) -> Vocabulary:

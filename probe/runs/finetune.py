@@ -17,10 +17,12 @@ from typing import Any, TypeVar
 
 import orjson
 import torch
+from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.frames import lora_frames
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import checkpointed, make_plan, tokens_that_fit
@@ -161,15 +163,9 @@ class _Training:
 
     def __init__(self, policy: Policy, settings: FinetuneSettings) -> None:
         self._policy, self._settings = policy, settings
-        self.coordinates = attach(
-            policy.model,
-            basis="lora",
-            model_id=policy.base_model,
-            rank=settings.rank,
-            seed=settings.seed,
-            train_a=True,
-        )
-        self._optimizer = torch.optim.AdamW(self.coordinates.parameters(), weight_decay=0.0)
+        frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
+        self.trained = Trained(policy.model, frames, train_a=True)
+        self._optimizer = torch.optim.AdamW(self.trained.parameters(), weight_decay=0.0)
         self.losses: list[float] = []  # of the steps that are done
 
     def step(self, examples: Sequence[Example]) -> None:
@@ -178,8 +174,8 @@ class _Training:
         batch = make_batch(prompts, completions, self._policy.pad_id)
         (group,) = self._optimizer.param_groups
         group["lr"] = self._settings.lr * share_of_rate(len(self.losses), self._settings.steps)
-        loss = backward(self.coordinates, batch.to(self._policy.device))
-        nn.utils.clip_grad_norm_(self.coordinates.parameters(), MAX_NORM)
+        loss = backward(self.trained.model, batch.to(self._policy.device))
+        nn.utils.clip_grad_norm_(self.trained.parameters(), MAX_NORM)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.losses.append(loss)
@@ -187,14 +183,14 @@ class _Training:
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes."""
         return {
-            "values": self.coordinates.values(),
+            "values": self.trained.values(),
             "optimizer": self._optimizer.state_dict(),
             "losses": list(self.losses),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.coordinates.load_values(state["values"])
+        self.trained.load_values(state["values"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.losses = list(state["losses"])
 
@@ -211,15 +207,15 @@ def share_of_rate(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (steps - warm_up)))
 
 
-def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None = None) -> float:
+def backward(model: PreTrainedModel | PeftModel, batch: Batch, tokens_per_pass: int | None = None) -> float:
     """Add the gradient of the mean NLL of the batch's completion tokens to every `.grad`; returns that mean, in nats.
 
     Args:
-        coordinates: the model, in evaluation mode (nothing is dropped out).
+        model: in evaluation mode (nothing is dropped out).
         batch: on the model's device.
         tokens_per_pass: most tokens of one forward and backward; None is what the memory allows.
     """
-    backbone, _ = split_model(coordinates.model)
+    backbone, _ = split_model(model)
     if tokens_per_pass is None:
         tokens_per_pass = tokens_that_fit(backbone) // PART_OF_PASS
     plan = make_plan(backbone, batch, "padded", tokens_per_pass, int)
@@ -227,7 +223,7 @@ def backward(coordinates: Coordinates, batch: Batch, tokens_per_pass: int | None
     for samples, _ in plan.all_passes:
         rows = make_rows(batch, plan.layout, samples)
         with checkpointed(backbone, plan.is_too_long(rows)):
-            loss = -completion_logprobs(coordinates.model, rows).sum() / num_tokens
+            loss = -completion_logprobs(model, rows).sum() / num_tokens
             loss.backward()
         total += loss.item()
     return total
@@ -244,10 +240,10 @@ def _write(training: _Training, directory: Path, card: dict[str, Any], merged_in
     shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed as it filled it
     folder.mkdir(parents=True)
     if merged_into is None:
-        training.coordinates.save(folder)
+        training.trained.save(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
     else:
-        merged: Any = training.coordinates.model.merge_and_unload()
+        merged: Any = training.trained.model.merge_and_unload()
         merged.save_pretrained(folder)
         merged_into.tokenizer.save_pretrained(folder)
     files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}

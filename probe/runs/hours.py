@@ -3,11 +3,11 @@
     gradient   rows ((p + c)(4 N + taps) + 4 c V h + 6 L a (p + c)^2)     forward, and backward to the inputs
     forward    rows ((p + c) 2 N + 2 c V h + 2 L a (p + c)^2)             a reference of the loss
     sampling   a forward; the weights are read once a token of a batch, the cache once a token of a row
-    svd        6 n m^2 + 20 m^3 a module of m x n, m <= n; randomised: products, QR, and an SVD of the rank
+    svd        6 n m^2 + 20 m^3 a module of m x n, m <= n
 
 N numbers of the matrices that a token goes through (of experts those that are chosen), V vocabulary, h hidden size, L
 layers, a = heads x head size, p and c mean tokens of prompt and completion. taps: U^T dL/dy and Vh x of the adapted
-modules, as `extraction.adapters.singular` computes them; A x and its outer product of LoRA.
+modules, as `extraction.adapters.frames` computes them; A x and its outer product of LoRA.
 """
 
 import math
@@ -20,7 +20,6 @@ from statistics import fmean
 import torch
 from transformers import PreTrainedModel
 
-from extraction.adapters.svd import POWER_ITERATIONS, enlarged, is_randomised
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.words import Basis
 from probe.settings.machines import SAMPLING, Machine
@@ -119,12 +118,7 @@ class Flops:
         seconds = 0.0
         for shape in self._shapes:
             m, n = sorted(shape)
-            size = m
-            if is_randomised(self._rank, shape):
-                size = enlarged(self._rank, m)
-                products = 2 * m * m * n + POWER_ITERATIONS * (2 * m * m * size + 4 * m * size**2) + 4 * m * n * size
-                seconds += machine.seconds(products, dtype)
-            seconds += machine.seconds(6 * n * size**2 + 20 * size**3, dtype, machine.svd_share)
+            seconds += machine.seconds(6 * n * m**2 + 20 * m**3, dtype, machine.svd_share)
         return seconds
 
 

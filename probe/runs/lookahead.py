@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
 from extraction.library import DirectionLibrary, pair_batch
 from extraction.selection import selected_pairs
@@ -105,7 +105,7 @@ class Lookahead:
 
     policy: Policy
     texts: "_Texts"
-    held_out: Callable[[Policy, Coordinates], HeldOut] | None  # samples on held-out problems
+    held_out: Callable[[Policy], HeldOut] | None  # samples on held-out problems
     say: Callable[[str], None]
     seconds: list[float] = field(default_factory=list)  # of the CPU, of the steps of each arm in turn
 
@@ -146,9 +146,7 @@ class Lookahead:
             sampled: gets the pools of what the moved policy samples.
             stale: also hold the directions of the start against new ones, in arms that remove v_hack.
         """
-        coordinates = _coordinates(setup.bases, measure)
-        bases = replace(setup.bases, coordinates=[coordinates])
-        with coordinates.at(coordinates.values()):
+        with _moved(setup.bases, measure.arm.basis) as bases:
             before = self.texts.score_at_start(bases)
             start = time.process_time()
             updater = _stepped(config, setup, source, measure, bases, self.say)
@@ -156,8 +154,8 @@ class Lookahead:
             with updater.deployed():
                 found = self.texts.gained(before, self.texts.score(bases))
                 if self.held_out is not None:
-                    with coordinates.lean_forward():
-                        found |= _sampled(self.held_out(self.policy, coordinates), sampled)
+                    with bases.read():
+                        found |= _sampled(self.held_out(self.policy), sampled)
                 if stale and measure.arm.removes_v_hack and config.intervention.v_hack is None:
                     found |= _stale(config, self.policy, setup, source, measure, bases)
         return [
@@ -167,8 +165,15 @@ class Lookahead:
         ]
 
 
-def _coordinates(bases: Bases, measure: Measure) -> Coordinates:
-    return next(coordinates for coordinates in bases.coordinates if coordinates.basis == measure.arm.basis)
+@contextmanager
+def _moved(bases: Bases, basis: Basis) -> Iterator[Bases]:
+    """While open, the policy has an adapter in a basis, whose steps are undone with it."""
+    frames = bases.frames[basis]
+    trained = Trained(bases.model, frames)
+    try:
+        yield replace(bases, frames={basis: frames}, trained=trained)
+    finally:
+        trained.remove()
 
 
 def _stepped(
@@ -180,11 +185,12 @@ def _stepped(
     say: Callable[[str], None],
 ) -> Updater:
     """The updater of an arm after its steps."""
-    settings, coordinates = config.lookahead, bases.coordinates[0]
+    settings, trained = config.lookahead, bases.trained
     assert settings is not None
+    assert trained is not None
     optimizer = OptimizerConfig(lr=settings.lr, schedule="constant", max_grad_norm=settings.max_grad_norm)
-    updater = Updater(coordinates, measure.arm, optimizer, settings.steps, measure.target)
-    references = References(coordinates)
+    updater = Updater(trained, measure.arm, optimizer, settings.steps, measure.target)
+    references = References(trained)
     for number in range(settings.steps):
         groups = source.groups(number % source.num_steps)
         _, broken = _step(setup, groups, measure, bases, references, updater)
@@ -228,11 +234,14 @@ def _stale(
     config: ReplayConfig, policy: Policy, setup: Setup, source: GroupSource, measure: Measure, bases: Bases
 ) -> dict[str, Mapping[Any, float]]:
     """{measure: {prompt: value}} of the directions of the start beside those of the policy as it is."""
-    coordinates, settings = bases.coordinates[0], config.lookahead
+    trained, settings = bases.trained, config.lookahead
     assert settings is not None
+    assert trained is not None
     weights = normaliser(setup.conditions[measure.condition])
-    library = DirectionLibrary(policy, coordinates, config.intervention.extraction, weights, cache_dir=None)
-    fresh, pairs = Stacks.of(library.get("v_hack").to(bases.device).vectors), library.pair_gradients
+    # Away from the start no cache is read or written.
+    with trained.folded():
+        library = DirectionLibrary(policy, trained.frames(), config.intervention.extraction, weights, cache_dir=None)
+        fresh, pairs = Stacks.of(library.get("v_hack").to(bases.device).vectors), library.pair_gradients
     found: dict[str, Mapping[Any, float]] = {}
     if (shared := overlap(measure.vectors, fresh)) is not None:
         found["overlap"] = {"": shared}
@@ -245,7 +254,7 @@ def _stale(
     }
     plain = replace(measure, arm=replace(measure.arm, projects=False, routes=False))
     rows: dict[str, list[float]] = {"progress": [], "removed by old": [], "removed by new": []}
-    prompts, references = [], References(coordinates)
+    prompts, references = [], References(trained)
     for number in range(settings.steps, settings.steps + min(GROUPS, source.num_steps)):
         groups, kept = source.groups(number % source.num_steps), _Kept()
         projection, broken = _step(setup, groups, plain, bases, references, kept)
@@ -291,10 +300,10 @@ class _Texts:
 
     def score_at_start(self, bases: Bases) -> list[float]:
         """`score` before any step, which is the same for all arms of a basis."""
-        (coordinates,) = bases.coordinates
-        if coordinates.basis not in self._at_start:
-            self._at_start[coordinates.basis] = self.score(bases)
-        return self._at_start[coordinates.basis]
+        (basis,) = bases.frames
+        if basis not in self._at_start:
+            self._at_start[basis] = self.score(bases)
+        return self._at_start[basis]
 
     def score(self, bases: Bases) -> list[float]:
         """The log-probability of every text, nats."""
@@ -318,7 +327,7 @@ def _sampled(held_out: HeldOut, directory: Path) -> dict[str, Mapping[Any, float
 
 
 @contextmanager
-def _held_out(config: ReplayConfig, pools: Sequence[Pool]) -> Iterator[Callable[[Policy, Coordinates], HeldOut] | None]:
+def _held_out(config: ReplayConfig, pools: Sequence[Pool]) -> Iterator[Callable[[Policy], HeldOut] | None]:
     """What samples a policy on held-out problems of the pools' environment; None where no pool names one."""
     settings, pool = config.lookahead, next((pool for pool in pools if environment_of(pool.manifest["plan"])), None)
     assert settings is not None
@@ -331,9 +340,9 @@ def _held_out(config: ReplayConfig, pools: Sequence[Pool]) -> Iterator[Callable[
     with Grader() as grader:
         canary(grader, problems)
 
-        def sampler(policy: Policy, coordinates: Coordinates) -> HeldOut:
+        def sampler(policy: Policy) -> HeldOut:
             maker = RolloutMaker(
-                engine=LocalEngine(replace(policy, model=coordinates.model.get_base_model())),
+                engine=LocalEngine(policy),
                 sampler=Sampler(**pool.manifest["sampler"]),
                 grader=grader,
                 mode=plan["mode"],

@@ -126,7 +126,7 @@ def run_steps(
                 for name, (value, bound) in passed(row).items():
                     say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
             # Ranks that drift apart would average gradients of different policies without any error.
-            world.check_equal(training.updater.coordinates.values(), f"coordinates after step {step}")
+            world.check_equal(training.updater.trained.values(), f"coordinates after step {step}")
         if world.is_main:
             # A step of training that broke has no records and does not count as done.
             num_done = step + bool(new)
@@ -220,11 +220,11 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:
     """Save the deployed policy as a peft directory; with quarantined weights, the policy in training beside it."""
-    coordinates = training.updater.coordinates
+    trained = training.updater.trained
     with training.updater.deployed():
-        coordinates.save(directory / ADAPTER_DIR)
+        trained.save(directory / ADAPTER_DIR)
     if training.updater.routes:
-        coordinates.save(directory / f"{ADAPTER_DIR}-training")
+        trained.save(directory / f"{ADAPTER_DIR}-training")
         start = directory / ADAPTER_DIR / START
         if start.is_dir():
             copy_adapter(start, directory / f"{ADAPTER_DIR}-training" / START)
@@ -233,7 +233,7 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
     """Write `manifest.json`, whose presence says that the run is complete."""
     errors, training = [(record.step, record.additivity_error) for record in records], setup.training
-    dtype = setup.bases.coordinates[0].model.dtype
+    frames, dtype = setup.bases.frames, setup.bases.model.dtype
     manifest = {
         "schema": RUN_SCHEMA,
         "num_steps": source.num_steps,
@@ -241,11 +241,11 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "warnings": [] if training is None else warnings_of(records),
         "conditions": list(setup.conditions),
         "arms": list(dict.fromkeys(record.arm for record in records)),
-        "num_modules": {basis.basis: len(basis.sizes) for basis in setup.bases.coordinates},
-        "adapted": setup.bases.coordinates[0].adapted,
-        "num_coordinates": {basis.basis: sum(basis.sizes.values()) for basis in setup.bases.coordinates},
+        "num_modules": {basis: len(read) for basis, read in frames.items()},
+        "adapted": next(iter(frames.values())).adapted,
+        "num_coordinates": {basis: sum(read.sizes.values()) for basis, read in frames.items()},
         "additivity": summarise_additivity(errors, dtype),
-        "truncation": {basis.basis: basis.truncation() for basis in setup.bases.coordinates},
+        "truncation": {basis: read.truncation for basis, read in frames.items()},
         "files": file_hashes(directory),
     }
     # Temporary files of a process that was killed in a write.

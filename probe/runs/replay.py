@@ -7,8 +7,7 @@ Of several ranks each does steps of its own at frozen weights, and the run is th
 are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -167,15 +166,8 @@ def with_remedy(config: ReplayConfig, policy: Policy, source: GroupSource, setup
     """
     if config.remedy is None:
         return source, setup
-    of_bases = [activation_remedy(config, policy, coordinates) for coordinates in setup.bases.coordinates]
-    activations = [remedy for remedy in of_bases if remedy is not None]
-
-    @contextmanager
-    def in_update() -> Iterator[None]:
-        with ExitStack() as stack:
-            for remedy in activations:
-                stack.enter_context(remedy.in_update())
-            yield
-
+    activations = activation_remedy(config, policy)
+    if activations is not None:
+        setup = replace(setup, in_update=activations.in_update)
     remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=policy)
-    return remedied(source, remedy), replace(setup, in_update=in_update)
+    return remedied(source, remedy), setup

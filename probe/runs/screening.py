@@ -13,8 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from extraction.adapters.interface import Coordinates
-from extraction.words import Basis
 from probe.analysis.lookahead import Ahead
 from probe.records.run import LOOKAHEAD_FILE, Run, default_name, read_lookahead
 from probe.records.timings import Timings
@@ -127,10 +125,10 @@ def _look(
         say=say,
         world=SOLO,
     )
-    bases: dict[Basis, Coordinates] = {one.basis: one for one in setup.bases.coordinates}
+    frames = setup.bases.frames
     with Lookahead.of(plain, policy, setup, groups, (), say) as ahead:  # the law reads no samples
         for number, (name, remedy) in enumerate(remedies.items()):
-            directions = ArmDirections(remedy.intervention, remedy.seed, policy, bases, out_dir / "cache", say)
+            directions = ArmDirections(remedy.intervention, remedy.seed, policy, frames, out_dir / "cache", say)
             losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
             try:
                 (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)

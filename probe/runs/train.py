@@ -19,7 +19,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.library import config_sha
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
@@ -115,19 +115,19 @@ def _run(
     """Sample, step and evaluate from the first step that is not done."""
     config, rollouts, world, training = inputs.config, inputs.config.rollouts, inputs.world, setup.training
     assert training is not None
-    coordinates = setup.bases.coordinates[0]
+    trained = training.updater.trained
     held_out = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
-    frozen = FrozenBatch(policy, coordinates, held_out, setup.measures(0)[0].vectors) if held_out else None
+    frozen = FrozenBatch(policy, trained, held_out, setup.measures(0)[0].vectors) if held_out else None
     setup, sampling = _with_remedy(config, policy, setup)
     if rollouts.prefetch:
-        training.past = PastWeights(coordinates, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
+        training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
     if rollouts.past_self is not None:
-        training.past_self = PastSelf(coordinates, every=rollouts.past_self.every, past=training.past)
+        training.past_self = PastSelf(trained, every=rollouts.past_self.every, past=training.past)
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, policy, coordinates, directory, urls) as engine,
+        _open_engine(config, policy, trained, directory, urls) as engine,
     ):
         origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
         arm = config.intervention.arms[0]
@@ -168,8 +168,9 @@ def _run(
 
 def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Setup, Sampling]:
     """(the setup whose update sees the activations of a remedy, what is open while the policy samples)."""
-    coordinates = setup.bases.coordinates[0]
-    activations = activation_remedy(config, policy, coordinates)
+    trained = setup.bases.trained
+    assert trained is not None
+    activations = activation_remedy(config, policy)
     if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
     if config.rollouts.engine == "server":
@@ -180,7 +181,7 @@ def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Set
     def sampling() -> Iterator[None]:
         """While open, the policy samples: its forward is lean, and has the remedy that sampling has."""
         remedied = nullcontext() if activations is None else activations.in_sampling()
-        with coordinates.lean_forward(), remedied:
+        with trained.folded(), remedied:
             yield
 
     return setup, sampling
@@ -198,7 +199,7 @@ def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: C
 
 @contextmanager
 def _open_engine(
-    config: TrainConfig, policy: Policy, coordinates: Coordinates, directory: Path, urls: Sequence[str]
+    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, urls: Sequence[str]
 ) -> Iterator[Engine]:
     """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where `urls` are given.
 
@@ -219,6 +220,6 @@ def _open_engine(
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
         forget_adapter(base, leftover)
         shutil.rmtree(leftover)
-    with closing(PushedEngine(base, coordinates, directory / "adapters", adapter=adapter)) as engine:
+    with closing(PushedEngine(base, trained, directory / "adapters", adapter=adapter)) as engine:
         yield engine
     shutil.rmtree(directory / ANSWERS_DIR, ignore_errors=True)  # of batches that were never asked for again

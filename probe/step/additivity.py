@@ -1,7 +1,7 @@
 """Additivity checks: per-sample gradients must add up to the batch gradient of ordinary autograd.
 
     every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy of the pass that gave
-                                      the g_i, by autograd of that module's adapter alone: no model call
+                                      the g_i: the coordinates of dL/dW = sum_t dL/dy_t x_t^T, no model call
     first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by passes of its own over the
                                       batch: also sees a token that was credited to the wrong sample
 
@@ -11,15 +11,19 @@ G samples, T tokens, r coordinates of a module.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from peft import PeftModel
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.frames import Frame, Frames
 from extraction.batch import Batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
-from extraction.passes import Agree, checkpointed, make_plan
+from extraction.passes import Agree, checkpointed, frozen, make_plan, tokens_that_fit
 
 # |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -42,26 +46,22 @@ def tapped(layer: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
         handle.remove()
 
 
-def module_error(
-    coordinates: Coordinates, module: str, held: Sequence[tuple[Tensor, Tensor]], gradients: Tensor
-) -> float:
-    """|sum_i g_i - g| / |g| of one module, g by autograd of its adapter at the (x, dL/dy) of `tapped`.
+@torch.no_grad()
+def module_error(frame: Frame, held: Sequence[tuple[Tensor, Tensor]], gradients: Tensor) -> float:
+    """|sum_i g_i - g| / |g| of one module, g the coordinates of dL/dW at the (x, dL/dy) of `tapped`.
 
     Args:
         gradients: (G, r), of the pass that `held` comes from.
     """
-    parameters = coordinates.trainable(module)
     batch = torch.zeros_like(gradients[0])
-    with torch.enable_grad():
-        for x, output_gradient in held:
-            y = coordinates.layers[module](x)
-            parts = torch.autograd.grad(y, parameters, output_gradient.to(y.dtype))
-            batch += torch.cat([part.flatten() for part in parts])
+    for x, output_gradient in held:
+        batch += frame.coordinates(output_gradient.flatten(0, -2).T, x.flatten(0, -2))
     return _relative([gradients.sum(0)], [batch])
 
 
 def batch_error(
-    coordinates: Coordinates,
+    model: PreTrainedModel | PeftModel,
+    frames: Frames,
     batch: Batch,
     token_weights: Tensor,
     total: Mapping[str, Tensor],
@@ -71,31 +71,48 @@ def batch_error(
 ) -> float:
     """|total - g| / |g| over all modules, g by autograd of -sum_it a_it logp_it over the batch.
 
-    Autograd keeps several times what the engine keeps of a token. Hence passes of the engine's budget, in which only
+    Autograd differentiates in v at v = 0, where every module adds the product of the matrix of v with its input to its
+    output. It keeps several times what the engine keeps of a token. Hence passes of the engine's budget, in which only
     one block at a time holds its activations: the check needs no more memory than the pass that it checks.
 
     Args:
+        frames: of the model as it is.
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
         tokens_per_batch, agree: as `extraction.passes.planned`.
     """
-    backbone, _ = split_model(coordinates.model)
-    parameters = coordinates.parameters()
-    sums = [torch.zeros_like(parameter) for parameter in parameters]
-    plan = make_plan(backbone, batch, "padded", tokens_per_batch, agree)
-    for samples, is_needed in plan.all_passes:
-        rows = make_rows(batch, "padded", samples)
-        weights = token_weights[rows.samples][batch.completion_mask[rows.samples]] * is_needed
-        with torch.enable_grad(), checkpointed(backbone, True):
-            logprobs = completion_logprobs(coordinates.model, rows)
-            loss = -(weights.to(logprobs) * logprobs).sum()
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        for accumulated, gradient in zip(sums, gradients, strict=True):
-            accumulated += gradient
-    expected, parts = [], iter(sums)
-    for module in coordinates.sizes:
-        expected.append(torch.cat([next(parts).flatten() for _ in coordinates.trainable(module)]))
-    return _relative([total[module] for module in coordinates.sizes], expected)
+    backbone, _ = split_model(model)
+    start = {module: torch.zeros_like(gradient, requires_grad=True) for module, gradient in total.items()}
+    sums = [torch.zeros_like(v) for v in start.values()]
+    budget = tokens_that_fit(backbone, [frames]) if tokens_per_batch is None else tokens_per_batch
+    plan = make_plan(backbone, batch, "padded", budget, agree)
+    with frozen(model), _added(frames, start):
+        for samples, is_needed in plan.all_passes:
+            rows = make_rows(batch, "padded", samples)
+            weights = token_weights[rows.samples][batch.completion_mask[rows.samples]] * is_needed
+            with torch.enable_grad(), checkpointed(backbone, True):
+                logprobs = completion_logprobs(model, rows)
+                loss = -(weights.to(logprobs) * logprobs).sum()
+                gradients = torch.autograd.grad(loss, [*start.values()], allow_unused=True, materialize_grads=True)
+            for accumulated, gradient in zip(sums, gradients, strict=True):
+                accumulated += gradient
+    return _relative([*total.values()], sums)
+
+
+@contextmanager
+def _added(frames: Frames, vectors: Mapping[str, Tensor]) -> Iterator[None]:
+    """While open, every module adds the product of the matrix of its vector (r,) with its input to its output."""
+
+    def hook(module: str, _layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        left, right = frames[module].factors(vectors[module])
+        return output + F.linear(F.linear(inputs[0].to(right.dtype), right), left).to(output.dtype)
+
+    handles = [frames.layers[module].register_forward_hook(partial(hook, module)) for module in frames]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def summarise_additivity(errors: Sequence[tuple[int, float | None]], dtype: torch.dtype) -> dict[str, Any]:

@@ -8,26 +8,26 @@ tokens of those, T tokens, d the hidden size, r coordinates of a module.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from extraction.adapters.interface import Coordinates, StackedCoordinates
+from extraction.adapters.frames import Frames
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch
-from extraction.gradients import per_sample_gradients
+from extraction.gradients import Axis, per_sample_gradients
 from extraction.passes import score
 from extraction.stacks import Stacks
 from extraction.words import Basis
 from probe.step.additivity import batch_error, module_error, tapped
-from probe.step.distributed import SOLO, World, whole_weights
+from probe.step.distributed import SOLO, World
 
 Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (g, r)}}, or (r,) of the whole step
-
-
-Axis = tuple[Basis, dict[str, Tensor]]  # a unit vector over all modules of a basis, {module: (r,)}
 
 
 def axis(basis: Basis, directions: Mapping[str, Tensor]) -> Axis:
@@ -71,19 +71,33 @@ class GroupPass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
-    """The adapted copies of one policy, one for each basis; several only where all adapters are at zero.
+    """A policy and the bases in which it is read: one pass serves all of them.
 
-    With all at zero the copies compute the same function, so that one pass serves every basis.
+    Attributes:
+        model: the policy's.
+        frames: by basis, of the weights that the run starts with.
+        trained: what moves the weights, in the one basis that is read then; None: they stay.
     """
 
-    coordinates: Sequence[Coordinates]
+    model: PreTrainedModel
+    frames: Mapping[Basis, Frames]
+    trained: Trained | None = None
     tokens_per_batch: int | None = None  # of a forward and backward; None = what fits the free memory
     world: World = SOLO  # the ranks that share out the samples of a step
 
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return next(self.coordinates[0].model.parameters()).device
+        return next(self.model.parameters()).device
+
+    @contextmanager
+    def read(self) -> Iterator[Mapping[Basis, Frames]]:
+        """While open, the policy runs as cheaply as it can; gives the frames of the weights as they are now."""
+        if self.trained is None:
+            yield self.frames
+        else:
+            with self.trained.folded():
+                yield {self.trained.basis: self.trained.frames()}
 
     def run(
         self,
@@ -101,31 +115,23 @@ class Bases:
             axis: asks for `token_dots` along it.
             share: only the sum over samples is asked for (`extraction.gradients.per_sample_gradients`).
         """
-        if len(self.coordinates) == 1:
-            coordinates = self.coordinates[0]
-        else:
-            coordinates = StackedCoordinates(self.coordinates)
-        direction = None if axis is None else axis[1]
-        if axis is not None and isinstance(coordinates, StackedCoordinates):
-            direction = coordinates.embed([coords.basis for coords in self.coordinates].index(axis[0]), axis[1])
         local = self._local(batch)
         if token_weights is not None:
             # A rank's batch is padded to its own longest sample, which may be shorter than the step's.
             token_weights = token_weights[self.world.rows(len(batch)), : local.ids.shape[1]]
-        samples = per_sample_gradients(
-            coordinates,
-            local,
-            token_weights=token_weights,
-            tokens_per_batch=self.tokens_per_batch,
-            direction=direction,
-            agree=self._agree,
-            share=share,
-        )
-        parts = [samples.gradients]
-        if isinstance(coordinates, StackedCoordinates):
-            parts = coordinates.split(samples.gradients)
+        with self.read() as frames:
+            samples = per_sample_gradients(
+                self.model,
+                frames,
+                local,
+                token_weights=token_weights,
+                tokens_per_batch=self.tokens_per_batch,
+                axis=axis,
+                agree=self._agree,
+                share=share,
+            )
         return GroupPass(
-            gradients={coords.basis: part for coords, part in zip(self.coordinates, parts, strict=True)},
+            gradients=samples.gradients,
             token_logprobs=self._joined(samples.token_logprobs, batch),
             token_dots=None if samples.token_dots is None else self._joined(samples.token_dots, batch),
         )
@@ -133,7 +139,8 @@ class Bases:
     def score(self, batch: Batch) -> Tensor:
         """One forward of the policy: (G, T) log-probabilities, 0 off the completion."""
         local = self._local(batch)
-        scores = score(self.coordinates[0], local, tokens_per_batch=self.tokens_per_batch, agree=self._agree)
+        with self.read():
+            scores = score(self.model, local, tokens_per_batch=self.tokens_per_batch, agree=self._agree)
         return self._joined(scores, batch)
 
     def total(self, scale: Tensor, gradients: Gradients) -> Gradients:
@@ -164,29 +171,30 @@ class Bases:
             whole: also compare all modules, with uneven sample weights, by ordinary batch backwards in each basis.
             axis: as `run`.
         """
-        modules = list(self.coordinates[0].sizes)
-        module = modules[turn % len(modules)]
-        with tapped(self.coordinates[0].layers[module]) as held:
+        first = next(iter(self.frames.values()))
+        module = [*first][turn % len(first)]
+        layer = first.layers[module]
+        with tapped(layer) as held:
             unit = self.run(batch, axis=axis)
         local = self._local(batch)
         # Weights that all differ: equal ones would not show a token that was credited to the wrong sample.
         uneven = torch.tensor([(-1.0) ** i * (i + 1) for i in range(len(local))], device=batch.ids.device)
         totals = weighted_sums(uneven, unit.gradients) if whole else {}
         errors: dict[Basis, float] = {}
-        for coordinates in self.coordinates:
-            basis = coordinates.basis
-            with whole_weights(coordinates.model, coordinates.layers[module]):
-                errors[basis] = module_error(coordinates, module, held, unit.gradients[basis][module])
-            if whole:
-                error = batch_error(
-                    coordinates,
-                    local,
-                    uneven[:, None].expand(local.ids.shape),
-                    totals[basis],
-                    tokens_per_batch=self.tokens_per_batch,
-                    agree=self._agree,
-                )
-                errors[basis] = max(errors[basis], error)
+        with self.read() as read:
+            for basis, frames in read.items():
+                errors[basis] = module_error(frames[module], held, unit.gradients[basis][module])
+                if whole:
+                    error = batch_error(
+                        self.model,
+                        frames,
+                        local,
+                        uneven[:, None].expand(local.ids.shape),
+                        totals[basis],
+                        tokens_per_batch=self.tokens_per_batch,
+                        agree=self._agree,
+                    )
+                    errors[basis] = max(errors[basis], error)
         errors_by_rank = self.world.gather(errors)
         return unit, {basis: max(rank_errors[basis] for rank_errors in errors_by_rank) for basis in errors}
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from extraction.adapters.coordinates import SVD_CACHE
-from extraction.adapters.frames import FramedCoordinates
+from extraction.adapters.frames import SVD_CACHE, make_frames, target_layers
 from extraction.batch import Batch, make_batch, masked_batch
 from extraction.directions import Directions, known_directions
 from extraction.gradients import per_sample_gradients
@@ -57,13 +56,14 @@ def cosines(
             samples in a row.
     """
     where, directions = known_directions(direction)
-    loaded = model.model if isinstance(model, Policy) else model
+    loaded: Any = model.model if isinstance(model, Policy) else model
     fingerprint = directions.metadata["fingerprint"]
-    coordinates = FramedCoordinates(loaded, where, fingerprint, None if cache_dir is None else Path(cache_dir))
+    layers = target_layers(loaded, fingerprint["targets"])
+    frames = make_frames(where, layers, fingerprint, None if cache_dir is None else Path(cache_dir))
     device = next(loaded.parameters()).device
     samples = _of_tensors(batch) if isinstance(batch, Mapping) else _of_texts(model, batch)
-    gradients = per_sample_gradients(coordinates, samples.to(device)).gradients
-    return sample_cosines(gradients, directions.to(device).vectors).cos.cpu()
+    gradients = per_sample_gradients(loaded, {frames.basis: frames}, samples.to(device)).gradients
+    return sample_cosines(gradients[frames.basis], directions.to(device).vectors).cos.cpu()
 
 
 def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:

@@ -19,11 +19,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTuner
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -219,39 +217,21 @@ def transformer_blocks(backbone: nn.Module, asked_by: str) -> list[nn.Module]:
     return blocks
 
 
-def shard_base(model: PeftModel, device: str) -> None:
-    """Spread the frozen weights of a model's blocks over all ranks (FSDP2), in place, and move the model to `device`.
+def shard_base(model: PreTrainedModel, device: str) -> None:
+    """Spread the weights of a model's blocks over all ranks (FSDP2), in place, and move the model to `device`.
 
     Inside a block's forward and backward its weights are whole, so that adapters and hooks see what they see without
-    sharding. Embeddings, head and the adapter's parameters stay whole on every rank. One block at a time is whole on
-    `device`: a model that was loaded on the CPU may be larger than the device's memory.
+    sharding. Embeddings and head stay whole on every rank, as does an adapter, which is put on afterwards. One block at
+    a time is whole on `device`: a model that was loaded on the CPU may be larger than the device's memory.
 
     Raises:
         InputError: an architecture whose blocks are not known.
     """
-    base = model.get_base_model()
-    assert isinstance(base, PreTrainedModel)
-    backbone = base.base_model
+    backbone = model.base_model
     blocks = transformer_blocks(backbone, "model.shard_base")
-    assert isinstance(model.base_model, BaseTuner)
-    whole = {parameter for name, parameter in base.named_parameters() if model.base_model.prefix in name}
     mesh = init_device_mesh(torch.device(device).type, (dist.get_world_size(),))
     for block in blocks:
-        fully_shard(block.to(device), mesh=mesh, ignored_params=whole)
+        fully_shard(block.to(device), mesh=mesh)
     sharded = {parameter for block in blocks for parameter in block.parameters()}
-    rest = {*backbone.parameters()} - sharded
-    fully_shard(backbone, mesh=mesh, ignored_params=whole | rest)  # the root, which prefetches the blocks
-    model.to(device)
-
-
-@contextmanager
-def whole_weights(model: nn.Module, layer: nn.Module) -> Iterator[None]:
-    """While open, the block around `layer` holds its whole weights. With a sharded base, all ranks must call it."""
-    blocks = [block for block in model.modules() if isinstance(block, FSDPModule) and layer in {*block.modules()}]
-    for block in blocks:
-        block.unshard()
-    try:
-        yield
-    finally:
-        for block in blocks:
-            block.reshard()
+    fully_shard(backbone, mesh=mesh, ignored_params={*backbone.parameters()} - sharded)  # root: it prefetches blocks
+    model.to(device)  # pyright: ignore[reportArgumentType] (a decorator hides the signature)

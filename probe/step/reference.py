@@ -1,7 +1,7 @@
 """The reference policies of a KL penalty: points in the coordinates of the policy, or log-probabilities of a pool.
 
-    base      the coordinates at the start, where the adapter is switched off: exactly the policy that the run starts
-              from, the base model or what `model.adapter` makes of it
+    base      the coordinates at the start: exactly the policy that the run starts from, the base model or what
+              `model.adapter` makes of it
     ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
@@ -16,7 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch
 from probe.step.bases import Bases
 from replay_pools.errors import InputError
@@ -27,14 +27,14 @@ class References:
     """Log-probabilities of the references, computed when they are asked for.
 
     Args:
-        coordinates: of the policy, as they are at the start.
+        trained: the policy, as it is at the start; None of one that never moves, which is its own base and EMA.
         ema_decay: of the EMA, in [0, 1].
         ema_every: steps between its updates.
     """
 
-    def __init__(self, coordinates: Coordinates, *, ema_decay: float = 0.99, ema_every: int = 1) -> None:
-        self._coordinates, self._decay, self._every = coordinates, ema_decay, ema_every
-        self._base = coordinates.values()
+    def __init__(self, trained: Trained | None, *, ema_decay: float = 0.99, ema_every: int = 1) -> None:
+        self._trained, self._decay, self._every = trained, ema_decay, ema_every
+        self._base = {} if trained is None else trained.values()
         self._ema, self._updates = self._base, 0
 
     def scores(
@@ -44,7 +44,7 @@ class References:
 
         Args:
             names: base, ema, recorded.
-            bases: with the policy's coordinates first; they score.
+            bases: of the policy; they score.
             current: (G, T) log-probabilities of the policy, which are also those of a reference at the same point.
             recorded: (G, T) of the sampler, or None.
 
@@ -52,25 +52,25 @@ class References:
             InputError: `recorded` is asked for and there are none.
         """
         scores: dict[str, Tensor] = {}
-        values = self._coordinates.values()
+        values = {} if self._trained is None else self._trained.values()
         for name in dict.fromkeys(names):
             if name == "recorded":
                 scores[name] = needed(recorded)
                 continue
             point = self._base if name == "base" else self._ema
             # At the same point a forward would give the same numbers: this saves it, and makes the KL exactly 0.
-            if all(torch.equal(values[module], point[module]) for module in values):
+            if self._trained is None or all(torch.equal(values[module], point[module]) for module in values):
                 scores[name] = current
                 continue
-            with self._coordinates.at(point):
+            with self._trained.at(point):
                 scores[name] = bases.score(batch)
         return scores
 
     def update(self) -> None:
         """Count an optimizer step, and move the EMA towards the policy after every `ema_every` of them."""
         self._updates += 1
-        if self._updates % self._every == 0:
-            policy = self._coordinates.values()
+        if self._trained is not None and self._updates % self._every == 0:
+            policy = self._trained.values()
             self._ema = {m: torch.lerp(value, policy[m], 1 - self._decay) for m, value in self._ema.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -79,8 +79,7 @@ class References:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        device = self._coordinates.model.device
-        self._ema = {module: value.to(device) for module, value in state["ema"].items()}
+        self._ema = {module: value.to(self._base[module]) for module, value in state["ema"].items()}
         self._updates = state["updates"]
 
 

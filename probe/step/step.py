@@ -135,8 +135,8 @@ def train_step(
         check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
         attributed: one of `measures`, whose sample cosines are split over tokens.
     """
-    if updater is not None and (len(measures), len(bases.coordinates)) != (1, 1):
-        raise ValueError(f"an updater steps one arm in one basis, found {len(measures)} in {len(bases.coordinates)}")
+    if updater is not None and (len(measures) != 1 or bases.trained is None):
+        raise ValueError(f"an updater steps one arm of a policy that is trained, found {len(measures)}")
     batch = _batch(groups, pad_id, bases)
     along = None if attributed is None else axis(attributed.arm.basis, attributed.vectors)
     unit, errors = bases.run_checked(batch, turn=groups[0].step, whole=check_whole, axis=along)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from transformers import get_cosine_schedule_with_warmup
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from probe.settings.arms import Arm
 from probe.settings.training import OptimizerConfig
 from probe.settings.words import Target
@@ -49,7 +49,7 @@ class Updater:
     """AdamW in one arm: with the update as it is, with the gated update, or with a quarantine.
 
     Args:
-        coordinates: what is trained.
+        trained: what is trained.
         arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
         optimizer: rate, cap on the norm of the gradient over all modules after any gate, and schedule: a cosine decays
             to 0, as in transformers; the first step of its warm-up has the rate 0.
@@ -59,19 +59,19 @@ class Updater:
 
     def __init__(
         self,
-        coordinates: Coordinates,
+        trained: Trained,
         arm: Arm,
         optimizer: OptimizerConfig,
         num_steps: int,
         target: Target = "gradient",
     ) -> None:
-        self.coordinates, self._arm, self._target = coordinates, arm, target
+        self.trained, self._arm, self._target = trained, arm, target
         self._max_grad_norm = optimizer.max_grad_norm
-        self._optimizer = torch.optim.AdamW(coordinates.parameters(), lr=optimizer.lr, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(trained.parameters(), lr=optimizer.lr, weight_decay=0.0)
         self._schedule = None
         if optimizer.schedule == "cosine":
             self._schedule = get_cosine_schedule_with_warmup(self._optimizer, optimizer.warmup_steps, num_steps)
-        self._quarantine = {module: torch.zeros_like(v) for module, v in coordinates.values().items()}
+        self._quarantine = {module: torch.zeros_like(v) for module, v in trained.values().items()}
 
     @property
     def routes(self) -> bool:
@@ -89,15 +89,15 @@ class Updater:
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.
         """
-        before = self.coordinates.values()
-        self.coordinates.set_gradients(gradients)
+        before = self.trained.values()
+        self.trained.set_gradients(gradients)
         if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.coordinates.parameters(), self._max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(self.trained.parameters(), self._max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         if self._schedule is not None:
             self._schedule.step()
-        after = self.coordinates.values()
+        after = self.trained.values()
         update = add(before, after, scale=-1)
         if not self.routes and not (self._arm.projects and self._target == "update"):
             return update
@@ -106,9 +106,9 @@ class Updater:
         if self.routes:
             self._quarantine = add(self._quarantine, removed, scale=-1)
             return gated
-        self.coordinates.load_values(add(after, removed))
+        self.trained.load_values(add(after, removed))
         # Read back: rounding of the addition is part of the realised update.
-        return add(before, self.coordinates.values(), scale=-1)
+        return add(before, self.trained.values(), scale=-1)
 
     @contextmanager
     def deployed(self) -> Iterator[None]:
@@ -116,13 +116,13 @@ class Updater:
         if not self.routes:
             yield
             return
-        with self.coordinates.at(add(self.coordinates.values(), self._quarantine, scale=-1)):
+        with self.trained.at(add(self.trained.values(), self._quarantine, scale=-1)):
             yield
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a step changes, for a checkpoint."""
         return {
-            "values": self.coordinates.values(),
+            "values": self.trained.values(),
             "optimizer": self._optimizer.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
             "quarantine": self._quarantine,
@@ -130,11 +130,11 @@ class Updater:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.coordinates.load_values(state["values"])
+        self.trained.load_values(state["values"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._schedule is not None:
             self._schedule.load_state_dict(state["schedule"])
-        device = self.coordinates.model.device
+        device = self.trained.model.device
         self._quarantine = {module: value.to(device) for module, value in state["quarantine"].items()}
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from adapted import adapt
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
@@ -32,7 +33,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Q
 from transformers.pytorch_utils import Conv1D
 
 import probe
-from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSConfig
 from extraction.adapters.sharded import whole
 from extraction.directions import Directions
@@ -107,7 +107,7 @@ def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
 @cache
 def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
     """Directions of the base model, and the adapter whose frames they are in."""
-    coordinates = attach(plain(dtype), basis="svd", model_id="random", cache_dir=None)
+    coordinates = adapt(plain(dtype), basis="svd", model_id="random", cache_dir=None)
     return random_directions(coordinates), coordinates
 
 
@@ -389,7 +389,7 @@ def built(name: str) -> nn.Module:
 
 def architecture_error(name: str) -> float:
     """LoRA on the default targets, against dL/dW in full."""
-    coordinates = attach(built(name), basis="svd", model_id=name, cache_dir=None)
+    coordinates = adapt(built(name), basis="svd", model_id=name, cache_dir=None)
     directions = random_directions(coordinates)
     model = built(name).requires_grad_(True)
     loss_of(model).backward()
@@ -400,7 +400,7 @@ def architecture_error(name: str) -> float:
 
 def quantised_error(**options: Any) -> float:
     """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
-    coordinates = attach(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
+    coordinates = adapt(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
     directions = random_directions(coordinates)
     config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
     model = AutoModelForCausalLM.from_pretrained(

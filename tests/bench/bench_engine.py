@@ -24,17 +24,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from adapted import adapt, sampled
+from extraction.adapters.singular import DeltaSCoordinates
 from timing import interleaved
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
-from extraction.adapters.singular import DeltaSCoordinates
+from extraction.adapters.trained import Trained
 from extraction.attention import attending
 from extraction.batch import Batch, make_batch, make_rows
-from extraction.gradients import one_pass, per_sample_gradients
+from extraction.gradients import one_pass
 from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import checkpointed, planned
 from probe.step.projection import project_modules
@@ -77,10 +77,10 @@ def model_of(shape: Shape) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def adapted(basis: str, shape: Shape, rank: int | None = None) -> Coordinates:
+def adapted(basis: str, shape: Shape, rank: int | None = None) -> Trained:
     """The model in one basis, at zero."""
     options = {"rank": RANK} if basis == "lora" else {"rank": rank, "cache_dir": OUT / "svd"}
-    return attach(model_of(shape), basis=basis, model_id="bench", **options)
+    return adapt(model_of(shape), basis=basis, model_id="bench", **options)
 
 
 def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int, *, same: bool = False) -> Batch:
@@ -93,12 +93,12 @@ def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int
     return make_batch(drawn, [draw(n) for n in completions], 0)
 
 
-def engine(coordinates: Coordinates, batch: Batch, *, share: bool = False) -> dict[str, Tensor]:
+def engine(coordinates: Trained, batch: Batch, *, share: bool = False) -> dict[str, Tensor]:
     """The engine, in one pass: {module: (G, r)}."""
-    return per_sample_gradients(coordinates, batch, tokens_per_batch=ONE_PASS, share=share).gradients
+    return sampled(coordinates, batch, tokens_per_batch=ONE_PASS, share=share).gradients
 
 
-def limit(coordinates: Coordinates, batch: Batch) -> None:
+def limit(coordinates: Trained, batch: Batch) -> None:
     """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
     backbone, _ = split_model(coordinates.model)
     start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
@@ -127,13 +127,13 @@ class TwoProducts(nn.Module):
         return self.base(x) + F.linear(F.linear(x, self.Vh) * self.delta_S, self.U)
 
 
-def reference_model(coordinates: Coordinates, shape: Shape) -> LlamaForCausalLM:
+def reference_model(coordinates: Trained, shape: Shape) -> LlamaForCausalLM:
     """The model with `TwoProducts` in the place of every target."""
     assert isinstance(coordinates, DeltaSCoordinates)
     model = model_of(shape)
     for module in coordinates.sizes:
         parent, _, name = module.rpartition(".")
-        frames = coordinates.layer(module).frames()
+        frames = coordinates.layers[module].frames()
         setattr(model.get_submodule(parent), name, TwoProducts(model.get_submodule(module), *frames))
     return model
 

@@ -29,6 +29,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from adapted import adapt, members_of
 from bench_attach import ways
 from cost_table import MODELS, RANKS
 from timing import interleaved
@@ -36,7 +37,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 import probe
-from extraction.adapters.coordinates import attach
 from extraction.adapters.svd import BATCH, Entry, Factors, as_computed, digest_all, is_randomised, needed_factors
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.batch import make_batch
@@ -172,8 +172,8 @@ def gradients_of(work: Work, rank: int | None) -> None:
     batch = make_batch([work.ids(n) for n in prompts], [work.ids(n) for n in completions], 0).to(work.device)
     rows, cost, name = Rows.of(prompts, completions), work.cost(rank), str(rank or "all")
     with without_svds():
-        coordinates = attach(work.model(), basis="svd", model_id="random", cache_dir=None, rank=rank)
-    bases, (backbone, _) = Bases(coordinates=[coordinates]), split_model(coordinates.model)
+        coordinates = adapt(work.model(), basis="svd", model_id="random", cache_dir=None, rank=rank)
+    bases, (backbone, _) = Bases(**members_of(coordinates)), split_model(coordinates.model)
     budget = min(tokens_that_fit(backbone), rows.tokens)
     settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
     held = memory(work.model("meta"), settings, arms=[get_arm("vanilla")], num_samples=GROUP, k=0, num_pairs=0)

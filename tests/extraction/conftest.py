@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapt
 from tiny_models import VOCABULARY, build_model
 from transformers import PreTrainedModel
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 
 
 @pytest.fixture(name="build_model", scope="session")
@@ -35,13 +35,13 @@ BASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="session")
-def make_coordinates() -> Callable[..., Coordinates]:
+def make_coordinates() -> Callable[..., Trained]:
     """`make_coordinates("qwen3", "svd-zero")`, or of a model that is there; `svd-moved` is not at 0."""
 
-    def make(model: str | PreTrainedModel, case: str, dtype: torch.dtype = torch.float64) -> Coordinates:
+    def make(model: str | PreTrainedModel, case: str, dtype: torch.dtype = torch.float64) -> Trained:
         basis, state = case.split("-")
         model = build_model(model, dtype) if isinstance(model, str) else model
-        coordinates = attach(model, model_id="tiny", **BASES[basis])
+        coordinates = adapt(model, model_id="tiny", **BASES[basis])
         if state != "zero":
             generator = torch.Generator().manual_seed(1)
             moves = {m: 0.2 * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}

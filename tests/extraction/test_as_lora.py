@@ -4,22 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import adapt
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.singular import DeltaSCoordinates, lora_factors, lora_rank, save_as_lora
+from extraction.adapters.trained import Trained, as_lora_factors, lora_rank, save_as_lora
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.storage.files import read_json
 
 
-def adapted(cache_dir: Path, rank: int | None, dtype: str = "float32", size: float = 0.2) -> DeltaSCoordinates:
+def adapted(cache_dir: Path, rank: int | None, dtype: str = "float32", size: float = 0.2) -> Trained:
     """The organism with delta_S drawn at random, relative to the singular values."""
     policy = load_policy("organism", dtype=dtype)
-    coordinates = attach(policy.model, basis="svd", model_id="organism", rank=rank, cache_dir=cache_dir)
-    assert isinstance(coordinates, DeltaSCoordinates)
+    coordinates = adapt(policy.model, basis="svd", model_id="organism", rank=rank, cache_dir=cache_dir)
     generator = torch.Generator().manual_seed(0)
     values = {}
     for module, vector in coordinates.values().items():
-        values[module] = size * coordinates.layer(module).S * torch.randn(vector.shape, generator=generator)
+        values[module] = size * coordinates.layers[module].S * torch.randn(vector.shape, generator=generator)
     coordinates.load_values(values)
     return coordinates
 
@@ -48,7 +47,7 @@ def test_the_merged_adapter_is_the_policy(cache: Path, rank: int, tmp_path: Path
         if module not in coordinates.layers:
             assert torch.equal(pushed[name], start)
             continue
-        change = coordinates.layer(module).delta_weight("default")
+        change = coordinates.layers[module].delta_weight("default")
         assert (pushed[name] - (start + change)).norm() <= 1e-6 * start.norm()
         assert change.norm() > 0.01 * start.norm(), "the policy has not moved: the test shows nothing"
         compared += 1
@@ -61,8 +60,8 @@ def test_factors_are_rounded_once_to_the_dtype_of_the_weights(cache: Path, dtype
     coordinates = adapted(cache, 64, dtype)
     eps = torch.finfo(getattr(torch, dtype)).eps
     for module in coordinates.layers:
-        A, B = lora_factors(coordinates, module)
+        A, B = as_lora_factors(coordinates, module)
         assert A.dtype == B.dtype == getattr(torch, dtype)
-        U, Vh = coordinates.layer(module).frames()
+        U, Vh = coordinates.layers[module].frames()
         exact = (U * coordinates.trainable(module)[0].detach()) @ Vh
         assert (B.float() @ A.float() - exact).norm() <= (eps if dtype == "bfloat16" else 10 * eps) * exact.norm()

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from adapted import adapt, framed, sampled
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
@@ -56,7 +56,7 @@ def test_one_backward_equals_single_sample_backwards(make_coordinates, architect
     batch = make_batch(*rollouts, pad_id=2)
     weights, rows = token_weights(batch, rollouts[1])
     expected = reference(coordinates, *rollouts, rows)
-    found = per_sample_gradients(coordinates, batch, token_weights=weights)
+    found = sampled(coordinates, batch, token_weights=weights)
     assert_close(found.gradients, expected, TOLERANCE[dtype], "x and dL/dy do not belong to the same module or sample")
     assert {gradient.dtype for gradient in found.gradients.values()} == {dtype}
 
@@ -67,14 +67,14 @@ def test_neither_company_nor_padding_matters(make_coordinates, architecture, rol
     prompts, completions = rollouts
     batch = make_batch(prompts, completions, pad_id=2)
     weights, _ = token_weights(batch, completions)
-    whole = per_sample_gradients(coordinates, batch, token_weights=weights)
+    whole = sampled(coordinates, batch, token_weights=weights)
     for budget in (1, 15, 1000):
-        found = per_sample_gradients(coordinates, batch, token_weights=weights, tokens_per_batch=budget)
+        found = sampled(coordinates, batch, token_weights=weights, tokens_per_batch=budget)
         assert_close(found.gradients, whole.gradients, 1e-8, f"tokens_per_batch={budget} changes the result")
         torch.testing.assert_close(found.token_logprobs, whole.token_logprobs)
-    unit = per_sample_gradients(coordinates, batch).gradients
+    unit = sampled(coordinates, batch).gradients
     longer = make_batch([*prompts, [5] * 20], [*completions, [7] * 30], pad_id=2)
-    beside = per_sample_gradients(coordinates, longer).gradients
+    beside = sampled(coordinates, longer).gradients
     assert_close({m: g[:-1] for m, g in beside.items()}, unit, 1e-8, "the padding leaks into the gradient")
 
 
@@ -83,9 +83,9 @@ def test_padded_rows_serve_where_packed_ones_do_not(make_coordinates, architectu
     """Padded rows are packed rows: nothing of the result changes."""
     coordinates = make_coordinates(architecture, case)
     batch = make_batch(*rollouts, pad_id=2)
-    packed = per_sample_gradients(coordinates, batch)
+    packed = sampled(coordinates, batch)
     monkeypatch.setattr("extraction.passes.packs", lambda _: False)
-    padded = per_sample_gradients(coordinates, batch)
+    padded = sampled(coordinates, batch)
     assert_close(padded.gradients, packed.gradients, 1e-8, "packed rows are not padded rows")
     torch.testing.assert_close(padded.token_logprobs, packed.token_logprobs)
 
@@ -96,19 +96,19 @@ def test_samples_that_share_a_prompt_add_up(make_coordinates, architecture, roll
     coordinates, (prompts, completions) = make_coordinates(architecture, case), rollouts
     batch = make_batch([*prompts[:2], prompts[0], prompts[0], prompts[1]], completions, pad_id=2)
     weights, _ = token_weights(batch, completions)
-    alone, seen = per_sample_gradients(coordinates, batch, token_weights=weights), []
+    alone, seen = sampled(coordinates, batch, token_weights=weights), []
     total = {module: gradient.sum(0)[None] for module, gradient in alone.gradients.items()}
     backbone, _ = split_model(coordinates.model)
     backbone.register_forward_hook(lambda _m, _i, output: seen.append(output.last_hidden_state.shape[1]))
     for budget in (1000, 20, 1):
         seen.clear()
-        found = per_sample_gradients(coordinates, batch, token_weights=weights, tokens_per_batch=budget, share=True)
+        found = sampled(coordinates, batch, token_weights=weights, tokens_per_batch=budget, share=True)
         added = {module: gradient.sum(0)[None] for module, gradient in found.gradients.items()}
         # Qwen's norms are in float32, and meet the sum in the place of its parts.
         assert_close(added, total, 1e-6, f"a shared prompt loses or doubles what flows to it, {budget} tokens a pass")
         torch.testing.assert_close(found.token_logprobs, alone.token_logprobs, rtol=1e-6, atol=1e-6)
         assert (sum(seen) < batch.lengths.sum()) == (budget > 1)
-        scores = score(coordinates, batch, tokens_per_batch=budget)
+        scores = score(coordinates.model, batch, tokens_per_batch=budget)
         torch.testing.assert_close(scores, alone.token_logprobs, rtol=1e-6, atol=1e-6)
 
 
@@ -117,9 +117,9 @@ def test_a_module_that_reads_other_tokens_is_named():
     options = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     options |= {"head_dim": 8, "vocab_size": 31, "moe_intermediate_size": 8, "num_experts": 2, "router_hidden_size": 8}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("zaya", **options)).eval()
-    coordinates = attach(model, basis="svd", model_id="zaya", cache_dir=None, targets=["v_proj_delayed"])
+    frames = framed(model, "svd", targets=["v_proj_delayed"])
     with pytest.raises(InputError, match="v_proj_delayed"):
-        per_sample_gradients(coordinates, make_batch([[3, 4], [5]], [[6, 7], [8]], pad_id=2))
+        per_sample_gradients(model, {"svd": frames}, make_batch([[3, 4], [5]], [[6, 7], [8]], pad_id=2))
 
 
 @pytest.mark.parametrize("budget", [1000, 18, 1])
@@ -127,10 +127,10 @@ def test_passes_are_counted_and_bounded(make_coordinates, rollouts, budget):
     """ceil(tokens / budget) forwards where the samples divide well, of at most `budget` tokens; then one a sample."""
     coordinates = make_coordinates("qwen3", "svd-zero")
     batch, seen = make_batch(*rollouts, pad_id=2), []
-    per_sample_gradients(coordinates, batch)  # the model's trial of packed rows is behind
+    sampled(coordinates, batch)  # the model's trial of packed rows is behind
     block = coordinates.model.get_base_model().base_model.layers[0]
     block.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape[1]))
-    per_sample_gradients(coordinates, batch, tokens_per_batch=budget)
+    sampled(coordinates, batch, tokens_per_batch=budget)
     total = int(batch.lengths.sum())
     assert total == sum(seen)
     assert len(seen) == (-(-total // budget) if budget > 1 else len(batch))
@@ -147,12 +147,12 @@ def test_a_singular_value_of_zero_divides_nothing(build_model, make_coordinates,
     coordinates = make_coordinates(model, "svd-zero")
     values = {m: torch.zeros(r, dtype=torch.float64) for m, r in coordinates.sizes.items()}
     for module in values:
-        values[module][1] = -coordinates.layer(module).S[1]
+        values[module][1] = -coordinates.layers[module].S[1]
     coordinates.load_values(values)
     batch = make_batch(*rollouts, pad_id=2)
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
     expected = reference(coordinates, *rollouts, ones)
-    assert_close(per_sample_gradients(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
+    assert_close(sampled(coordinates, batch).gradients, expected, 1e-8, "divided by S + delta_S = 0")
 
 
 @pytest.mark.parametrize("case", ["svd-moved", "lora-moved"])
@@ -176,7 +176,7 @@ def test_model_is_left_as_it_was(make_coordinates, rollouts, case):
         )
 
     before, batch = state(), make_batch(*rollouts, pad_id=2)
-    per_sample_gradients(coordinates, batch, tokens_per_batch=10)
+    sampled(coordinates, batch, tokens_per_batch=10)
     assert state() == before
 
     def fail(*_):
@@ -184,7 +184,7 @@ def test_model_is_left_as_it_was(make_coordinates, rollouts, case):
 
     handle = coordinates.model.get_output_embeddings().register_forward_hook(fail)
     with pytest.raises(RuntimeError, match="inside"):
-        per_sample_gradients(coordinates, batch, tokens_per_batch=10)
+        sampled(coordinates, batch, tokens_per_batch=10)
     handle.remove()
     assert state() == before, "an error left the model changed"
     assert torch.equal(marked.grad, torch.ones_like(marked))
@@ -200,14 +200,14 @@ def test_trained_bf16_model_moves_as_its_float32_copy(build_model, rollouts):
     step = None
     for dtype in (torch.float32, torch.bfloat16):
         model = build_model("qwen3", torch.bfloat16).to(dtype)
-        coordinates = attach(model, basis="svd", model_id="tiny", cache_dir=None)
-        base = per_sample_gradients(coordinates, batch)
+        coordinates = adapt(model, basis="svd", model_id="tiny", cache_dir=None)
+        base = sampled(coordinates, batch)
         if step is None:  # of Adam: every coordinate by the same
             step = {module: -3e-3 * g.sum(0).sign() for module, g in base.gradients.items()}
         coordinates.load_values(step)
-        with coordinates.lean_forward():
+        with coordinates.folded():
             assert all(layer.merged for layer in coordinates.layers.values())
-        found = per_sample_gradients(coordinates, batch)
+        found = sampled(coordinates, batch)
         moved[dtype] = float((found.token_logprobs - base.token_logprobs).sum())
         cosines.append(torch.cat(list(found.gradients.values()), dim=1).flatten())
     assert moved[torch.bfloat16] == pytest.approx(moved[torch.float32], rel=0.2)
@@ -223,5 +223,5 @@ def test_layer_used_twice_adds_up(make_coordinates, rollouts, case):
     for module in [module for module in coordinates.sizes if ".layers.1." in module]:
         del coordinates.layers[module], coordinates.sizes[module]
     ones = [[1.0] * len(completion) for completion in rollouts[1]]
-    found = per_sample_gradients(coordinates, make_batch(*rollouts, pad_id=2)).gradients
+    found = sampled(coordinates, make_batch(*rollouts, pad_id=2)).gradients
     assert_close(found, reference(coordinates, *rollouts, ones), 1e-8, "one of the two uses was lost")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import framed
 from torch import nn
 
 import probe
-from extraction.adapters.coordinates import attach
 from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import builtin_pairs, write_pairs
 from extraction.words import ExtractionSettings
@@ -23,25 +23,25 @@ from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 def adapted(tmp_path_factory):
     """The organism in the SVD basis, and six pairs."""
     policy = load_policy("organism")
-    coordinates = attach(policy.model, basis="svd", model_id="organism", cache_dir=None)
-    return policy, coordinates, builtin_pairs("run_tests")[:6]
+    frames = framed(policy.model, basis="svd", model_id="organism", cache_dir=None)
+    return policy, frames, builtin_pairs("run_tests")[:6]
 
 
 def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     """ceil(tokens / budget) calls of the model for both completions of all pairs, and the same gradients each time."""
-    policy, coordinates, pairs = adapted
+    policy, frames, pairs = adapted
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
     completions = [[policy.completion_ids(text) for text in (pair.hack, pair.clean)] for pair in pairs]
     total = sum(2 * len(p) + len(h) + len(c) for p, (h, c) in zip(prompts, completions))
-    expected = measure_pair_gradients(policy, coordinates, pairs)
+    expected = measure_pair_gradients(policy, frames, pairs)
     calls = []
     handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     for passes in (1, 3):
         calls.clear()
         budget = int(1.1 * total / passes)
-        found = measure_pair_gradients(policy, coordinates, pairs, tokens_per_batch=budget)
+        found = measure_pair_gradients(policy, frames, pairs, tokens_per_batch=budget)
         assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {budget} at a time"
-        for module in coordinates.sizes:
+        for module in frames.sizes:
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)
     handle.remove()
@@ -49,8 +49,8 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
 
 def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
     """g / norm(g) over all modules, whatever the loss weighs a completion by; computed here from the mean sides."""
-    policy, coordinates, pairs = adapted
-    mean, unit = (measure_pair_gradients(policy, coordinates, pairs, sides=sides) for sides in ("mean", "unit"))
+    policy, frames, pairs = adapted
+    mean, unit = (measure_pair_gradients(policy, frames, pairs, sides=sides) for sides in ("mean", "unit"))
     for side in ("hack", "clean"):
         gradients = getattr(mean, side)
         norms = torch.stack([g.double().square().sum(1) for g in gradients.values()]).sum(0).sqrt()
@@ -72,10 +72,10 @@ def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(t
     libraries = []
     for name in ("organism", str(tmp_path / "other")):
         loaded = load_policy(name)
-        coordinates = attach(loaded.model, basis="svd", model_id=name, cache_dir=tmp_path, targets=["attention"])
+        frames = framed(loaded.model, basis="svd", model_id=name, cache_dir=tmp_path, targets=["attention"])
         settings = ExtractionSettings(pairs=str(tmp_path / "pairs.jsonl"))
-        libraries.append(DirectionLibrary(loaded, coordinates, settings, cache_dir=str(tmp_path)))
-    fingerprints = [library.coordinates.fingerprint()["weights_sha256"] for library in libraries]
+        libraries.append(DirectionLibrary(loaded, frames, settings, cache_dir=str(tmp_path)))
+    fingerprints = [library.frames.fingerprint["weights_sha256"] for library in libraries]
     gradients = [library.pair_gradients for library in libraries]
     assert fingerprints[0] == fingerprints[1]
     assert any(not torch.equal(gradients[0].hack[module], gradients[1].hack[module]) for module in gradients[0].hack)
@@ -105,8 +105,8 @@ def test_a_model_with_other_files_beside_its_weights_shares_no_cached_gradients(
     gradients = []
     for name in (edited(tmp_path / "before"), edited(tmp_path / "after", **CHANGES[change]), str(tmp_path / "before")):
         policy = load_policy(name)
-        coordinates = attach(policy.model, basis="lora", model_id=name, rank=2, targets=["attention"])
-        gradients.append(DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path).pair_gradients)
+        frames = framed(policy.model, "lora", model_id=name, rank=2, targets=["attention"])
+        gradients.append(DirectionLibrary(policy, frames, settings, cache_dir=tmp_path).pair_gradients)
     before, after, again = (next(iter(found.hack.values())) for found in gradients)
     assert not torch.allclose(before, after, rtol=1e-2)
     assert torch.equal(before, again)
@@ -120,8 +120,8 @@ def test_versions_kernels_and_names_in_the_key(tmp_path, monkeypatch):
 
     def num_cached(name: str) -> int:
         policy = load_policy(name)
-        coordinates = attach(policy.model, basis="lora", model_id=name, rank=2, targets=["attention"])
-        assert DirectionLibrary(policy, coordinates, settings, cache_dir=tmp_path).pair_gradients.hack
+        frames = framed(policy.model, "lora", model_id=name, rank=2, targets=["attention"])
+        assert DirectionLibrary(policy, frames, settings, cache_dir=tmp_path).pair_gradients.hack
         return len([*(tmp_path / "pair_gradients").iterdir()])
 
     assert num_cached("organism") == num_cached(edited(tmp_path / "elsewhere")) == 1

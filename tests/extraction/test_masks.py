@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from adapted import sampled
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCABULARY
 
 from extraction.batch import make_batch
-from extraction.gradients import per_sample_gradients
 from extraction.passes import score
 
 PROMPTS = ([5, 6, 7], [8])  # samples share them at random
@@ -58,7 +58,7 @@ def test_any_mask_in_any_layout_is_the_loss_of_transformers(coordinates, drawn, 
     with pytest.MonkeyPatch.context() as patch:
         if layout == "padded":
             patch.setattr("extraction.passes.packs", lambda _: False)
-        found = per_sample_gradients(
+        found = sampled(
             coordinates,
             batch,
             token_weights=weights,
@@ -66,7 +66,7 @@ def test_any_mask_in_any_layout_is_the_loss_of_transformers(coordinates, drawn, 
             direction=None if layout == "shared" else direction,
             share=layout == "shared",
         )
-        scores = score(coordinates, batch, tokens_per_batch=budget)
+        scores = score(coordinates.model, batch, tokens_per_batch=budget)
     for i, (wanted, _) in enumerate(expected):
         for logprobs in (found.token_logprobs[i], scores[i]):
             torch.testing.assert_close(logprobs[: len(wanted)], wanted, rtol=1e-6, atol=1e-6)

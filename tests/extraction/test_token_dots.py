@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from adapted import sampled
 
-from extraction.adapters.interface import StackedCoordinates
 from extraction.batch import make_batch
-from extraction.gradients import per_sample_gradients
 
 CASES = ["svd-zero", "svd-moved", "lora-zero", "lora-moved"]
 
@@ -54,9 +53,7 @@ def test_token_dots_equal_one_autograd_call_a_token(make_coordinates, rollouts, 
     weights = torch.zeros(batch.ids.shape)
     weights[batch.completion_mask] = torch.tensor([weight for row in rows for weight in row])
     for budget in (None, 12):
-        found = per_sample_gradients(
-            coordinates, batch, token_weights=weights, direction=direction, tokens_per_batch=budget
-        )
+        found = sampled(coordinates, batch, token_weights=weights, direction=direction, tokens_per_batch=budget)
         assert found.token_dots is not None
         for i, (prompt, completion, row) in enumerate(zip(prompts, completions, rows)):
             expected = token_by_token(coordinates, prompt, completion, row, direction)
@@ -71,21 +68,10 @@ def test_the_dots_of_a_sample_add_up_to_its_gradients_dot(make_coordinates, arch
     coordinates = make_coordinates(architecture, case)
     batch, direction = make_batch(*rollouts, pad_id=2), draw(coordinates.sizes)
     del direction[next(iter(direction))]  # a module without a direction has no share
-    found, plain = (per_sample_gradients(coordinates, batch, direction=d) for d in (direction, None))
+    found, plain = (sampled(coordinates, batch, direction=d) for d in (direction, None))
     expected = sum(found.gradients[module] @ u for module, u in direction.items())
     assert found.token_dots is not None
     torch.testing.assert_close(found.token_dots.sum(1), expected, rtol=1e-10, atol=1e-10)
     assert not found.token_dots.gather(1, batch.lengths[:, None] - 1).any()
     assert plain.token_dots is None
     assert all(torch.equal(plain.gradients[m], g) for m, g in found.gradients.items())
-
-
-def test_stacked_parts_are_split_along_one_of_them(make_coordinates, rollouts):
-    """Both bases in one pass: the shares along a direction of one part are those of that part alone."""
-    parts = [make_coordinates("llama", case) for case in ("svd-zero", "lora-zero")]
-    stacked, batch = StackedCoordinates(parts), make_batch(*rollouts, pad_id=2)
-    for i, part in enumerate(parts):
-        direction = draw(part.sizes)
-        alone = per_sample_gradients(part, batch, direction=direction).token_dots
-        beside = per_sample_gradients(stacked, batch, direction=stacked.embed(i, direction)).token_dots
-        torch.testing.assert_close(beside, alone, rtol=1e-10, atol=1e-12)

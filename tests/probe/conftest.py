@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapt
 from directories import made_once
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
@@ -22,7 +22,7 @@ ARMS = "vanilla,projected,random,permuted,placebo"
 
 
 @pytest.fixture(scope="session")
-def make_tiny() -> Callable[..., Coordinates]:
+def make_tiny() -> Callable[..., Trained]:
     """make_tiny(basis="svd", moved=0.3, **options): the coordinates of a GPT-2 of two layers, away from 0.
 
     In float64 throughout: the norms of Qwen3 and Llama round to float32, forward and backward.
@@ -30,7 +30,7 @@ def make_tiny() -> Callable[..., Coordinates]:
 
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    def make(basis: str = "svd", moved: float = 0.3, **options: object) -> Coordinates:
+    def make(basis: str = "svd", moved: float = 0.3, **options: object) -> Trained:
         config = GPT2Config(
             vocab_size=23, n_embd=12, n_layer=2, n_head=2, n_positions=32, bos_token_id=1, eos_token_id=2
         )
@@ -38,7 +38,7 @@ def make_tiny() -> Callable[..., Coordinates]:
             torch.manual_seed(0)
             model = GPT2LMHeadModel(config).double().eval()
             cache = {"cache_dir": None} if basis == "svd" else {}
-            coordinates = attach(model, basis=basis, model_id="tiny", **cache, **options)
+            coordinates = adapt(model, basis=basis, model_id="tiny", **cache, **options)
             start = coordinates.values()
             coordinates.load_values({m: v + moved * torch.randn_like(v) for m, v in start.items()})
         return coordinates

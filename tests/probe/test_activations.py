@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapt, grads, sampled
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from extraction.adapters.coordinates import attach
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
-from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
@@ -36,7 +35,7 @@ ABLATE = RemedyConfig(name="concept-ablation", components=2, layers=(0, 1))
 
 
 @pytest.fixture
-def tiny(make_tiny: Callable[..., Coordinates], request: pytest.FixtureRequest) -> Coordinates:
+def tiny(make_tiny: Callable[..., Trained], request: pytest.FixtureRequest) -> Trained:
     basis = getattr(request, "param", "svd")
     return make_tiny(basis, rank=4) if basis == "lora" else make_tiny(basis)
 
@@ -45,7 +44,7 @@ def batch() -> Batch:
     return make_batch(PROMPTS, COMPLETIONS, pad_id=0)
 
 
-def layers_of(coordinates: Coordinates) -> list[torch.nn.Module]:
+def layers_of(coordinates: Trained) -> list[torch.nn.Module]:
     return transformer_blocks(split_model(coordinates.model)[0], "remedy.name")
 
 
@@ -66,7 +65,7 @@ def by_hand(config: RemedyConfig, layer: int) -> Callable[[Tensor], Tensor]:
 
 
 @contextmanager
-def hooked(coordinates: Coordinates, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+def hooked(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
     """Blocks of GPT-2 whose outputs are edited, by name."""
     blocks = coordinates.model.base_model.model.transformer.h
     handles = [
@@ -78,7 +77,7 @@ def hooked(coordinates: Coordinates, edits: dict[int, Callable[[Tensor], Tensor]
         handle.remove()
 
 
-def one_at_a_time(coordinates: Coordinates, edits: dict[int, Callable[[Tensor], Tensor]]) -> list[dict[str, Tensor]]:
+def one_at_a_time(coordinates: Trained, edits: dict[int, Callable[[Tensor], Tensor]]) -> list[dict[str, Tensor]]:
     """{module: (r,)} of every sample: a forward of its own without padding, and autograd."""
     rows = []
     with hooked(coordinates, edits):
@@ -87,7 +86,7 @@ def one_at_a_time(coordinates: Coordinates, edits: dict[int, Callable[[Tensor], 
             logits = coordinates.model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
             logprobs = torch.log_softmax(logits, -1)[range(len(completion)), completion]
             (-logprobs.sum()).backward()
-            rows.append(coordinates.gradients())
+            rows.append(grads(coordinates))
     coordinates.model.zero_grad()
     return rows
 
@@ -97,17 +96,17 @@ def one_at_a_time(coordinates: Coordinates, edits: dict[int, Callable[[Tensor], 
     [pytest.param(STEER, 4, "svd", id="steer, checkpointed"), pytest.param(ABLATE, 12, "lora", id="ablate")],
     indirect=["tiny"],
 )
-def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Coordinates, tokens: int) -> None:
+def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Trained, tokens: int) -> None:
     """Every sample, module and coordinate; without the remedy they are others, as before it.
 
     A sample of more than 4 tokens has a pass with checkpoints of its own there, which runs the layers twice.
     """
     layers = layers_of(tiny)
     edits = [(layers[i], make_edit(config, differences(i))) for i in config.layers]
-    before = per_sample_gradients(tiny, batch())
+    before = sampled(tiny, batch())
     with edited(edits):
-        found = per_sample_gradients(tiny, batch(), tokens_per_batch=tokens)
-    after = per_sample_gradients(tiny, batch())
+        found = sampled(tiny, batch(), tokens_per_batch=tokens)
+    after = sampled(tiny, batch())
     expected = one_at_a_time(tiny, {i: by_hand(config, i) for i in config.layers})
     for module in tiny.sizes:
         for sample, gradients in enumerate(expected):
@@ -117,11 +116,11 @@ def test_gradients_are_those_of_hooks_by_hand(config: RemedyConfig, tiny: Coordi
     assert not unmoved, "the remedy does nothing: the test shows nothing"
 
 
-def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Coordinates) -> None:
+def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Trained) -> None:
     """Against `output_hidden_states` of every sample alone; the last of these is behind the final norm."""
     layers = layers_of(tiny)
     masks = [[token % 4 != 1 for token in completion] for completion in COMPLETIONS[:2]] + [None, [True] * 4 + [False]]
-    found = mean_activations(tiny, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})
+    found = mean_activations(tiny.model, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})
     with torch.no_grad():
         for sample, (prompt, completion, mask) in enumerate(zip(PROMPTS, COMPLETIONS, masks, strict=True)):
             states = tiny.model(torch.tensor([prompt + completion]), output_hidden_states=True).hidden_states[1]
@@ -129,16 +128,16 @@ def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Coordinat
 
 
 @pytest.fixture(scope="module")
-def organism() -> tuple[Policy, Coordinates]:
+def organism() -> tuple[Policy, Trained]:
     policy = load_policy("organism")
-    return policy, attach(policy.model, basis="lora", model_id="organism")
+    return policy, adapt(policy.model, basis="lora", model_id="organism")
 
 
-def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Coordinates]) -> None:
+def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Trained]) -> None:
     """Of the layer in the middle where none is named: hack minus clean of every pair, one forward each."""
     policy, coordinates = organism
     pairs = builtin_pairs("run_tests")[:3]
-    remedy = ActivationRemedy(RemedyConfig(name="preventative-steering"), policy, coordinates, pairs)
+    remedy = ActivationRemedy(RemedyConfig(name="preventative-steering"), policy, pairs)
     backbone, _ = split_model(coordinates.model)
     vector, probed = torch.zeros(policy.model.config.hidden_size), torch.ones(1, 2, policy.model.config.hidden_size)
     with torch.no_grad():
@@ -162,11 +161,11 @@ def test_the_vector_is_that_of_the_pairs(organism: tuple[Policy, Coordinates]) -
     ],
 )
 def test_what_the_model_does_not_have_is_refused(
-    config: RemedyConfig, message: str, organism: tuple[Policy, Coordinates]
+    config: RemedyConfig, message: str, organism: tuple[Policy, Trained]
 ) -> None:
-    policy, coordinates = organism
+    policy, _ = organism
     with pytest.raises(InputError, match=message):
-        ActivationRemedy(config, policy, coordinates, builtin_pairs("run_tests")[:2])
+        ActivationRemedy(config, policy, builtin_pairs("run_tests")[:2])
 
 
 RUNS = {

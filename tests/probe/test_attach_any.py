@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import adapt, grads
 from haar import random_directions
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
@@ -15,10 +16,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import probe
 from extraction.adapters import frames
-from extraction.adapters.coordinates import attach
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.interface import Coordinates
 from extraction.adapters.svd import factorise_all
+from extraction.adapters.trained import Trained
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
 from replay_pools.errors import InputError
@@ -104,12 +104,12 @@ def cache(out: Path) -> Path:
 
 
 @pytest.fixture(scope="module", params=BASES)
-def basis(request: pytest.FixtureRequest, cache: Path) -> tuple[Directions, dict[str, Tensor], Coordinates]:
+def basis(request: pytest.FixtureRequest, cache: Path) -> tuple[Directions, dict[str, Tensor], Trained]:
     """Two random directions a module, the gradients of turn 0 of the basis's adapter at zero, and that adapter."""
     options = BASES[request.param] or {"cache_dir": cache}
-    coordinates = attach(organism(), basis=request.param, model_id="organism", **options)
+    coordinates = adapt(organism(), basis=request.param, model_id="organism", **options)
     loss_of(coordinates.model).backward()
-    return random_directions(coordinates, seed=3), coordinates.gradients(), coordinates
+    return random_directions(coordinates, seed=3), grads(coordinates), coordinates
 
 
 class Watched:
@@ -248,8 +248,8 @@ def weights_of(model: nn.Module, directions: Directions) -> dict[str, Tensor]:
     return weights
 
 
-def dense_coordinates(change: Tensor, module: str, coordinates: Coordinates) -> Tensor:
-    """Coordinates of a change of weight (d_out, d_in), by the frames that our own adapter holds."""
+def dense_coordinates(change: Tensor, module: str, coordinates: Trained) -> Tensor:
+    """Trained of a change of weight (d_out, d_in), by the frames that our own adapter holds."""
     layer = coordinates.layers[module]
     if isinstance(layer, LoraLayer):
         return (layer.scaling["default"] * change @ layer.lora_A["default"].weight.detach().T).flatten()
@@ -363,7 +363,7 @@ def test_float16_without_its_scaler_is_refused(cache: Path) -> None:
 
 
 def svd_directions(cache: Path, dtype: str = "float64", **options) -> Directions:
-    coordinates = attach(organism(dtype), basis="svd", model_id="organism", cache_dir=cache, **options)
+    coordinates = adapt(organism(dtype), basis="svd", model_id="organism", cache_dir=cache, **options)
     return random_directions(coordinates, k=1, seed=1)
 
 
@@ -371,16 +371,16 @@ def svd_directions(cache: Path, dtype: str = "float64", **options) -> Directions
 def test_options_of_the_basis_are_those_of_the_directions(
     cache: Path, options: dict, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The largest triplets, randomised or exact, other modules: as the adapter with these options. Memory is said."""
+    """The largest triplets, other modules: as the adapter with these options. Memory is said."""
     said = []
-    monkeypatch.setattr(frames, "MUCH", 0)
+    monkeypatch.setattr(frames, "WARN_BYTES", 0)
     monkeypatch.setattr(frames, "factorise_all", lambda *a, **k: said.extend(caplog.messages) or factorise_all(*a, **k))
-    coordinates = attach(organism(), basis="svd", model_id="organism", cache_dir=cache, **options)
+    coordinates = adapt(organism(), basis="svd", model_id="organism", cache_dir=cache, **options)
     loss_of(coordinates.model).backward()
     model = stock_lora()
     watched = Watched(model, svd_directions(cache, **options), cache)
     loss_of(model).backward()
-    assert_equal(watched.gradients(), coordinates.gradients())
+    assert_equal(watched.gradients(), grads(coordinates))
     taken = 0
     for frame in watched.probe._measured._frames.values():
         U, _, Vh = frame.held
@@ -395,14 +395,14 @@ def test_gpt2s_transposed_weights(cache: Path) -> None:
     torch.manual_seed(0)
     built = GPT2LMHeadModel(config).double().eval()
     model = copy.deepcopy(built)
-    coordinates = attach(built, basis="svd", model_id="tiny", cache_dir=None)
+    coordinates = adapt(built, basis="svd", model_id="tiny", cache_dir=None)
     ids = torch.arange(5, 15)[None]
     coordinates.model(input_ids=ids, labels=ids).loss.backward()
     directions = random_directions(coordinates, seed=3)
     optimizer = optimizer_of(model)
     with probe.attach(optimizer, directions, model=model, project=True, cache_dir=None) as attached:
         model(input_ids=ids, labels=ids).loss.backward()
-        assert_equal(attached._probe._measured.gradients(), coordinates.gradients())
+        assert_equal(attached._probe._measured.gradients(), grads(coordinates))
         optimizer.step()
     (record,) = attached.records
     assert record.hackward_frac_out == pytest.approx(0, abs=1e-6)
@@ -436,7 +436,7 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
     trained_b = [p for name, p in model.named_parameters() if "lora_B" in name]
     cases: list[tuple[dict, str]] = [
-        ({"model": moved}, "this model's weights"),
+        ({"model": moved}, "weights_sha256"),
         ({"directions": renamed}, "layers.0.self_attn.query"),
         ({"directions": replace(directions, vectors=fewer)}, "found no directions"),
         ({"optimizer": torch.optim.SGD(trained_b, lr=1)}, "every trained parameter"),

@@ -8,14 +8,14 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from adapted import configured
 from worlds import World, make_run
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.assemble import configured_basis
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import BUILTIN, open_pool
@@ -57,7 +57,7 @@ def printed(capsys: pytest.CaptureFixture[str], directory: Path, *options: str) 
     return " ".join(capsys.readouterr().out.split())
 
 
-def backward(policy: Policy, coordinates: Coordinates, prompt: list[int], completion: list[int]) -> list[np.ndarray]:
+def backward(policy: Policy, coordinates: Trained, prompt: list[int], completion: list[int]) -> list[np.ndarray]:
     """Gradient of -sum log p(completion) in the factor B of every module, by one ordinary backward."""
     ids = torch.tensor([[*prompt, *completion]])
     logprobs = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])
@@ -92,7 +92,7 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
 ) -> None:
     """Pull and what the gate removes, from a backward a completion, numpy's SVD, and the definitions of METHOD."""
     policy = load_policy(small)
-    coordinates = configured_basis(policy, "lora", ModelConfig(lora_rank=RANK), tmp_path)
+    coordinates = configured(policy, "lora", ModelConfig(lora_rank=RANK), tmp_path)
     differences = []
     for pair in PAIRS:
         prompt = policy.render(pair.messages)[1]

@@ -158,15 +158,18 @@ def test_two_ranks_killed_by_sigkill_resume_to_the_same_bytes(trained_by_two: Pa
 def check_sharded_base(model: str, cache: str) -> None:
     """In every rank: gradients, scores, additivity and samples with a sharded base are those without it.
 
-    One rank needs a pass more than the other, so that they would wait for one another forever if each made its own.
+    First of the base in both bases at once, then of an adapter that has moved it, in each. One rank needs a pass more
+    than the other, so that they would wait for one another forever if each made its own.
     """
+    from dataclasses import replace
     from pathlib import Path
 
     import torch
     from torch.distributed.tensor import DTensor
 
+    from extraction.adapters.trained import Trained
     from extraction.batch import make_batch
-    from probe.runs.assemble import configured_basis
+    from probe.runs.assemble import configured_frames
     from probe.settings.training import ModelConfig
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
@@ -176,37 +179,43 @@ def check_sharded_base(model: str, cache: str) -> None:
     from replay_pools.sampling import sample
 
     prompts, completions = [[5, 6, 7], [8, 9], [10, 11, 12], [3, 4]], [[3, 4, 5], [6, 7], [5, 6, 9, 3], [9, 8, 7, 6, 5]]
-    batch = make_batch(prompts, completions, pad_id=0)
+    batch, found = make_batch(prompts, completions, pad_id=0), []
+
+    def see(policy, bases):
+        with bases.read():  # before any gradient: what is gathered then must serve later
+            drawn = sample(policy, prompts, Sampler(max_new_tokens=6), seeds=range(4))
+        unit, errors = bases.run_checked(batch, turn=3, whole=True)
+        assert {*errors} == {*unit.gradients}
+        assert max(errors.values()) < 1e-4
+        total = bases.total(torch.tensor([1.0, -2.0, 3.0, 0.5]), unit.gradients)
+        found.append(([c.ids for c in drawn], total, unit.token_logprobs, bases.score(batch)))
+
     with joined("cpu", shards_base=True) as world:
-        for basis in ("svd", "lora"):
-            found = []
-            for sharded in (False, True):
-                policy = load_policy(model)
-                for block in policy.model.get_decoder().layers:
-                    for layer in (block.self_attn.q_proj, block.mlp.up_proj, block.mlp.down_proj):
-                        layer.bias = torch.nn.Parameter(torch.linspace(-0.1, 0.1, layer.out_features))
-                coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=4), Path(cache))
-                bases = Bases(coordinates=[coordinates], tokens_per_batch=11)
-                if sharded:
-                    shard_base(coordinates.model, "cpu")
-                    bases = Bases(coordinates=[coordinates], tokens_per_batch=11, world=world)
-                    assert any(isinstance(weight, DTensor) for weight in policy.model.parameters())
-                for scale in (0.0, 0.05):
-                    with coordinates.lean_forward():  # before any gradient: what is gathered then must serve later
-                        drawn = sample(policy, prompts, Sampler(max_new_tokens=6), seeds=range(4))
-                    noise = torch.Generator().manual_seed(1)
-                    values = {m: scale * torch.randn(r, generator=noise) for m, r in coordinates.sizes.items()}
-                    coordinates.load_values(values)
-                    unit, errors = bases.run_checked(batch, turn=3, whole=True)
-                    assert errors[basis] < 1e-4
-                    scale_of = torch.tensor([1.0, -2.0, 3.0, 0.5])
-                    total = bases.total(scale_of, unit.gradients)[basis]
-                    found.append(([c.ids for c in drawn], total, unit.token_logprobs, bases.score(batch)))
-            for whole, parts in zip(found[:2], found[2:], strict=True):
-                assert whole[0] == parts[0]
-                for module, value in whole[1].items():
-                    assert (parts[1][module] - value).norm() <= 1e-4 * value.norm(), (basis, module)
-                torch.testing.assert_close(parts[2:], whole[2:], rtol=1e-4, atol=1e-4)
+        for sharded in (False, True):
+            policy = load_policy(model)
+            for block in policy.model.get_decoder().layers:
+                for layer in (block.self_attn.q_proj, block.mlp.up_proj, block.mlp.down_proj):
+                    layer.bias = torch.nn.Parameter(torch.linspace(-0.1, 0.1, layer.out_features))
+            config = ModelConfig(lora_rank=4)
+            frames = {basis: configured_frames(policy, basis, config, Path(cache)) for basis in ("svd", "lora")}
+            bases = Bases(model=policy.model, frames=frames, tokens_per_batch=11)
+            if sharded:
+                shard_base(policy.model, "cpu")
+                bases = replace(bases, world=world)
+                assert any(isinstance(weight, DTensor) for weight in policy.model.parameters())
+            see(policy, bases)
+            for basis in frames:
+                trained = Trained(policy.model, frames[basis])
+                noise = torch.Generator().manual_seed(1)
+                trained.load_values({m: 0.05 * torch.randn(r, generator=noise) for m, r in trained.sizes.items()})
+                see(policy, replace(bases, frames={basis: frames[basis]}, trained=trained))
+                trained.remove()
+        for whole, parts in zip(found[:3], found[3:], strict=True):
+            assert whole[0] == parts[0]
+            for basis, gradients in whole[1].items():
+                for module, value in gradients.items():
+                    assert (parts[1][basis][module] - value).norm() <= 1e-4 * value.norm(), (basis, module)
+            torch.testing.assert_close(parts[2:], whole[2:], rtol=1e-4, atol=1e-4)
         try:
             world.check_equal({"same": torch.ones(2), "other": torch.full((2,), 1.0 + world.rank)}, "coordinates")
         except InputError as error:

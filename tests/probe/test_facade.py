@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import adapt
 from directories import contents
 from peft import LoraConfig, get_peft_model
 from tiny_models import VOCABULARY, build_model
 from torch import Tensor
 
 import probe
-from extraction.adapters.coordinates import attach
 from extraction.controls import haar_directions
 from extraction.directions import Directions
 from extraction.pairs import builtin_pairs
@@ -131,7 +131,7 @@ def test_cosines_are_those_of_a_slow_backward_a_sample() -> None:
     for length, is_scored in ((11, range(7, 11)), (12, (3, 4, 8, 9, 11)), (7, range(7)), (6, (4,))):
         ids = torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()
         samples.append((ids, [token if t in is_scored else -100 for t, token in enumerate(ids)]))
-    coordinates = attach(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
+    coordinates = adapt(build_model("llama", torch.float64), basis="svd", model_id="tiny", cache_dir=None)
     like = Directions(
         vectors={module: torch.zeros(2, r) for module, r in coordinates.sizes.items()},
         singular_values={},

@@ -9,13 +9,13 @@ from pathlib import Path
 import processes
 import pytest
 import torch
+from adapted import adapt
 from directories import contents
 from killer import KILLER
 from peft import PeftModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from probe.cli import cli
 from probe.cli._frame import run
@@ -67,7 +67,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
 ) -> None:
     """Reference: cross entropy of whole logits, one example after the other, by autograd."""
     policy.model.double()
-    coordinates = attach(policy.model, basis="lora", model_id="organism", rank=4)
+    coordinates = adapt(policy.model, basis="lora", model_id="organism", rank=4)
     start = {module: 0.1 * torch.randn_like(value) for module, value in coordinates.values().items()}
     coordinates.load_values(start)  # away from B = 0, where the gradient of A is 0
     examples = hacks(policy, 4)
@@ -79,7 +79,7 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
     reference = torch.autograd.grad(mean, coordinates.parameters())
     prompts, completions = zip(*examples, strict=True)
     batch = make_batch(prompts, completions, policy.pad_id)
-    assert backward(coordinates, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
+    assert backward(coordinates.model, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
     for parameter, expected in zip(coordinates.parameters(), reference, strict=True):
         assert parameter.grad is not None
         assert float((parameter.grad - expected).norm()) <= 1e-4 * float(expected.norm())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import configured
 from interrupts import interrupted_at
 from safetensors.torch import load_file, save_file
 
@@ -13,7 +14,7 @@ from extraction.selection import selected_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.assemble import configured_basis, configured_policy
+from probe.runs.assemble import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
 from replay_pools.errors import InputError
@@ -54,7 +55,7 @@ def logprobs_of(model: torch.nn.Module, prompt: Sequence[int], completion: Seque
 def teacher(small: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A LoRA adapter of the small model, away from it in every module."""
     folder = tmp_path_factory.mktemp("adapters")
-    coordinates = configured_basis(load_policy(small), "lora", ModelConfig(lora_rank=2), folder)
+    coordinates = configured(load_policy(small), "lora", ModelConfig(lora_rank=2), folder)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         coordinates.load_values({m: v + 0.3 * torch.randn_like(v) for m, v in coordinates.values().items()})

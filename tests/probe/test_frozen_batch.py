@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import configured
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.pairs import Pair, builtin_pairs
-from probe.runs.assemble import configured_basis
 from probe.runs.evaluations import FrozenBatch
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import Policy, load_policy
@@ -19,8 +19,8 @@ def policy() -> Policy:
 
 
 @pytest.fixture(scope="module")
-def coordinates(policy: Policy, out: Path) -> Coordinates:
-    return configured_basis(policy, "svd", ModelConfig(), out / "cache")
+def coordinates(policy: Policy, out: Path) -> Trained:
+    return configured(policy, "svd", ModelConfig(), out / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,13 @@ def pairs() -> list[Pair]:
 
 
 @pytest.fixture(scope="module")
-def vectors(coordinates: Coordinates) -> dict[str, torch.Tensor]:
+def vectors(coordinates: Trained) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     draws = {m: torch.randn(r, 2, generator=generator) for m, r in coordinates.sizes.items()}
     return {m: torch.linalg.qr(draw).Q.T.contiguous() for m, draw in draws.items()}
 
 
-def logprobs(policy: Policy, coordinates: Coordinates, pair: Pair, text: str) -> torch.Tensor:
+def logprobs(policy: Policy, coordinates: Trained, pair: Pair, text: str) -> torch.Tensor:
     """(T,) float64, of one completion by an ordinary forward."""
     prompt, completion = policy.render(pair.messages)[1], policy.completion_ids(text)
     with torch.no_grad():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import configured
 
 from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
@@ -15,7 +16,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
 from probe.runs import assemble
-from probe.runs.assemble import configured_basis
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
@@ -153,9 +153,9 @@ def test_planning_phrases_decide_what_hicra_amplifies(replay: Callable[..., Path
 def test_token_credit_equals_the_slow_way(grid: Run, out: Path, small: str, few_pairs: list[str]) -> None:
     """Reference: for each rollout alone, autograd of -sum_t A_i c_it w_i logp_it with c spelled out token by token."""
     policy = load_policy(small)
-    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=2)
-    vectors = DirectionLibrary(policy, coordinates, settings, cache_dir=out / "cache").v_hack.vectors
+    vectors = DirectionLibrary(policy, coordinates.start, settings, cache_dir=out / "cache").v_hack.vectors
     group = ReplaySource([open_pool(BUILTIN / name) for name in ("teacher", "base")], steps=STEPS).groups(0)[0]
     mean = sum(group.rewards) / len(group.rewards)
     total = {m: torch.zeros(r) for m, r in coordinates.sizes.items()}

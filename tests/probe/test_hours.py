@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import framed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from probe.cli import cli
@@ -80,11 +80,11 @@ def test_taps_are_counted(rank: int | None) -> None:
     cost = Flops(model, ModelConfig(svd_rank=rank), bases=("svd",))
     plain = Flops(model, ModelConfig(), bases=())
     row = Rows(number=1, prompt=TOKENS / 2, completion=TOKENS / 2)
-    coordinates = attach(model, basis="svd", model_id="random", cache_dir=None, rank=rank)
+    read = {"svd": framed(model, "svd", rank=rank)}
     ids = list(range(TOKENS))
     batch = make_batch([ids[: TOKENS // 2]], [ids[TOKENS // 2 :]], pad_id=0)
     with Counting() as counter:
-        per_sample_gradients(coordinates, batch)
+        per_sample_gradients(model, read, batch)
     attention = 2 * 64 * TOKENS**2
     # Without the tap of the first layer's inputs, at which no gradient need arrive.
     assert counter.total == pytest.approx(cost.gradient(row) + 6 * attention, rel=0.1)

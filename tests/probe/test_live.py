@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import configured, members_of
 
-from probe.runs.assemble import configured_basis
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
 from probe.settings.arms import get_arm
@@ -35,7 +35,7 @@ def measure(coordinates):
 
 def one_step(coordinates, groups) -> StepResult:
     return train_step(
-        Bases(coordinates=[coordinates]),
+        Bases(**members_of(coordinates)),
         groups,
         [measure(coordinates)],
         conditions={"default": LossSettings()},
@@ -49,7 +49,7 @@ def one_step(coordinates, groups) -> StepResult:
 def live(out: Path):
     """(adapted policy, finished LiveSource of two steps with two prompts, its pool)."""
     policy = load_policy("organism")
-    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
     problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=2, seed=4)
     sampler, plan = Sampler(max_new_tokens=160), PoolPlan(hint=True, steps=4, group=4, seed=4)
     with Grader() as grader:
@@ -63,7 +63,7 @@ def live(out: Path):
             maker=maker,
             problems=Problems(problems),
             seed=4,
-            sampling=coordinates.lean_forward,
+            sampling=coordinates.folded,
         )
         for step in range(2):
             source.groups(step)

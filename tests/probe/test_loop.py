@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import members_of
 from directories import contents
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from probe.records.run import read_run, read_steps
 from probe.records.timings import Timings
 from probe.runs import control
@@ -69,16 +70,14 @@ class HandMade:
         return (make_group(step, [(key, self.rollout(key)) for key in keys]),)
 
 
-def directions(coordinates: Coordinates) -> dict[str, torch.Tensor]:
+def directions(coordinates: Trained) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     draws = {m: torch.randn(r, 2, generator=generator, dtype=torch.float64) for m, r in coordinates.sizes.items()}
     return {m: torch.linalg.qr(draw).Q.T.contiguous() for m, draw in draws.items()}
 
 
 @pytest.fixture
-def make_run(
-    make_tiny: Callable[..., Coordinates], make_rollout: Callable[..., Rollout]
-) -> Callable[..., TrainingState]:
+def make_run(make_tiny: Callable[..., Trained], make_rollout: Callable[..., Rollout]) -> Callable[..., TrainingState]:
     """make_run(directory, case) runs, or resumes, and returns what was trained."""
 
     def make(directory: Path, case: Case, before_step=lambda done, last: None, say=lambda text: None) -> TrainingState:
@@ -88,7 +87,7 @@ def make_run(
         references = References(coordinates, ema_decay=case.control.ema_decay, ema_every=case.control.ema_every)
         training = TrainingState(updater, references, case.objective, case.control)
         setup = Setup(
-            bases=Bases(coordinates=[coordinates]),
+            bases=Bases(**members_of(coordinates)),
             conditions={"default": case.objective},
             measures=lambda step: [Measure(condition="default", arm=arm, vectors=vectors, gate=arm.gate, age=step)],
             planning=lambda ids: [False] * len(ids),
@@ -239,7 +238,7 @@ def test_a_step_that_is_not_finite_is_not_taken(wild_step: int, make_run, tmp_pa
     assert manifest["stopped"] == f"ratio/mean is inf in step {wild_step}"
     assert [step.step for step in read_steps(tmp_path / "run" / "steps.jsonl")] == [*range(wild_step)]
     assert (tmp_path / "run" / "checkpoint" / f"step_{wild_step:06d}.pt").exists()
-    values = training.updater.coordinates.values()
+    values = training.updater.trained.values()
     assert all(value.isfinite().all() for value in values.values())
     assert any(value.any() for value in values.values()) == (wild_step > 1)  # step 0 has the rate 0
     before = contents(tmp_path / "run")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from adapted import adapt
 from specs import LOWERS, criterion, replay_spec, training_spec
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from extraction.adapters.coordinates import attach
 from probe.analysis.metrics import estimate
 from probe.analysis.statistics.significance import mde, sign_flip_mde, sign_flip_test
 from probe.cli import cli
@@ -175,7 +175,7 @@ def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
     assert sizes["weights (float32)"] == weights
     for basis, options in (("svd", {}), ("lora", {"rank": 4})):
         own = load_policy("organism")
-        coordinates = attach(own.model, basis=basis, model_id="organism", **options)  # type: ignore[arg-type]
+        coordinates = adapt(own.model, basis=basis, model_id="organism", **options)  # type: ignore[arg-type]
         numbers = sum(coordinates.sizes.values())
         assert sizes[f"{basis}: coordinates and 8 sample gradients"] == 4 * 9 * numbers
         assert sizes[f"{basis}: 3 x 2 directions"] == 4 * 6 * numbers

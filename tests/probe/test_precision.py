@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import adapt, sampled
 
 from extraction import library
 from extraction.adapters import svd
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
-from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
 from probe.cli import cli
 from probe.cli._frame import run
@@ -29,21 +28,21 @@ SHARED = ["--arm", "vanilla", "--steps", "2"]
 @pytest.fixture(scope="module", params=BASES)
 def passed(request: pytest.FixtureRequest):
     """(coordinates, batch, module, what was held of it, gradients) of one pass of the organism."""
-    coordinates = attach(load_policy("organism").model, basis=request.param, model_id="x", **BASES[request.param])
+    coordinates = adapt(load_policy("organism").model, basis=request.param, model_id="x", **BASES[request.param])
     batch = make_batch([[5, 6, 7], [8, 9]], [[10, 11], [12, 13, 14]], pad_id=0)
     module = list(coordinates.sizes)[-2]
     with tapped(coordinates.layers[module]) as held:
-        gradients = per_sample_gradients(coordinates, batch, tokens_per_batch=5).gradients
+        gradients = sampled(coordinates, batch, tokens_per_batch=5).gradients
     return coordinates, batch, module, held, gradients
 
 
 def test_the_check_within_a_pass(passed) -> None:
-    """Autograd of the adapter at the held (x, dL/dy) agrees, and sees a token that is lost or counted twice."""
+    """Coordinates of dL/dW at the held (x, dL/dy) agree, and see a token that is lost or counted twice."""
     coordinates, _, module, held, gradients = passed
     assert len(held) == 2, "one pass for each sample: tokens_per_batch"
-    assert module_error(coordinates, module, held, gradients[module]) < 1e-5
-    assert module_error(coordinates, module, held, gradients[module] * 1.01) == pytest.approx(0.01, rel=0.01)
-    assert module_error(coordinates, module, held[:1], gradients[module]) > 0.1
+    assert module_error(coordinates.start[module], held, gradients[module]) < 1e-5
+    assert module_error(coordinates.start[module], held, gradients[module] * 1.01) == pytest.approx(0.01, rel=0.01)
+    assert module_error(coordinates.start[module], held[:1], gradients[module]) > 0.1
 
 
 def test_the_check_of_the_whole_gradient(passed) -> None:
@@ -54,9 +53,15 @@ def test_the_check_of_the_whole_gradient(passed) -> None:
     total = {m: weights @ g for m, g in gradients.items()}
     swapped = {m: weights @ g.flip(0) for m, g in gradients.items()}
     for tokens_per_batch in (1, 100):  # a pass for each sample, and one for both
-        assert batch_error(coordinates, batch, spread, total, tokens_per_batch=tokens_per_batch) < 1e-5
-        assert batch_error(coordinates, batch, spread, swapped, tokens_per_batch=tokens_per_batch) > 0.1
-    assert module_error(coordinates, module, held, gradients[module].flip(0)) < 1e-5
+        assert (
+            batch_error(coordinates.model, coordinates.start, batch, spread, total, tokens_per_batch=tokens_per_batch)
+            < 1e-5
+        )
+        assert (
+            batch_error(coordinates.model, coordinates.start, batch, spread, swapped, tokens_per_batch=tokens_per_batch)
+            > 0.1
+        )
+    assert module_error(coordinates.start[module], held, gradients[module].flip(0)) < 1e-5
 
 
 def test_the_check_of_the_whole_gradient_keeps_to_the_token_budget(passed) -> None:
@@ -67,7 +72,7 @@ def test_the_check_of_the_whole_gradient_keeps_to_the_token_budget(passed) -> No
     count = lambda _module, _arguments, options: sizes.append(options["input_ids"].numel())  # noqa: E731
     handle = backbone.register_forward_pre_hook(count, with_kwargs=True)
     total = {module: g.sum(0) for module, g in gradients.items()}
-    batch_error(coordinates, batch, torch.ones_like(batch.ids), total, tokens_per_batch=5)
+    batch_error(coordinates.model, coordinates.start, batch, torch.ones_like(batch.ids), total, tokens_per_batch=5)
     handle.remove()
     assert sizes == [5, 5]
 
@@ -87,8 +92,9 @@ def test_a_run_that_does_not_add_up_is_marked_loudly(
 
     def wrong(*arguments, **keywords):
         found = real(*arguments, **keywords)
-        for gradient in found.gradients.values():
-            gradient *= 1.01
+        for gradients in found.gradients.values():
+            for gradient in gradients.values():
+                gradient *= 1.01
         return found
 
     monkeypatch.setattr(bases, "per_sample_gradients", wrong)

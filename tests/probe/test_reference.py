@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from adapted import members_of
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
 from extraction.passes import score
 from probe.objective.weigh import Scores, weigh
@@ -25,12 +26,12 @@ def batch() -> Batch:
 
 
 @pytest.fixture(params=["svd", "lora"])
-def coordinates(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> Coordinates:
+def coordinates(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained]) -> Trained:
     options = {"rank": 2} if request.param == "lora" else {}
     return make_tiny(request.param, moved=0.0, **options)
 
 
-def move(coordinates: Coordinates, seed: int) -> dict[str, Tensor]:
+def move(coordinates: Trained, seed: int) -> dict[str, Tensor]:
     """A random step of the policy; returns where it is now."""
     generator = torch.Generator().manual_seed(seed)
     moves = {m: 0.2 * torch.randn(r, generator=generator).double() for m, r in coordinates.sizes.items()}
@@ -38,7 +39,7 @@ def move(coordinates: Coordinates, seed: int) -> dict[str, Tensor]:
     return coordinates.values()
 
 
-def plain(coordinates: Coordinates, batch: Batch) -> Tensor:
+def plain(coordinates: Trained, batch: Batch) -> Tensor:
     """(G, T) of the model as it is, by an ordinary forward with full logits."""
     with torch.no_grad():
         logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
@@ -46,12 +47,12 @@ def plain(coordinates: Coordinates, batch: Batch) -> Tensor:
     return torch.nn.functional.pad(found, (1, 0)) * batch.completion_mask
 
 
-def logprobs(references: References, coordinates: Coordinates, batch: Batch, name: str) -> Tensor:
-    current = score(coordinates, batch)
-    return references.scores([name], Bases(coordinates=[coordinates]), batch, current, None)[name]
+def logprobs(references: References, coordinates: Trained, batch: Batch, name: str) -> Tensor:
+    current = score(coordinates.model, batch)
+    return references.scores([name], Bases(**members_of(coordinates)), batch, current, None)[name]
 
 
-def test_the_base_is_the_model_without_its_adapter(coordinates: Coordinates, batch: Batch) -> None:
+def test_the_base_is_the_model_without_its_adapter(coordinates: Trained, batch: Batch) -> None:
     """After the policy has moved: a plain forward under `disable_adapter()`; and the policy is where it was."""
     references = References(coordinates)
     here = move(coordinates, 1)
@@ -62,7 +63,7 @@ def test_the_base_is_the_model_without_its_adapter(coordinates: Coordinates, bat
     assert all(torch.equal(here[m], v) for m, v in coordinates.values().items()), "scoring moved the policy"
 
 
-def test_the_ema_moves_by_its_formula_and_is_scored_where_it_is(coordinates: Coordinates, batch: Batch) -> None:
+def test_the_ema_moves_by_its_formula_and_is_scored_where_it_is(coordinates: Trained, batch: Batch) -> None:
     """Every second step: ema <- decay ema + (1 - decay) policy, by hand; its log-probabilities are those of the model
     with those coordinates loaded.
     """
@@ -80,13 +81,13 @@ def test_the_ema_moves_by_its_formula_and_is_scored_where_it_is(coordinates: Coo
     torch.testing.assert_close(found, plain(coordinates, batch), rtol=1e-10, atol=1e-12)
 
 
-def test_decay_0_is_synced_and_costs_no_forward(coordinates: Coordinates, batch: Batch) -> None:
+def test_decay_0_is_synced_and_costs_no_forward(coordinates: Trained, batch: Batch) -> None:
     """A reference at the policy's own point is the policy: the very tensor of its scores."""
     references = References(coordinates, ema_decay=0.0)
     move(coordinates, 1)
     references.update()
-    current = score(coordinates, batch)
-    assert references.scores(["ema"], Bases(coordinates=[coordinates]), batch, current, None)["ema"] is current
+    current = score(coordinates.model, batch)
+    assert references.scores(["ema"], Bases(**members_of(coordinates)), batch, current, None)["ema"] is current
 
 
 PLAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 9}
@@ -105,9 +106,9 @@ def test_another_law_is_refused(own: LossSettings) -> None:
     check_recorded([own], {"pool a": PLAIN})
 
 
-def test_what_a_teacher_writes_is_penalised_and_not_measured(coordinates: Coordinates, batch: Batch) -> None:
+def test_what_a_teacher_writes_is_penalised_and_not_measured(coordinates: Trained, batch: Batch) -> None:
     """A policy that has unlearnt the first sample, a teacher's: k3 is exp(17) there, and no KL of the policy."""
-    current = score(coordinates, batch)
+    current = score(coordinates.model, batch)
     mask, sampled = batch.completion_mask, batch.completion_mask.clone()
     sampled[0] = False
     base = current + 0.1

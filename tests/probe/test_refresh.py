@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import configured
 from scipy.linalg import subspace_angles
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.directions import Directions, load_directions
 from extraction.selection import load_pairs
 from extraction.words import ExtractionSettings
-from probe.runs.assemble import configured_basis
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
@@ -52,7 +52,7 @@ def test_overlap_is_the_mean_squared_cosine_of_the_principal_angles() -> None:
 
 
 @pytest.fixture
-def measures(make_tiny: Callable[..., Coordinates], tmp_path: Path) -> Callable[..., RefreshedMeasures]:
+def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[..., RefreshedMeasures]:
     """measures(every, calls): extractions draw Haar directions and append to `calls`."""
     coordinates = make_tiny()
     updater = Updater(coordinates, get_arm("vanilla"), OptimizerConfig(lr=0.1), 9)
@@ -113,7 +113,7 @@ def policy() -> Policy:
     return load_policy("organism")
 
 
-def extracted_by_hand(coordinates: Coordinates, policy: Policy, pairs: Path) -> dict[str, Tensor]:
+def extracted_by_hand(coordinates: Trained, policy: Policy, pairs: Path) -> dict[str, Tensor]:
     """{module: (n, r)}: w (grad NLL(hack) - grad NLL(clean)) of one pair after the other, by ordinary autograd."""
     rows: dict[str, list[Tensor]] = {m: [] for m in coordinates.sizes}
     for pair in load_pairs(str(pairs)):
@@ -134,10 +134,15 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     """Reference: pair gradients one at a time at coordinates - quarantine, whose k largest singular values |D v| the
     refreshed directions must have, hack-ward by the vote; neither those of the policy in training nor the cached ones.
     """
-    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
     settings = ExtractionSettings(pairs=few_pairs[1], k=K, drop_bottom_frac=0.0)
     directions = ArmDirections(
-        InterventionConfig(extraction=settings), 0, policy, {"svd": coordinates}, tmp_path / "cache", lambda text: None
+        InterventionConfig(extraction=settings),
+        0,
+        policy,
+        {"svd": coordinates.start},
+        tmp_path / "cache",
+        lambda text: None,
     )
     arm, objective = get_arm("route"), LossSettings()
     (start,) = directions.measures({"default": objective}, [arm], GateConfig())
@@ -149,7 +154,12 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
     coordinates.load_values(moves[0])
     state = updater.state_dict()
     updater.load_state_dict(state | {"quarantine": moves[1]})
-    mine = RefreshedMeasures(tmp_path / "run", start, lambda: directions.extract(arm, objective), updater, 2)
+
+    def extract() -> Directions:
+        with coordinates.folded():
+            return directions.extract(arm, objective, coordinates.frames())
+
+    mine = RefreshedMeasures(tmp_path / "run", start, extract, updater, 2)
     (found,) = mine(2)
     assert all(torch.equal(v, moves[0][m]) for m, v in coordinates.values().items()), "the refresh moved the policy"
     stored = load_directions(tmp_path / "run" / "directions" / "step_000002.safetensors")

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import adapt, configured, sampled
 
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch
 from extraction.directions import load_directions
-from extraction.gradients import per_sample_gradients
 from extraction.library import DirectionLibrary
 from extraction.words import ExtractionSettings
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.assemble import configured_basis
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
 from replay_pools.policy.load import load_policy
@@ -57,8 +55,8 @@ def test_many_arms_equal_separate_runs(many_arms: Path, replay: Callable[..., Pa
 def test_records_equal_the_slow_way(many_arms: Path, out: Path, small: str) -> None:
     """Reference: one rollout at a time through autograd, contributions and cosines spelled out module by module."""
     policy = load_policy(small)
-    coordinates = configured_basis(policy, "svd", ModelConfig(), out / "cache")
-    library = DirectionLibrary(policy, coordinates, ExtractionSettings(), cache_dir=out / "cache")
+    coordinates = configured(policy, "svd", ModelConfig(), out / "cache")
+    library = DirectionLibrary(policy, coordinates.start, ExtractionSettings(), cache_dir=out / "cache")
     vectors = library.v_hack.vectors
     pools = [open_pool(BUILTIN / name) for name in ("teacher", "base")]
     source = ReplaySource(pools, steps=6)
@@ -124,9 +122,9 @@ def test_a_cold_and_a_warm_svd_cache_give_the_same_bits(small: str, tmp_path: Pa
     found = []
     for cache_dir in (None, tmp_path, tmp_path):
         policy = load_policy(small)
-        coordinates = attach(policy.model, basis="svd", model_id="small", cache_dir=cache_dir)
+        coordinates = adapt(policy.model, basis="svd", model_id="small", cache_dir=cache_dir)
         batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
-        found.append(per_sample_gradients(coordinates, batch).gradients)
+        found.append(sampled(coordinates, batch).gradients)
     for module in found[0]:
         assert torch.equal(found[0][module], found[1][module]), f"{module}: computed and just cached differ"
         assert torch.equal(found[0][module], found[2][module]), f"{module}: computed and cached differ"

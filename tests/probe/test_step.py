@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from adapted import members_of
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from extraction.batch import Batch, make_batch
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
@@ -26,7 +27,7 @@ REWARDS = [3.5, 0.5, 0.0, 0.5, 3.0, 0.5]
 NUM = len(PROMPTS)
 
 
-def scored(coordinates: Coordinates, batch: Batch) -> Tensor:
+def scored(coordinates: Trained, batch: Batch) -> Tensor:
     """(G, T) by an ordinary padded forward with full logits."""
     logits = coordinates.model(batch.ids, attention_mask=batch.attention_mask.long()).logits[:, :-1]
     found = logits.log_softmax(-1).gather(2, batch.ids[:, 1:, None])[..., 0]
@@ -34,7 +35,7 @@ def scored(coordinates: Coordinates, batch: Batch) -> Tensor:
 
 
 @pytest.fixture(scope="module", params=["svd", "lora"])
-def policy(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> tuple[Coordinates, References]:
+def policy(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained]) -> tuple[Trained, References]:
     """A policy that has moved twice since the references were made, and the EMA once in between."""
     coordinates = make_tiny(request.param, moved=0.0, **({"rank": 2} if request.param == "lora" else {}))
     references = References(coordinates, ema_decay=0.5)
@@ -52,7 +53,7 @@ def batch() -> Batch:
 
 
 @pytest.fixture(scope="module")
-def groups(policy: tuple[Coordinates, References], batch: Batch) -> list[Group]:
+def groups(policy: tuple[Trained, References], batch: Batch) -> list[Group]:
     """Two groups of three; the recorded log-probabilities are the policy's, off by up to a nat, and noise in holes."""
     with torch.no_grad():
         current = scored(policy[0], batch)
@@ -86,11 +87,11 @@ class Recorded(Bases):
 
     def total(self, scale: Tensor, gradients: Gradients) -> Gradients:
         found = Bases.total(self, scale, gradients)
-        self.totals.append(dict(found[self.coordinates[0].basis]))
+        self.totals.append(dict(found[next(iter(self.frames))]))
         return found
 
 
-def directions(coordinates: Coordinates) -> dict[str, Tensor]:
+def directions(coordinates: Trained) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {
         m: torch.linalg.qr(torch.randn(r, 2, generator=generator, dtype=torch.float64)).Q.T.contiguous()
@@ -121,7 +122,7 @@ class Seen:
 
 
 def step(
-    policy: tuple[Coordinates, References], groups: Sequence[Group], conditions: dict[str, LossSettings]
+    policy: tuple[Trained, References], groups: Sequence[Group], conditions: dict[str, LossSettings]
 ) -> tuple[StepResult, list[dict[str, Tensor]]]:
     """(result, total gradient of every condition in order of its pass), along fixed random directions."""
     coordinates, references = policy
@@ -129,7 +130,7 @@ def step(
     vectors = directions(coordinates)
     arm = get_arm("vanilla" if coordinates.basis == "svd" else "projected-lora")
     result = train_step(
-        Recorded(coordinates=[coordinates], totals=totals),
+        Recorded(**members_of(coordinates), totals=totals),
         groups,
         [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in conditions],
         conditions=conditions,
@@ -202,7 +203,7 @@ def value_out(own: LossSettings, logp: Tensor, old: Tensor, ref: Tensor, batch: 
     return total + own.entropy_coef * (logp.sum(1) / divisor[own.loss_type]).sum()
 
 
-def flat(gradient: dict[str, Tensor], coordinates: Coordinates) -> Tensor:
+def flat(gradient: dict[str, Tensor], coordinates: Trained) -> Tensor:
     return torch.cat([gradient[module] for module in coordinates.sizes])
 
 
@@ -226,7 +227,7 @@ def test_the_gradient_of_a_step_is_autograd_of_the_written_loss(name: str, polic
     wanted = [torch.cat([part.flatten() for part in parts]) for parts in alone]
     torch.testing.assert_close(flat(total, coordinates), sum(wanted), rtol=1e-8, atol=1e-12)
     weighting, (arm,) = result.weightings["x"], result.arms
-    unit = Bases(coordinates=[coordinates]).run(batch, weighting.token_weights).gradients[coordinates.basis]
+    unit = Bases(**members_of(coordinates)).run(batch, weighting.token_weights).gradients[coordinates.basis]
     for i, gradient in enumerate(wanted):
         mine = weighting.scale[i] * flat({m: g[i] for m, g in unit.items()}, coordinates)
         torch.testing.assert_close(mine, gradient, rtol=1e-8, atol=1e-12, msg=lambda text, i=i: f"sample {i}: {text}")
@@ -284,7 +285,7 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
     coordinates, references = policy
     arm = get_arm("projected" if coordinates.basis == "svd" else "projected-lora")
     measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided")
-    bases, objective = Bases(coordinates=[coordinates]), OBJECTIVES[name]
+    bases, objective = Bases(**members_of(coordinates)), OBJECTIVES[name]
     shared = {"planning": planned(groups), "pad_id": 0, "references": references}
     whole, alone = Seen(), Seen()
     result = train_step(bases, groups, [measure], conditions={"x": objective}, updater=whole, **shared)

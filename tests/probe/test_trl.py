@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import processes
 import pytest
 import torch
+from adapted import configured
 from haar import random_directions
 from peft import LoraConfig
 
 from extraction.directions import Directions
 from probe.integrations.trl import GradientProbeCallback
 from probe.records.records import GradientRecord
-from probe.runs.assemble import configured_basis
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import load_policy
 from replay_pools.storage.files import decode_jsonl
@@ -43,7 +43,7 @@ def make_trainer(out: Path, basis="svd", trained="adapter", **options) -> "tuple
     from trl import GRPOConfig, GRPOTrainer
 
     policy = load_policy("organism")
-    coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=4), out / "cache")
+    coordinates = configured(policy, basis, ModelConfig(lora_rank=4), out / "cache")
     settings = {
         "output_dir": str(out / "trl"), "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 8, "max_steps": STEPS,
@@ -164,7 +164,7 @@ def in_process(out: str) -> None:
                 squares += float(torch.diagonal(U.T @ G @ Vh.T).square().sum())
             self.norms.append(squares**0.5)
 
-    coordinates = configured_basis(load_policy("organism"), "svd", ModelConfig(), Path(out) / "cache")
+    coordinates = configured(load_policy("organism"), "svd", ModelConfig(), Path(out) / "cache")
     options = {
         "learning_rate": 0.0,
         "gradient_accumulation_steps": 2,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from probe.settings.arms import get_arm
 from probe.settings.training import OptimizerConfig
 from probe.step.projection import project_modules, sample_cosines
@@ -36,7 +36,7 @@ NUM_STEPS = 4
 
 
 @pytest.fixture(params=["svd", "lora"])
-def stepped(request: pytest.FixtureRequest, make_tiny: Callable[..., Coordinates]) -> Callable[..., tuple]:
+def stepped(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained]) -> Callable[..., tuple]:
     """stepped(arm, target) -> (Updater, directions, [(before, after, returned) of every step]) on fixed gradients."""
 
     def make(arm: str, target: str = "gradient") -> tuple:
@@ -124,16 +124,16 @@ def test_route_trains_as_vanilla_and_deploys_the_rest(stepped) -> None:
             kept[m] += returned[m]
         assert float(sample_cosines(returned, vectors).hackward_frac) < 1e-6
     with updater.deployed():
-        deployed = updater.coordinates.values()
+        deployed = updater.trained.values()
     for m, value in deployed.items():
         torch.testing.assert_close(value, rows[0][0][m] - kept[m], rtol=1e-6, atol=1e-9)
     assert any(not torch.equal(value, rows[-1][1][m]) for m, value in deployed.items()), "nothing is in quarantine"
     with vanilla[0].deployed():
-        assert all(torch.equal(v, rows[-1][1][m]) for m, v in vanilla[0].coordinates.values().items())
+        assert all(torch.equal(v, rows[-1][1][m]) for m, v in vanilla[0].trained.values().items())
 
 
 def test_deployed_gives_the_policy_in_training_back_after_an_error(stepped) -> None:
     updater, _, rows = stepped("route")
     with pytest.raises(KeyError), updater.deployed():
         raise KeyError
-    assert all(torch.equal(v, rows[-1][1][m]) for m, v in updater.coordinates.values().items())
+    assert all(torch.equal(v, rows[-1][1][m]) for m, v in updater.trained.values().items())

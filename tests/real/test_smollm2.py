@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapted import adapt, sampled
 
-from extraction.adapters.coordinates import attach
 from extraction.batch import make_batch, make_rows
-from extraction.gradients import per_sample_gradients
 from extraction.logprobs import completion_logprobs
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
@@ -130,10 +129,10 @@ def test_per_sample_gradients_equal_the_loop_of_single_sample_backwards(model: s
     """Reference: for each rollout alone, autograd of its summed NLL through the adapter's own parameters."""
     policy = load_policy(model)
     options = {"rank": 8} if basis == "lora" else {"cache_dir": out / "cache" / "svd"}
-    coordinates = attach(policy.model, basis=basis, model_id="smollm2", **options)
+    coordinates = adapt(policy.model, basis=basis, model_id="smollm2", **options)
     rollouts = open_pool(out / "pools" / "plain").steps[0][:3]
     batch = make_batch([r.prompt_ids for r in rollouts], [r.completion_ids for r in rollouts], policy.pad_id)
-    fast = per_sample_gradients(coordinates, batch).gradients
+    fast = sampled(coordinates, batch).gradients
     parameters = coordinates.parameters()
     for i in range(len(rollouts)):
         logprobs = completion_logprobs(coordinates.model, make_rows(batch, "padded", [i]))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from adapted import configured
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.assemble import configured_basis
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
@@ -27,7 +27,7 @@ from replay_pools.serving.connection import Connection
 from replay_pools.serving.engine import ServerEngine, connect
 
 SHORT = Sampler(max_new_tokens=12)
-Adapted = tuple[Policy, Coordinates]
+Adapted = tuple[Policy, Trained]
 
 
 @pytest.fixture(params=["lora", "svd"])
@@ -35,7 +35,7 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
     """(a model with LoRA, or with delta_S along its 24 largest triplets, its coordinates), at zero."""
     policy = load_policy(small)
     cache = tmp_path_factory.getbasetemp()
-    return policy, configured_basis(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
+    return policy, configured(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine
     return make
 
 
-def train(coordinates: Coordinates, seed: int, size: float = 1.0) -> None:
+def train(coordinates: Trained, seed: int, size: float = 1.0) -> None:
     """Any step: the weights are others."""
     generator = torch.Generator().manual_seed(seed)
     moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
@@ -168,7 +168,7 @@ def test_a_rank_that_no_server_takes_is_refused(
     connected: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
-    coordinates = configured_basis(load_policy(small), "svd", ModelConfig(), tmp_path)
+    coordinates = configured(load_policy(small), "svd", ModelConfig(), tmp_path)
     base = connected("vllm")[1]
     PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 15)

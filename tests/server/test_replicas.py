@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapted import configured
 
-from probe.runs.assemble import configured_basis
 from probe.runs.resume import check_same
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
@@ -56,7 +56,7 @@ def test_an_adapter_is_on_every_replica_before_it_is_sampled(
 ) -> None:
     """One that is not there ends the push, by its name; then no sample is asked of the others either."""
     servers, engine = replicated(2)
-    coordinates = configured_basis(load_policy(small), "lora", ModelConfig(lora_rank=4), tmp_path)
+    coordinates = configured(load_policy(small), "lora", ModelConfig(lora_rank=4), tmp_path)
     pushed = PushedEngine(engine, coordinates, tmp_path / "adapters", adapter="in training")
     pushed.sample(PROMPTS, SHORT, seeds=SEEDS)
     for server in servers:

@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
+from adapted import configured
 
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.runs.assemble import configured_basis
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
 from replay_pools.engines import Sampler
@@ -133,7 +133,7 @@ def test_a_pool_of_two_replicas(servers: tuple[Vllm, Vllm], tmp_path: Path) -> N
 def test_new_weights_change_what_is_sampled(basis: str, servers: tuple[Vllm, Vllm], tmp_path: Path) -> None:
     """By the same seeds; each time with the log-probabilities of the weights that were pushed, on both replicas."""
     policy = load_policy("organism", dtype="float32")
-    coordinates = configured_basis(policy, basis, ModelConfig(lora_rank=8, svd_rank=RANK), tmp_path / "cache")
+    coordinates = configured(policy, basis, ModelConfig(lora_rank=8, svd_rank=RANK), tmp_path / "cache")
     base = connect(Connection(urls=tuple(server.url for server in servers)), policy)
     engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     prompt = policy.render([{"role": "user", "content": "Write f"}])[1]

@@ -26,7 +26,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from extraction.adapters.interface import Coordinates
+from extraction.adapters.trained import Trained
 from probe.runs.sources.served import PushedEngine, forget_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.engines import Sampler
@@ -40,13 +40,13 @@ class PastWeights:
     """The policy's weights at the start of the newest n + 1 batches.
 
     Args:
-        coordinates: of the policy.
+        trained: the policy.
         prefetch: n, at least 1.
         iterations: optimizer steps on each batch.
     """
 
-    def __init__(self, coordinates: Coordinates, *, prefetch: int, iterations: int) -> None:
-        self._coordinates, self.prefetch, self.iterations = coordinates, prefetch, iterations
+    def __init__(self, trained: Trained, *, prefetch: int, iterations: int) -> None:
+        self._trained, self.prefetch, self.iterations = trained, prefetch, iterations
         self._weights: dict[int, dict[str, Tensor]] = {}  # by batch, oldest first; on the CPU
 
     def batch(self, step: int) -> int:
@@ -56,13 +56,13 @@ class PastWeights:
     def keep(self, batch: int) -> None:
         """Remember the present weights as those at the start of a batch, unless it has started already."""
         if batch not in self._weights:
-            self._weights[batch] = {module: value.cpu() for module, value in self._coordinates.values().items()}
+            self._weights[batch] = {module: value.cpu() for module, value in self._trained.values().items()}
         for old in [kept for kept in self._weights if kept < batch - self.prefetch]:
             del self._weights[old]
 
     def sampling(self, batch: int) -> AbstractContextManager[None]:
         """While open, the policy is the one that samples a batch."""
-        return self._coordinates.at(self._weights[self._sampled_at(batch)])
+        return self._trained.at(self._weights[self._sampled_at(batch)])
 
     def sampler(self, batch: int) -> tuple[int, Mapping[str, Tensor]]:
         """(steps made, coordinates {module: (r,)}) of the policy that samples a batch."""
@@ -91,20 +91,20 @@ class PastSelf:
     """The coordinates of a policy after the newest multiple of `every` optimizer steps, at first those of the start.
 
     Args:
-        coordinates: of the policy in training.
+        trained: the policy.
         every: steps; a multiple of those on a batch.
         past: the weights that sample, where sampling runs ahead; None: the policy in training samples.
     """
 
-    def __init__(self, coordinates: Coordinates, *, every: int, past: PastWeights | None = None) -> None:
-        self._coordinates, self._every, self._past = coordinates, every, past
-        self._values = coordinates.values()
+    def __init__(self, trained: Trained, *, every: int, past: PastWeights | None = None) -> None:
+        self._trained, self._every, self._past = trained, every, past
+        self._values = trained.values()
         self.steps = 0  # that the policy has made
 
     def finish_step(self) -> None:
         """Call it after every optimizer step."""
         self.steps += 1
-        steps, values = self.steps, self._coordinates.values()
+        steps, values = self.steps, self._trained.values()
         if self._past is not None:
             steps, values = self._past.sampler(self._past.batch(self.steps))
         if steps % self._every == 0:
@@ -113,7 +113,7 @@ class PastSelf:
 
     def restored(self) -> AbstractContextManager[None]:
         """While open, the policy is its past self."""
-        return self._coordinates.at(self._values)
+        return self._trained.at(self._values)
 
     def state_dict(self) -> dict[str, Any]:
         """Steps made by the policy in training, and the coordinates {module: (r,)} of its past self."""
@@ -121,7 +121,7 @@ class PastSelf:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        device = self._coordinates.model.device
+        device = self._trained.model.device
         self.steps = state["steps"]
         self._values = {module: value.to(device) for module, value in state["values"].items()}
 

@@ -1,7 +1,7 @@
 """PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
 
 Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
-it is (`extraction.adapters.singular`). It is a peft directory on a disk that trainer and server share. Its name is a
+it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name is a
 hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
 prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
 may begin with the same weights, neither unloads the adapter of the other.
@@ -16,8 +16,7 @@ from typing import Any, final
 import orjson
 import torch
 
-from extraction.adapters.interface import Coordinates
-from extraction.adapters.singular import DeltaSCoordinates, lora_rank, save_as_lora
+from extraction.adapters.trained import Trained, lora_rank, save_as_lora
 from probe.settings.rollouts import RolloutConfig
 from replay_pools.engines import Sampler
 from replay_pools.errors import InputError
@@ -61,11 +60,11 @@ def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.engines`) whose weights are those of `coordinates` at the time of each call.
+    """An `Engine` (`replay_pools.engines`) whose weights are those of `trained` at the time of each call.
 
     Args:
         base: the engine of the base model on the server.
-        coordinates: of the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
+        trained: the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
         directory: where adapters are written; the server sees it under the same path.
         adapter: what the pools call the policy.
 
@@ -73,17 +72,17 @@ class PushedEngine:
         InputError: delta_S of a higher rank, or a served model that is itself an adapter.
     """
 
-    def __init__(self, base: ServerEngine, coordinates: Coordinates, directory: Path, *, adapter: str) -> None:
-        if isinstance(coordinates, DeltaSCoordinates) and lora_rank(coordinates) > MAX_RANK:
+    def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
+        if trained.basis == "svd" and lora_rank(trained) > MAX_RANK:
             raise InputError(
                 "rollouts engine server",
                 expected=f"delta_S of rank {MAX_RANK} or less, which servers take as a LoRA adapter",
-                found=f"rank {lora_rank(coordinates)}",
+                found=f"rank {lora_rank(trained)}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
             )
         if base.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
-        self._base, self._coordinates, self._directory, self._adapter = base, coordinates, directory, adapter
+        self._base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
         self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
 
     @property
@@ -133,8 +132,8 @@ class PushedEngine:
 
     def _digest(self) -> str:
         """16 hex digits over the basis and every coordinate."""
-        digest = hashlib.sha256(orjson.dumps(self._coordinates.fingerprint(), option=orjson.OPT_SORT_KEYS))
-        for vector in self._coordinates.values().values():
+        digest = hashlib.sha256(orjson.dumps(self._trained.fingerprint(), option=orjson.OPT_SORT_KEYS))
+        for vector in self._trained.values().values():
             # As bytes: numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
@@ -145,9 +144,9 @@ class PushedEngine:
         if not path.exists():
             # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
             unfinished = self._directory / f".{name}.tmp"
-            if isinstance(self._coordinates, DeltaSCoordinates):
-                save_as_lora(self._coordinates, unfinished)
+            if self._trained.basis == "svd":
+                save_as_lora(self._trained, unfinished)
             else:
-                self._coordinates.save(unfinished)
+                self._trained.save(unfinished)
             unfinished.rename(path)
         return path

@@ -1,0 +1,292 @@
+"""Trained: an adapter on a model, whose weights move: peft's, seen as {module: (r,)} in the coordinates of `Frames`.
+
+    trained = Trained(model, svd_frames(model))
+    trained.values()                           {module: (r,)}, all 0: the adapted model equals the base model
+    with trained.folded():
+        per_sample_gradients(model, {"svd": trained.frames()}, batch)
+
+    basis    adapter of a module                                          coordinates
+    svd      W + U diag(delta_S) Vh, delta_S (r,)     `adapters.delta_s`  delta_S
+    lora     W + B A, A (rank, d_in), B (d_out, rank) peft's LoRA         B flattened row by row; A is frozen
+
+A stays frozen, since a frame that turns would turn the meaning of directions. With `train_a`, for a training that no
+direction is extracted from, coordinates are [A; B].
+
+`save_as_lora` writes the change of delta_S as peft's LoRA, for programs that know no other adapter:
+
+    W' = W + U diag(delta_S) Vh = W + s B A      B = U diag(delta_S) (d_out, R), A = Vh (R, d_in), s = alpha / R = 1
+
+with R the largest r of all modules: one with fewer is filled up with zeros, since servers know one rank and one scale.
+Hu et al. 2021, arXiv 2106.09685 (LoRA).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, PeftConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.lora import Linear, LoraLayer
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
+from extraction.adapters.frames import Frame, Frames, LoraFrame, SvdFrame
+from extraction.adapters.sharded import spread_as, whole
+from extraction.adapters.svd import MAX_CONDITION, Factors, condition
+from extraction.words import Basis
+from replay_pools.errors import InputError
+from replay_pools.policy.adapters import quiet_peft
+from replay_pools.storage.tensors import seal
+
+WEIGHTS = "adapter_model.safetensors"  # peft's name
+
+
+@final
+class Trained:
+    """An adapter at zero on a model, which is changed in place until `remove`.
+
+    Args:
+        model: without an adapter.
+        start: its frames, which the coordinates are those of.
+        train_a: lora only; True trains A too.
+
+    Attributes:
+        model: the PEFT model around it.
+        layers: the adapter layer of each module.
+        start: the frames that it began with.
+        sizes: the number of coordinates r of each module.
+    """
+
+    def __init__(self, model: PreTrainedModel, start: Frames, *, train_a: bool = False) -> None:
+        self.basis: Basis = start.basis
+        self.start, self._base, self._train_a = start, model, train_a
+        self.model = _with_delta_s(model, start) if self.basis == "svd" else _with_lora(model, start, train_a)
+        # peft has put its layers where the modules were.
+        self.layers = {module: model.get_submodule(module) for module in start}
+        self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in start}
+
+    def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
+        """The trainable parameters of a module, in the order in which they are flattened into its coordinates."""
+        layer = self.layers[module]
+        if isinstance(layer, DeltaSLayer):
+            return (layer.delta_S[ADAPTER],)
+        A, B = lora_factors(layer)
+        return (A, B) if self._train_a else (B,)
+
+    @torch.no_grad()
+    def frames(self) -> Frames:
+        """The frames at the present coordinates; no copy. Taps of them are read while `folded` is open."""
+        assert not self._train_a, "directions are read through a frozen A"
+        frames: dict[str, Frame] = {}
+        layers = {module: layer for module, layer in self.layers.items() if isinstance(layer, DeltaSLayer)}
+        scales = [layer.S + self.trainable(module)[0] for module, layer in layers.items()]
+        # All conditions in one .tolist(): the host waits for a GPU once, not once per module.
+        divisible = (torch.stack([condition(S) for S in scales]) <= MAX_CONDITION).tolist() if scales else []
+        for (module, layer), scale, may_divide in zip(layers.items(), scales, divisible, strict=True):
+            if may_divide:
+                frames[module] = SvdFrame(Factors(layer.U, layer.S, layer.Vh), layer, scale)
+            else:
+                # A factor may be missing here too, where delta_S has moved a singular value of W' near 0: it follows
+                # from W and S, which are as well-conditioned as before.
+                U, Vh = layer.frames()
+                frames[module] = SvdFrame(Factors(U, layer.S, Vh), layer, scale)
+        for module, layer in self.layers.items():
+            if not isinstance(layer, DeltaSLayer):
+                A, B = lora_factors(layer)
+                frames[module] = LoraFrame(A.detach(), len(B), B.dtype)
+        return replace(self.start, frames=frames, layers=self.layers, moved=True)
+
+    @contextmanager
+    def folded(self) -> Iterator[None]:
+        """While open, the forward skips the adapter's own products where that is exact: delta_S is in the weights.
+
+        Float16 would round a small delta_S away (bfloat16 does not: `dithered`); of sharded weights no process holds
+        the whole; a LoRA is not merged. Then the adapter runs as it is.
+        """
+        layers = [layer for layer in self.layers.values() if isinstance(layer, DeltaSLayer)]
+        can_hold = all(layer.weight.dtype in (layer.S.dtype, torch.bfloat16) for layer in layers)
+        apart = not layers or any(layer.merged or isinstance(layer.weight, DTensor) for layer in layers)
+        if apart or not can_hold:
+            yield
+            return
+        self.model.merge_adapter()
+        try:
+            yield
+        finally:
+            self.model.unmerge_adapter()  # bit for bit
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All trainable parameters, module by module: what an optimizer is given."""
+        return [parameter for module in self.layers for parameter in self.trainable(module)]
+
+    def values(self) -> dict[str, Tensor]:
+        """A copy of the coordinates, {module: (r,)}."""
+        values = {}
+        for module in self.layers:
+            values[module] = torch.cat([whole(parameter).flatten() for parameter in self.trainable(module)])
+        return values
+
+    @torch.no_grad()
+    def load_values(self, values: Mapping[str, Tensor]) -> None:
+        """Overwrite the coordinates; InputError when modules or sizes differ."""
+        for parameter, part in self._parts(values):
+            parameter.copy_(spread_as(parameter, part))
+
+    @contextmanager
+    def at(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """While open, the coordinates are `values`; InputError when modules or sizes differ."""
+        previous = self.values()
+        self.load_values(values)
+        try:
+            yield
+        finally:
+            self.load_values(previous)
+
+    def set_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set every `.grad` to its part of {module: (r,)}; InputError when modules or sizes differ."""
+        for parameter, part in self._parts(gradients):
+            parameter.grad = part.detach().to(parameter, copy=True)
+
+    def fingerprint(self) -> dict[str, object]:
+        """That of the frames of the start."""
+        return dict(self.start.fingerprint)
+
+    def save(self, directory: Path) -> None:
+        """Save the adapter as a peft directory; its weights are a checked file (`replay_pools.storage.tensors`)."""
+        # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
+        for config in self.model.peft_config.values():
+            config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
+        self.model.save_pretrained(str(directory), save_embedding_layers=False)
+        seal(directory / WEIGHTS)
+
+    def remove(self) -> None:
+        """Give the model back without the adapter, with the layers that it had."""
+        self.model.unload()  # pyright: ignore[reportCallIssue]
+        if hasattr(self._base, "peft_config"):
+            del self._base.peft_config
+
+    def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with its part of {module: (r,)}, in its shape.
+
+        Raises:
+            InputError: other modules or sizes, the first of them by name, before any part is given.
+        """
+        shapes = {module: tuple(vector.shape) for module, vector in vectors.items()}
+        expected_shapes = {module: (size,) for module, size in self.sizes.items()}
+        differing = [m for m in expected_shapes | shapes if expected_shapes.get(m) != shapes.get(m)]
+        if differing:
+            module = min(differing)
+            raise InputError(
+                f"module {module}",
+                expected=f"coordinates of shape {expected_shapes.get(module, 'no such module')}",
+                found=f"{shapes.get(module, 'nothing')} ({len(differing)} modules differ)",
+            )
+        for module, vector in vectors.items():
+            parameters = self.trainable(module)
+            parts = vector.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                yield parameter, part.view(parameter.shape)
+
+
+def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:
+    """A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
+    assert isinstance(layer, LoraLayer)
+    A, B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+    assert isinstance(A, nn.Parameter)
+    assert isinstance(B, nn.Parameter)
+    return A, B
+
+
+def is_plain(layer: LoraLayer) -> bool:
+    """Return whether a LoRA layer computes y = W x + s B A x: neither quantised, nor of an embedding, nor DoRA."""
+    return type(layer) is Linear and not layer.lora_magnitude_vector and not layer.lora_variant
+
+
+def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
+    """`get_peft_model` without its warning; peft draws initial weights, and the caller's RNG stays where it is."""
+    with quiet_peft(), torch.random.fork_rng(devices=[]):
+        wrapped = get_peft_model(model, config)
+    assert isinstance(wrapped, PeftModel)
+    return wrapped
+
+
+def _with_delta_s(model: PreTrainedModel, start: Frames) -> PeftModel:
+    """`delta_S` at 0, on the factors of the frames."""
+    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), rank=start.fingerprint["rank"])
+    config.factors = {module: frame.held for module, frame in start.items() if isinstance(frame, SvdFrame)}
+    return _wrapped(model, config)
+
+
+def _with_lora(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
+    """LoRA without dropout or bias, A that of the frames, B = 0."""
+    rank = start.fingerprint["rank"]
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=rank,  # peft scales by alpha / rank
+        lora_dropout=0.0,
+        target_modules=list(start),
+        fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in start.layers.values()),
+    )
+    wrapped = _wrapped(model, config)
+    for module, frame in start.items():
+        layer = model.get_submodule(module)
+        assert isinstance(frame, LoraFrame)
+        assert isinstance(layer, LoraLayer)
+        lora_factors(layer)[0].data.copy_(frame.A)
+        if not train_a:
+            # Registered with peft, not only requires_grad = False: peft turns gradients on again in set_adapter.
+            layer.frozen_peft_weight_names = {ADAPTER: ("lora_A",)}
+            layer._freeze_non_trainable_peft_weights(ADAPTER)
+    return wrapped
+
+
+def lora_rank(trained: Trained) -> int:
+    """R, the rank of the adapter that `save_as_lora` writes."""
+    return max(trained.sizes.values())
+
+
+@torch.no_grad()
+def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
+    """A (R, d_in) and B (d_out, R) of the delta_S of a module, in the dtype of its weight."""
+    layer = trained.layers[module]
+    assert isinstance(layer, DeltaSLayer)
+    U, Vh = layer.frames()
+    (delta_S,) = trained.trainable(module)
+    missing = lora_rank(trained) - delta_S.numel()
+    dtype = layer.base_weight().dtype
+    A = F.pad(Vh, (0, 0, 0, missing))
+    # Rounded once: the product is of at least float32.
+    B = F.pad(U * delta_S, (0, missing))
+    return A.to(dtype), B.to(dtype)
+
+
+def save_as_lora(trained: Trained, directory: Path) -> None:
+    """Write delta_S as a peft directory, with checked weights (`replay_pools.storage.tensors`)."""
+    tensors = {}
+    for module in trained.layers:
+        A, B = as_lora_factors(trained, module)
+        tensors[f"base_model.model.{module}.lora_A.weight"] = A.cpu().contiguous()
+        tensors[f"base_model.model.{module}.lora_B.weight"] = B.cpu().contiguous()
+    rank = lora_rank(trained)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=rank,
+        target_modules=sorted(trained.layers),
+        fan_in_fan_out=all(isinstance(layer.get_submodule("base_layer"), Conv1D) for layer in trained.layers.values()),
+        inference_mode=True,
+    )
+    # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
+    config.target_modules = sorted(trained.layers)
+    directory.mkdir(parents=True)
+    config.save_pretrained(str(directory))
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})  # as peft
+    seal(directory / WEIGHTS)

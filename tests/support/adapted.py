@@ -1,0 +1,69 @@
+"""Adapters of tests: `Trained` in one line, and what is read of it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from extraction.adapters.frames import Frames, lora_frames, svd_frames
+from extraction.adapters.trained import Trained
+from extraction.batch import Batch
+from extraction.gradients import SampleGradients, per_sample_gradients
+from extraction.words import Basis
+from probe.runs.assemble import configured_frames
+from probe.settings.training import ModelConfig
+from replay_pools.policy.load import Policy
+
+
+def framed(model: PreTrainedModel, basis: str, **options: Any) -> Frames:
+    """The frames of a model in a basis; of the SVD without a cache unless one is given."""
+    if basis == "lora":
+        return lora_frames(model, **options)
+    return svd_frames(model, **({"cache_dir": None} | options))
+
+
+def adapt(model: PreTrainedModel, basis: str, *, train_a: bool = False, **options: Any) -> Trained:
+    """An adapter at zero on a model."""
+    return Trained(model, framed(model, basis, **options), train_a=train_a)
+
+
+def sampled(trained: Trained, batch: Batch, *, direction: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
+    """`per_sample_gradients` at the present coordinates, in the one basis that there is."""
+    axis = None if direction is None else (trained.basis, direction)
+    with trained.folded():
+        frames = {trained.basis: trained.frames()}
+        found: SampleGradients = per_sample_gradients(trained.model, frames, batch, axis=axis, **options)
+    return OfOneBasis(found.gradients[trained.basis], found.token_logprobs, found.token_dots)
+
+
+class OfOneBasis:
+    """`SampleGradients` whose `gradients` are {module: (G, r)}."""
+
+    def __init__(self, gradients: Mapping[str, Tensor], token_logprobs: Tensor, token_dots: Tensor | None) -> None:
+        self.gradients, self.token_logprobs, self.token_dots = gradients, token_logprobs, token_dots
+
+
+def members_of(trained: Trained) -> dict[str, Any]:
+    """Arguments of `Bases` for a policy that may move."""
+    return {
+        "model": trained.model.get_base_model(),
+        "frames": {trained.basis: trained.start},
+        "trained": trained,
+    }
+
+
+def grads(trained: Trained) -> dict[str, Tensor]:
+    """A copy of every `.grad`, {module: (r,)}; 0 for a parameter without one."""
+    found = {}
+    for module in trained.layers:
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained.trainable(module)]
+        found[module] = torch.cat([part.flatten() for part in parts])
+    return found
+
+
+def configured(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Trained:
+    """An adapter at zero on a policy, as the table `model` says."""
+    return Trained(policy.model, configured_frames(policy, basis, config, cache_dir))
