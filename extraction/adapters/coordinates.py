@@ -32,7 +32,7 @@ from extraction.adapters.lora import (
 )
 from extraction.adapters.sharded import whole
 from extraction.adapters.singular import attach_delta_s, delta_s_coordinates
-from extraction.adapters.targets import ALL, adapted_share, find_targets
+from extraction.adapters.targets import ALL, adapted_share, check_one_place, find_targets
 from extraction.words import Basis
 from replay_pools.errors import InputError
 
@@ -68,6 +68,7 @@ def attach(
         InputError: a rank out of range, or no matching target.
     """
     paths = find_targets(model, targets)
+    check_one_place(model, paths)
     identity = {"model_id": model_id}
     # Only where there is one: fingerprints without it are of base models.
     if start_adapter is not None:

@@ -115,7 +115,7 @@ class Chat(ABC):
         """Return the text before the first token of `eos_ids` in a text, and the id; None without one."""
         places: list[tuple[int, int]] = []
         for token in self.eos_ids:
-            written = self.tokenizer.convert_ids_to_tokens(token)
+            written = str(self.tokenizer.convert_ids_to_tokens(token) or "")
             if written and written in tail:
                 places.append((tail.index(written), token))
         if not places:
