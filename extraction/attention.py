@@ -52,7 +52,7 @@ class SpanMasks:
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """Make the masks, one per span and never one of a whole row; transformers calls this."""
+    """Make masks for transformers: one per span, never one for a whole row."""
     return SpanMasks(mask_function, device)
 
 
@@ -66,7 +66,7 @@ def packed_attention(
     spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by `sdpa` on each span alone; transformers calls this. query, key, value (1, heads, T, d_head)."""
+    """Attend for transformers: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
     outputs = []
     for start, stop, prompt in spans:
         before = slice(*prompt)
@@ -141,8 +141,8 @@ def _rotations(backbone: PreTrainedModel) -> list[tuple[str, int]]:
 def packs(backbone: PreTrainedModel) -> bool:
     """Return whether packed rows give the same hidden states as separate samples: tried on random ids once per model.
 
-    False for a model that does not attend by `sdpa`: packed rows do, and another implementation than the model's own
-    would change what is measured.
+    False for a model that does not attend by `sdpa`: packed rows use `sdpa`, and replacing the model's own
+    implementation would change what is measured.
     """
     if backbone not in _packs:
         _packs[backbone] = backbone.config._attn_implementation == "sdpa" and equal_when_packed(backbone)
