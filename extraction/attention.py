@@ -52,7 +52,7 @@ class SpanMasks:
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """Make the masks, one per span and never one of a whole row; transformers calls this."""
+    """Make masks for transformers: one per span, never one for a whole row."""
     return SpanMasks(mask_function, device)
 
 
@@ -66,7 +66,7 @@ def packed_attention(
     spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend by `sdpa` on each span alone; transformers calls this. query, key, value (1, heads, T, d_head)."""
+    """Attend for transformers: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
     outputs = []
     for start, stop, prompt in spans:
         before = slice(*prompt)

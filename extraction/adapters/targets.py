@@ -136,6 +136,15 @@ def unite_tied(model: nn.Module) -> None:
                 setattr(parent, name, firsts.setdefault(key, child))
 
 
+def check_one_place(model: nn.Module, paths: Sequence[str]) -> None:
+    """Raise InputError where a module stands in several places: peft would put an adapter in one of them alone."""
+    places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    for path in paths:
+        if places[id(model.get_submodule(path))] > 1:
+            expected, found = "a module in one place, to be trained by an adapter", "several: the blocks are tied"
+            raise InputError(f"module {path}", expected=expected, found=found, fix="leave it out of model.targets")
+
+
 def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
     """Return how much of the language model the modules at `paths` are; `model` may be on the meta device."""
     head = model.get_output_embeddings()

@@ -211,6 +211,7 @@ def is_plain(layer: LoraLayer) -> bool:
 
 def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     """`get_peft_model` without its warning; peft draws initial weights, and the caller's RNG stays where it is."""
+    check_one_place(model, list(config.target_modules))  # type: ignore[union-attr]
     with quiet_peft(), torch.random.fork_rng(devices=[]):
         wrapped = get_peft_model(model, config)
     assert isinstance(wrapped, PeftModel)

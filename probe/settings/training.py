@@ -32,7 +32,7 @@ class ModelConfig:
     dtype: Dtype = setting("float32", "of the weights")
     device: str = setting("auto", "`auto` (CUDA when present), `cpu`, `cuda`, `cuda:1`, ...")
     targets: tuple[str, ...] = setting(
-        ("all",), "adapted Linears: `all`, `attention`, `mlp`, or ends of their paths", min_length=1
+        ("all",), "Linears of the language model: `all`, `attention`, `mlp`, or ends of their paths", min_length=1
     )
     lora_rank: int = setting(32, "of the arms in the LoRA basis", ge=1)
     svd_rank: Maybe[int] = setting(None, "singular triplets kept of each matrix, the largest; none: all", ge=1)

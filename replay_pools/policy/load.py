@@ -101,7 +101,7 @@ class Policy(Chat):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends a turn."""
+        """Return every id that ends a turn."""
         return turn_ends(self.model.generation_config, self.tokenizer)
 
 
@@ -116,7 +116,7 @@ class ServedPolicy(Chat):
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends a turn."""
+        """Return every id that ends a turn."""
         return turn_ends(self.generation, self.tokenizer)
 
 
@@ -172,7 +172,7 @@ def load_policy(
 
 
 def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
-    """The policy of that name without its weights, for sampling through a server.
+    """Load the policy of that name without its weights, for sampling through a server.
 
     Raises:
         InputError: no such model.
@@ -187,7 +187,7 @@ def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """The model of that name on the meta device: modules and shapes without weights. No hub is asked for `SHAPES`.
+    """Return the model of that name on the meta device: modules and shapes, no weights. `SHAPES` need no hub.
 
     Raises:
         InputError: no such model.
@@ -203,7 +203,7 @@ def load_skeleton(name: str) -> PreTrainedModel:
 
 
 def check_tokenizer_at_hand(name: str) -> None:
-    """InputError where a model of `SHAPES` has no tokenizer in the cache of the hub, which is not asked."""
+    """Raise InputError where a model of `SHAPES` has no tokenizer in the cache of the hub, which is not asked."""
     if name not in SHAPES or isinstance(try_to_load_from_cache(name, "tokenizer.json"), str):
         return
     fix = f"hf download {name} --include 'tokenizer*' '*.jinja'"
@@ -211,14 +211,18 @@ def check_tokenizer_at_hand(name: str) -> None:
 
 
 def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenizerBase:
-    """The tokenizer of the policy of that name, with its own chat template or `plain`.
+    """Return the tokenizer of the policy of that name, with its own chat template or `plain`.
 
     Raises:
-        InputError: no such model.
+        InputError: no such model, or a tokenizer that cannot encode a text.
     """
     source, options = _source(name)
     with _readable(name):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        # The lengths of texts are compared with it.
+        if not isinstance(limit := tokenizer.model_max_length, int | float):
+            raise InputError(f"tokenizer of {name}", expected="a number as model_max_length", found=repr(limit))
+        tokenizer.encode("a")  # other settings of a wrong type fail at the first use
     if template == "plain":
         make_plain(tokenizer)
     return tokenizer
@@ -226,7 +230,7 @@ def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenize
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a model that cannot be loaded into one InputError."""
+    """Turn any exception of transformers for a model that cannot be loaded into one InputError."""
     try:
         yield
     except InputError:
@@ -254,7 +258,7 @@ def _no_model(name: str, reason: str) -> InputError:
 
 
 def weights_sha(model: PreTrainedModel) -> str:
-    """sha256 over names, shapes and bfloat16 values of all parameters: the same whichever dtype they were loaded in."""
+    """Return the sha256 over names, shapes and bfloat16 values of all parameters, the same for every dtype."""
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         # numpy has no bfloat16, so its bits pass as int16.
@@ -264,10 +268,10 @@ def weights_sha(model: PreTrainedModel) -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is CUDA when there is one, else the CPU.
+    """Return the device of that name; `auto` is CUDA on a machine that has it, else the CPU.
 
     Raises:
-        InputError: the named device is not there.
+        InputError: the machine has no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -281,7 +285,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _source(name: str) -> tuple[str, dict[str, Any]]:
-    """(first argument, keyword arguments) of `from_pretrained` for a name."""
+    """Return (first argument, keyword arguments) of `from_pretrained` for a name."""
     if name == ORGANISM:
         path = ORGANISM_WEIGHTS
     elif name == SMOLLM2:
@@ -300,10 +304,10 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
 
 @cache  # loading a policy asks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
-    """InputError where a model is not in the hub's cache and the hub does not answer.
+    """Raise InputError where a model is not in the hub's cache and the hub does not answer.
 
-    Without this check transformers would retry for a minute. What the hub does answer ("no such model"), and names that
-    cannot be hub ids, are left to transformers and `_readable`.
+    Without this check transformers would retry for a minute. An answer of the hub ("no such model") and names that
+    cannot be hub ids are left to transformers and `_readable`.
     """
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
@@ -314,7 +318,7 @@ def _check_hub(name: str) -> None:
 
 
 def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
-    """(directory, scale) of an adapter of the model `name`: a path or `teacher` of the organism, perhaps with `:SCALE`.
+    """Return (directory, scale) of an adapter of the model `name`: a path or `teacher`, perhaps with `:SCALE`.
 
     Raises:
         InputError: the scale is 0, or not finite.
@@ -331,7 +335,7 @@ def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
 
 
 def smollm2_file() -> Path:
-    """The .gguf file of the installed package.
+    """Return the .gguf file of the installed package.
 
     Raises:
         InputError: the package is not installed, or does not hold one .gguf file.

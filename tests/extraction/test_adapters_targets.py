@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from extraction.adapters.targets import adapted_share, find_targets, weight_matrix
+from extraction.adapters.targets import adapted_share, check_one_place, find_targets, weight_matrix
 from replay_pools.errors import InputError
 
 
@@ -110,6 +110,9 @@ def test_tied_blocks_are_one_parameter_with_one_name():
     assert paths == [
         f"model.layers.1.shared_transformer.{end}" for end in ("self_attn.q_proj", "feed_forward.down_proj")
     ]
+    check_one_place(model, ["model.layers.1.linear"])
+    with pytest.raises(InputError, match="several"):
+        check_one_place(model, paths)
     calls = []
     for path in paths:
         module = model.get_submodule(path)

@@ -204,8 +204,9 @@ def pickled(path: Path) -> None:
         ("tokenizer.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: path.write_text("[" * 100_000), "recursion"),
         ("config.json", lambda path: change(path, vocab_size=10**400), "Overflow"),
+        ("tokenizer_config.json", lambda path: change(path, model_max_length="512"), "model_max_length, found '512'"),
     ],
-    ids=["huge header", "cut", "pickled", "deep tokenizer", "deep config", "400 digits"],
+    ids=["huge header", "cut", "pickled", "deep tokenizer", "deep config", "400 digits", "a text as length"],
 )
 def test_a_damaged_model_is_one_error(name: str, damage: Callable[[Path], None], expected: str, copied: Path) -> None:
     damage(copied / name)
