@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from extraction.adapters.interface import Coordinates, Tap
 from extraction.attention import attending
@@ -26,6 +25,7 @@ from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
+from replay_pools.errors import InputError
 
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
 Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
@@ -68,7 +68,8 @@ def per_sample_gradients(
             the others': a prompt is then run once for all of them. Not with a direction.
 
     Raises:
-        InputError: the model cannot be scored (`completion_logprobs`).
+        InputError: the model cannot be scored (`completion_logprobs`); a module that no pass calls, because a kernel
+            reads its weight or no token is routed to it: its gradient is not known to be 0.
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     backbone, _ = split_model(coordinates.model)
@@ -78,6 +79,7 @@ def per_sample_gradients(
     token_dots = None if direction is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
     axis = {module: u.to(gradients[module]) for module, u in (direction or {}).items()}
     assert not (share and direction)
+    called: set[str] = set()
     with planned(coordinates, batch, tokens_per_batch, agree, share=share) as plan:
         taps = coordinates.taps()
         for samples, is_needed in plan.all_passes:
@@ -90,13 +92,21 @@ def per_sample_gradients(
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(coordinates, taps, rows, gradients, axis if is_needed else {}, dots),
+                tapped(coordinates, taps, rows, gradients, axis if is_needed else {}, dots, called),
             ):
                 logprobs = one_pass(coordinates, rows, pass_weights)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if token_dots is not None and is_needed:
                 # Sample after sample, padding left out.
                 token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
+    if uncalled := [module for module in coordinates.sizes if module not in called]:
+        raise InputError(
+            f"module {uncalled[0]}",
+            expected="a call of every module in the forward",
+            found=f"none of {len(uncalled)} of {len(coordinates.sizes)} modules: a kernel goes round them, or no token "
+            "is routed to them",
+            fix="leave them out of model.targets, or load the model without the kernel",
+        )
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
@@ -120,8 +130,11 @@ def tapped(
     gradients: Mapping[str, Tensor],
     direction: Mapping[str, Tensor],
     dots: Tensor,
+    called: set[str],
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {module: (G, r)} of the whole batch.
+
+    Modules that the forward calls are added to `called`.
 
     To `dots` (R W,) it adds how much each token adds along the direction u {module: (r,)}: the sum over its modules of
     <u_m, what position t adds to g_m>. A module's gradient is a sum over positions t of products of what it read at t
@@ -141,8 +154,12 @@ def tapped(
         if tap.module in direction:
             dots.add_(tap.along(kept, gradient, direction[tap.module][seen]))
 
+    def note(tap: Tap, *_: Any) -> None:
+        called.add(tap.module)
+
     handles = []
     for tap in taps:
+        handles.append(coordinates.layers[tap.module].register_forward_pre_hook(partial(note, tap)))
         layer, receive = coordinates.layers[tap.module], partial(add, tap)
         if tap.keep is None:
             handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
@@ -166,6 +183,8 @@ def watch_output(receive: Receive, keep: Keep, _layer: nn.Module, inputs: tuple[
     """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
     with torch.no_grad():
         kept = keep(inputs[0], output)
+        # Some models add to the output in place (Falcon), after which it is no longer what the layer gave.
+        kept = kept.clone() if kept is output else kept
     return Watch.apply(output.requires_grad_(), kept, receive)
 
 
@@ -174,22 +193,25 @@ class Watch(torch.autograd.Function):
 
     `kept` is a saved tensor of autograd: freed after use, recomputed under activation checkpointing, and an error when
     the model changes it in place.
+
+    Raises in the backward:
+        InputError: `create_graph=True`. A second derivative reaches the weight past what is watched.
     """
 
     @staticmethod
     def forward(ctx: Any, watched: Tensor, kept: Tensor, receive: Receive) -> Tensor:
-        """`watched` unchanged."""
+        """Return the same memory. Not as a view: autograd lets no model change a view of ours in place."""
         ctx.save_for_backward(kept)
         ctx.receive = receive
-        return watched.view_as(watched)
+        return watched.detach()
 
     @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradient unchanged, after `receive` has seen it."""
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient unchanged, after `receive` has seen it."""
         (gradient,) = grad_outputs
+        if torch.is_grad_enabled():
+            fix = "call backward without create_graph; detach the probe for a gradient penalty"
+            raise InputError("backward", expected="first derivatives alone", found="create_graph=True", fix=fix)
         (kept,) = ctx.saved_tensors
         ctx.receive(kept, gradient)
         return gradient, None, None

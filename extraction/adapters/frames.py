@@ -61,6 +61,10 @@ class Frame(ABC):
     def tap(self, module: str) -> Tap:
         """Gives the coordinates of dL/dW of `module` from its input and the gradient of its output."""
 
+    def complete(self) -> "Frame":
+        """Return the frame without the layer that half of it may follow from: the weight may change from now on."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class SvdFrame(Frame):
@@ -113,9 +117,18 @@ class SvdFrame(Frame):
         """sum_t (Vh x_t) * (U^T dL/dy_t)."""
         return svd_tap(module, self.held, getattr(self.layer, "bias", None))
 
+    def complete(self) -> "SvdFrame":
+        """Hold U and Vh."""
+        return self if self.layer is None else SvdFrame(_with_both(self.held, self._weight()))
+
     def _weight(self) -> Tensor:
         assert self.layer is not None
         return whole(weight_matrix(self.layer, "")).to(self.dtype)
+
+
+def _with_both(held: Factors, weight: Tensor) -> Factors:
+    U, Vh = svd.frames(held, weight)
+    return Factors(U, held.S, Vh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +172,11 @@ class FramedCoordinates(Coordinates):
 
     def __init__(self, model: Any, where: object, fingerprint: Mapping[str, Any], cache_dir: Path | None) -> None:
         layers = target_layers(model, fingerprint["targets"])
+        check_adapters(layers)
         self._frames = make_frames(where, layers, fingerprint, cache_dir)
         self.basis = fingerprint["basis"]
-        super().__init__(model, layers, fingerprint)
+        # Watched below the adapters, which change the input or the output of a layer.
+        super().__init__(model, {name: base_layer(layer) for name, layer in layers.items()}, fingerprint)
         self.sizes = {module: frame.size for module, frame in self._frames.items()}
 
     def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
@@ -198,6 +213,24 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
 def base_layer(layer: nn.Module) -> nn.Module:
     """The Linear below the adapters of a layer, or the layer itself."""
     return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+
+
+# Adapters of peft that use the frozen weight W in the call of the Linear below them and nowhere else, so that dL/dW is
+# a sum of what passes this Linear. Each was compared with autograd, away from its start. DoRA is a `lora`.
+READABLE = ("peft.tuners.",)
+
+
+def check_adapters(layers: Mapping[str, nn.Module]) -> None:
+    """InputError where dL/dW of the weight below an adapter does not follow from what passes the base Linear."""
+    for name, layer in layers.items():
+        kind = type(layer).__module__
+        if isinstance(layer, BaseTunerLayer) and not kind.startswith(("extraction.", *READABLE)):
+            raise InputError(
+                f"module {name}",
+                expected="an adapter that calls the Linear below it, and reads its weight nowhere else",
+                found=f"{type(layer).__name__} of {kind}",
+                fix="train LoRA, or leave these modules out of the directions (model.targets)",
+            )
 
 
 def make_frames(
@@ -252,8 +285,7 @@ def make_frames(
             if name in lean:
                 frames[name] = SvdFrame(held, bases[name])
             else:
-                U, Vh = svd.frames(held, weights[name])
-                frames[name] = SvdFrame(Factors(U, held.S, Vh))
+                frames[name] = SvdFrame(_with_both(held, weights[name]))
         return frames
     shapes = [(fingerprint["rank"], weight.shape[1]) for weight in weights.values()]
     drawn = orthonormal_frames(shapes, fingerprint["init_seed"])

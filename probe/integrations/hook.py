@@ -23,6 +23,7 @@ import torch
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
@@ -107,9 +108,12 @@ class Attached:
         self._probe, self._allow_scaled, self._log = probe, allow_scaled, log
         self._next_step = probe.next_step if first_step is None else first_step
         self._step: FrameType | None = None  # the running call of `optimizer.step()`
+        self._optimizer, self._num_before = optimizer, 0
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(self._before_any),
+            register_optimizer_step_post_hook(self._after_any),
         ]
 
     @property
@@ -161,6 +165,19 @@ class Attached:
             self._next_step += 1
             if self._log is not None:
                 self._log({PREFIX + name: mean for name, mean in means([record]).items()}, step=record.step)
+
+    def _before_any(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer is not self._optimizer:
+            self._num_before = len(self.records)
+
+    def _after_any(self, optimizer: Optimizer, *_: object) -> None:
+        """Record the step of an optimizer that was made after attach, unless it wraps the attached one or lies in it."""
+        is_inside = self._step is not None and self._step in _stack()
+        has_recorded = len(self.records) > self._num_before
+        if optimizer is not self._optimizer and not is_inside and not has_recorded:
+            if self._probe.is_moved_by(optimizer):
+                self._probe.skip_step(self._next_step)
+                self._next_step += 1
 
     def _loss_scale(self, optimizer: Optimizer) -> float:
         """The factor that a GradScaler left on the gradients; 1 where they are unscaled."""
