@@ -23,7 +23,8 @@ from typing import Any, final
 
 import torch
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 
 from extraction.adapters import svd
@@ -172,7 +173,7 @@ class FramedCoordinates(Coordinates):
 
     def __init__(self, model: Any, where: object, fingerprint: Mapping[str, Any], cache_dir: Path | None) -> None:
         layers = target_layers(model, fingerprint["targets"])
-        check_adapters(layers)
+        check_adapters(layers, has_dropout=False)
         self._frames = make_frames(where, layers, fingerprint, cache_dir)
         self.basis = fingerprint["basis"]
         # Watched below the adapters, which change the input or the output of a layer.
@@ -198,7 +199,9 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
     Raises:
         InputError: the model has no such layer.
     """
-    layers = dict((model.get_base_model() if isinstance(model, PeftModel) else model).named_modules())
+    base = model.base_model if isinstance(model, PeftModel) else model
+    # Not get_base_model(), which fails once the active adapter is deleted.
+    layers = dict((base.model if isinstance(base, BaseTuner) else base).named_modules())
     absent = [name for name in targets if name not in layers]
     if absent:
         raise InputError(
@@ -215,21 +218,36 @@ def base_layer(layer: nn.Module) -> nn.Module:
     return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
 
 
-# Adapters of peft that use the frozen weight W in the call of the Linear below them and nowhere else, so that dL/dW is
-# a sum of what passes this Linear. Each was compared with autograd, away from its start. DoRA is a `lora`.
-READABLE = ("peft.tuners.",)
+# Tuners of peft that use the frozen weight W in one call of the Linear below them, so that dL/dW is a sum over what
+# passes this Linear. Each was compared with autograd away from its start (tests/bench/attach_setups.py).
+READABLE = frozenset(
+    "adalora beft boft c3a deft delora fourierft gralora ia3 lily loha lokr lora miss oft osf pvera randlora tinylora "
+    "unilora vblora vera".split()
+)
 
 
-def check_adapters(layers: Mapping[str, nn.Module]) -> None:
-    """InputError where dL/dW of the weight below an adapter does not follow from what passes the base Linear."""
+def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> None:
+    """InputError where dL/dW of the weight below an adapter does not follow from what passes the Linear there.
+
+    Args:
+        layers: see `target_layers`.
+        has_dropout: the model runs in training mode, where dropout is on.
+    """
     for name, layer in layers.items():
-        kind = type(layer).__module__
-        if isinstance(layer, BaseTunerLayer) and not kind.startswith(("extraction.", *READABLE)):
+        package, _, tuner = type(layer).__module__.partition(".tuners.")
+        if package != "peft":
+            continue
+        found = None if tuner.partition(".")[0] in READABLE else tuner.partition(".")[0]
+        if has_dropout and isinstance(layer, LoraLayer) and layer.lora_magnitude_vector:
+            # It then multiplies with the weight a second time.
+            if any(isinstance(dropout, nn.Dropout) for dropout in layer.lora_dropout.values()):
+                found = "DoRA with dropout"
+        if found is not None:
             raise InputError(
                 f"module {name}",
-                expected="an adapter that calls the Linear below it, and reads its weight nowhere else",
-                found=f"{type(layer).__name__} of {kind}",
-                fix="train LoRA, or leave these modules out of the directions (model.targets)",
+                expected="an adapter that uses the weight below it once, in a call of its Linear",
+                found=found,
+                fix="train LoRA or DoRA without dropout, or leave these modules out of model.targets",
             )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self, Unpack
+from weakref import WeakMethod
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -112,8 +113,8 @@ class Attached:
         self._handles = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-            register_optimizer_step_pre_hook(self._before_any),
-            register_optimizer_step_post_hook(self._after_any),
+            register_optimizer_step_pre_hook(_weak(self._before_any)),
+            register_optimizer_step_post_hook(_weak(self._after_any)),
         ]
 
     @property
@@ -193,6 +194,17 @@ class Attached:
                 fix="call scaler.unscale_(optimizer) before scaler.step(optimizer), or attach with allow_scaled=True",
             )
         return float(scale)
+
+
+def _weak(method: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that keeps its object, and with it a model, no longer alive than the attached optimizer does."""
+    reference = WeakMethod(method)
+
+    def hook(*args: object) -> None:
+        if (alive := reference()) is not None:
+            alive(*args)
+
+    return hook
 
 
 def _stack() -> list[FrameType]:

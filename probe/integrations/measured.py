@@ -369,7 +369,7 @@ class Measured:
         self._tapped: dict[str, nn.Module] = {}
         self._unknown: dict[str, str] = {}  # {module: type of an adapter with steps that are not defined}
         self._refusal, self._once, self._is_stale = None, None, False
-        check_adapters(layers)
+        check_adapters(layers, has_dropout=True)
         for module, layer in layers.items():
             base = base_layer(layer)
             if _is_trained(base.weight, stepped):
