@@ -220,9 +220,9 @@ def base_layer(layer: nn.Module) -> nn.Module:
 
 # Tuners of peft that use the frozen weight W in one call of the Linear below them, so that dL/dW is a sum over what
 # passes this Linear. Each was compared with autograd away from its start (tests/bench/attach_setups.py).
-READABLE = frozenset(
-    "adalora beft boft c3a deft delora fourierft gralora ia3 lily loha lokr lora miss oft osf pvera randlora tinylora "
-    "unilora vblora vera".split()
+READABLE = (
+    *("adalora", "beft", "boft", "c3a", "deft", "delora", "fourierft", "gralora", "ia3", "lily", "loha", "lokr"),
+    *("lora", "miss", "oft", "osf", "pvera", "randlora", "tinylora", "unilora", "vblora", "vera"),
 )
 
 
@@ -238,10 +238,9 @@ def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> Non
         if package != "peft":
             continue
         found = None if tuner.partition(".")[0] in READABLE else tuner.partition(".")[0]
-        if has_dropout and isinstance(layer, LoraLayer) and layer.lora_magnitude_vector:
-            # It then multiplies with the weight a second time.
-            if any(isinstance(dropout, nn.Dropout) for dropout in layer.lora_dropout.values()):
-                found = "DoRA with dropout"
+        drops = isinstance(layer, LoraLayer) and any(isinstance(one, nn.Dropout) for one in layer.lora_dropout.values())
+        if has_dropout and drops and layer.lora_magnitude_vector:
+            found = "DoRA with dropout"  # multiplies with the weight a second time
         if found is not None:
             raise InputError(
                 f"module {name}",

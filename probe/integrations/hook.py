@@ -172,13 +172,13 @@ class Attached:
             self._num_before = len(self.records)
 
     def _after_any(self, optimizer: Optimizer, *_: object) -> None:
-        """Record the step of an optimizer that was made after attach, unless it wraps the attached one or lies in it."""
+        """Record the step of an optimizer made after attach, which neither wraps the attached one nor lies in it."""
         is_inside = self._step is not None and self._step in _stack()
         has_recorded = len(self.records) > self._num_before
-        if optimizer is not self._optimizer and not is_inside and not has_recorded:
-            if self._probe.is_moved_by(optimizer):
-                self._probe.skip_step(self._next_step)
-                self._next_step += 1
+        is_other = optimizer is not self._optimizer and not is_inside and not has_recorded
+        if is_other and self._probe.is_moved_by(optimizer):
+            self._probe.skip_step(self._next_step)
+            self._next_step += 1
 
     def _loss_scale(self, optimizer: Optimizer) -> float:
         """The factor that a GradScaler left on the gradients; 1 where they are unscaled."""

@@ -238,7 +238,7 @@ class Measured:
         frozen = [m for m, base in bases.items() if not project and not any(p.requires_grad for p in base.parameters())]
         self._frames = make_frames(where, layers, fingerprint, cache_dir, frozen=frozen)
         self.sizes = {module: frame.size for module, frame in self._frames.items()}
-        self.device = next(iter(bases.values())).weight.device
+        self.device = _weight(next(iter(bases.values()))).device
         self._vectors = {module: V.to(self.device) for module, V in directions.vectors.items()}
         self._frozen: dict[str, tuple[Tensor, Tensor]] = {}  # {module: (weight, its sketch at the last step)}
         self._changed: dict[str, None] = {}  # modules with a frozen weight that changed, in order
@@ -372,11 +372,12 @@ class Measured:
         check_adapters(layers, has_dropout=True)
         for module, layer in layers.items():
             base = base_layer(layer)
-            if _is_trained(base.weight, stepped):
+            weight = _weight(base)
+            if _is_trained(weight, stepped):
                 self._frozen.pop(module, None)
                 self._frames[module] = self._frames[module].complete()
             elif module not in self._frozen:
-                self._frozen[module] = (base.weight, _sketch(base.weight))
+                self._frozen[module] = (weight, _sketch(weight))
             part = _part(self._frames[module], layer, stepped)
             if part is not None:
                 self._parts[module] = part
@@ -411,7 +412,7 @@ class Measured:
         """Note the modules with a frozen weight that moved by more than rounding since the last step."""
         moved, allowed = [], []
         for module, (weight, sketch) in self._frozen.items():
-            now = base_layer(layers[module]).weight
+            now = _weight(base_layer(layers[module]))
             found = _sketch(now)
             self._frozen[module] = (now, found)
             is_same_tensor = now is weight and found.shape == sketch.shape
@@ -442,11 +443,16 @@ def named(modules: Collection[str], of: Collection[str]) -> str:
     return f"{len(modules)} of {len(of)} modules: {', '.join([*modules][:MOST_NAMED])}{more}"
 
 
+def _weight(layer: nn.Module) -> Tensor:
+    """Return the weight of a Linear or Conv1D, typed."""
+    return cast(Tensor, layer.weight)
+
+
 def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
     """Return what is trained of a layer, where steps of it are defined."""
     if isinstance(layer, nn.Linear | Conv1D):
-        return LinearPart(frame, layer) if _is_trained(layer.weight, stepped) else None
-    if not isinstance(layer, BaseTunerLayer) or _is_trained(layer.get_base_layer().weight, stepped):
+        return LinearPart(frame, layer) if _is_trained(_weight(layer), stepped) else None
+    if not isinstance(layer, BaseTunerLayer) or _is_trained(_weight(layer.get_base_layer()), stepped):
         return None
     if isinstance(layer, LoraLayer) and is_plain(layer):
         factors = {name: lora_factors(layer, name) for name in layer.active_adapters if name in layer.lora_A}
@@ -481,7 +487,7 @@ def _sketch(weight: Tensor) -> Tensor:
     if is_quantised(weight):
         return torch.zeros(0, device=weight.device)
     # Every process looks at its own rows.
-    rows = weight.detach().to_local() if isinstance(weight, DTensor) else weight.detach()
+    rows = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return torch.arange(len(rows), device=rows.device).cos().to(rows.dtype) @ rows
 
 

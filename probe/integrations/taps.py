@@ -20,6 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 from extraction.adapters.frames import Frame
@@ -177,7 +178,7 @@ class Taps:
 
     def _watches(self) -> bool:
         """Return whether a backward that adds to `.grad` can follow the forward of a layer."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:  # torch.func.grad
+        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:  # torch.func.grad
             return False
         # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
