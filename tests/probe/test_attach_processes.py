@@ -31,7 +31,7 @@ def test_two_processes_come_out_as_the_table_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", ["EDGES", pytest.param("SINGLE", marks=pytest.mark.slow)])
 def test_one_process_comes_out_as_the_table_says(tmp_path: Path, rows: str) -> None:
-    """cos_in, grad_norm, the update and `probe.cosines` equal autograd; in a process, since trainings print warnings."""
+    """Records and `probe.cosines` equal autograd; in a process of its own, since trainings print warnings."""
     log = tmp_path / "rows"
     code = f"{CODE}quiet(); attach_setups.run_rows(attach_setups.{rows}, 0, '')"
     assert processes.finish(processes.start(code, log=log)) == 0
