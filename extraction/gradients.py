@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from extraction.adapters.frames import Frames, Tap
@@ -74,7 +73,9 @@ def per_sample_gradients(
             the others': a prompt is then run once for all of them. Not with an axis.
 
     Raises:
-        InputError: the model cannot be scored (`completion_logprobs`), or a module is called with other tokens.
+        InputError: the model cannot be scored (`completion_logprobs`); a module is called with other tokens; a module
+            that no pass calls, because a kernel reads its weight or no token is routed to it: its gradient is not known
+            to be 0.
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     backbone, _ = split_model(model)
@@ -86,6 +87,7 @@ def per_sample_gradients(
     if axis is not None:
         axis = axis[0], {module: u.to(gradients[axis[0]][module]) for module, u in axis[1].items()}
     assert not (share and axis)
+    called: set[str] = set()
     with planned(model, batch, tokens_per_batch, agree, share=share, frames=frames.values()) as plan:
         for samples, is_needed in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
@@ -97,13 +99,22 @@ def per_sample_gradients(
             with (
                 attending(backbone, plan.layout),
                 checkpointed(backbone, plan.is_too_long(rows)),
-                tapped(frames, rows, gradients, axis if is_needed else None, dots),
+                tapped(frames, rows, gradients, axis if is_needed else None, dots, called),
             ):
                 logprobs = one_pass(model, rows, pass_weights)
             token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
             if token_dots is not None and is_needed:
                 # Sample after sample, padding left out.
                 token_dots[rows.samples] = scatter_tokens(dots[membership.any(0)], batch.attention_mask[rows.samples])
+    modules = dict.fromkeys(module for read in frames.values() for module in read)
+    if uncalled := [module for module in modules if module not in called]:
+        raise InputError(
+            f"module {uncalled[0]}",
+            expected="a call of every module in the forward",
+            found=f"none of {len(uncalled)} of {len(modules)} modules: a kernel goes round them, or no token is routed "
+            "to them",
+            fix="leave them out of model.targets, or load the model without the kernel",
+        )
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
@@ -131,8 +142,11 @@ def tapped(
     gradients: Mapping[Basis, Mapping[str, Tensor]],
     axis: Axis | None,
     dots: Tensor,
+    called: set[str],
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {basis: {module: (G, r)}} of the whole batch.
+
+    Modules that the forward calls are added to `called`.
 
     To `dots` (R W,) it adds how much each token adds along the axis u {module: (r,)}: the sum over its modules of
     <u_m, what position t adds to g_m>. A module's gradient is a sum over positions t of products of what it read at t
@@ -153,10 +167,14 @@ def tapped(
         if axis is not None and axis[0] == basis and tap.module in axis[1]:
             dots.add_(tap.along(kept, gradient, axis[1][tap.module]))
 
+    def note(module: str, *_: Any) -> None:
+        called.add(module)
+
     handles = []
     for basis, read in frames.items():
         for module, frame in read.items():
             tap, layer = frame.tap(module), read.layers[module]
+            handles.append(layer.register_forward_pre_hook(partial(note, module)))
             receive = partial(add, basis, tap)
             if tap.keep is None:
                 handles.append(layer.register_forward_pre_hook(partial(watch_input, receive)))
@@ -180,6 +198,8 @@ def watch_output(receive: Receive, keep: Keep, _layer: nn.Module, inputs: tuple[
     """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
     with torch.no_grad():
         kept = keep(inputs[0], output)
+        # Some models add to the output in place (Falcon), after which it is no longer what the layer gave.
+        kept = kept.clone() if kept is output else kept
     return Watch.apply(output.requires_grad_(), kept, receive)
 
 
@@ -188,22 +208,25 @@ class Watch(torch.autograd.Function):
 
     `kept` is a saved tensor of autograd: freed after use, recomputed under activation checkpointing, and an error when
     the model changes it in place.
+
+    Raises in the backward:
+        InputError: `create_graph=True`. A second derivative reaches the weight past what is watched.
     """
 
     @staticmethod
     def forward(ctx: Any, watched: Tensor, kept: Tensor, receive: Receive) -> Tensor:
-        """`watched` unchanged."""
+        """Return the same memory. Not as a view: autograd lets no model change a view of ours in place."""
         ctx.save_for_backward(kept)
         ctx.receive = receive
-        return watched.view_as(watched)
+        return watched.detach()
 
     @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """The gradient unchanged, after `receive` has seen it."""
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient unchanged, after `receive` has seen it."""
         (gradient,) = grad_outputs
+        if torch.is_grad_enabled():
+            fix = "call backward without create_graph; detach the probe for a gradient penalty"
+            raise InputError("backward", expected="first derivatives alone", found="create_graph=True", fix=fix)
         (kept,) = ctx.saved_tensors
         ctx.receive(kept, gradient)
         return gradient, None, None

@@ -36,7 +36,8 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -98,6 +99,10 @@ class Frame(ABC):
     @abstractmethod
     def to(self, device: torch.device | str) -> Self:
         """The same frame on another device."""
+
+    def complete(self) -> "Frame":
+        """Return the frame without the layer that half of it may follow from: the weight may change from now on."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +178,13 @@ class SvdFrame(Frame):
     def to(self, device: torch.device | str) -> Self:
         """The same factors on another device."""
         return replace(self, held=self.held.each(lambda part: part.to(device)))
+
+    def complete(self) -> "SvdFrame":
+        """Hold U and Vh."""
+        if self.layer is None:
+            return self
+        U, Vh = svd.both_factors(self.held, self._weight())
+        return SvdFrame(Factors(U, self.held.S, Vh))
 
     def _weight(self) -> Tensor:
         assert self.layer is not None
@@ -392,7 +404,7 @@ def make_frames(
     *,
     frozen: Collection[str] = (),
 ) -> Frames:
-    """The frames of a direction file, on the devices of the weights of a model.
+    """Return the frames of a direction file for the Linears below all adapters, on the devices of their weights.
 
     Frames of quantised layers are those of the checkpoint of the fingerprint, which is loaded for it.
 
@@ -424,7 +436,7 @@ def make_frames(
     weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
     if fingerprint["basis"] == "lora":
         frames = _drawn(weights, rank, fingerprint["init_seed"])
-        return Frames(frames=frames, layers=layers, fingerprint=fingerprint)
+        return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
     lean = {name for name in frozen if not quantised}
     _say_memory(weights, rank, lean)
     frames = {}
@@ -434,7 +446,7 @@ def make_frames(
         else:
             U, Vh = svd.both_factors(held, weights[name])
             frames[name] = SvdFrame(Factors(U, held.S, Vh))
-    return Frames(frames=frames, layers=layers, fingerprint=fingerprint)
+    return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
 
 
 def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
@@ -444,7 +456,9 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
         InputError: the model has no such layer.
     """
     unite_tied(model)
-    layers = dict((model.get_base_model() if isinstance(model, PeftModel) else model).named_modules())
+    base = model.base_model if isinstance(model, PeftModel) else model
+    # Not get_base_model(), which fails once the active adapter is deleted.
+    layers = dict((base.model if isinstance(base, BaseTuner) else base).named_modules())
     absent = [name for name in targets if name not in layers]
     if absent:
         raise InputError(
@@ -459,6 +473,38 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
 def base_layer(layer: nn.Module) -> nn.Module:
     """The Linear below the adapters of a layer, or the layer itself."""
     return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+
+
+# Tuners of peft that use the frozen weight W in one call of the Linear below them, so that dL/dW is a sum over what
+# passes this Linear. Each was compared with autograd away from its start (tests/bench/attach_setups.py).
+READABLE = (
+    *("adalora", "beft", "boft", "c3a", "deft", "delora", "fourierft", "gralora", "ia3", "lily", "loha", "lokr"),
+    *("lora", "miss", "oft", "osf", "pvera", "randlora", "tinylora", "unilora", "vblora", "vera"),
+)
+
+
+def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> None:
+    """InputError where dL/dW of the weight below an adapter does not follow from what passes the Linear there.
+
+    Args:
+        layers: see `target_layers`.
+        has_dropout: the model runs in training mode, where dropout is on.
+    """
+    for name, layer in layers.items():
+        package, _, tuner = type(layer).__module__.partition(".tuners.")
+        if package != "peft":
+            continue
+        found = None if tuner.partition(".")[0] in READABLE else tuner.partition(".")[0]
+        drops = isinstance(layer, LoraLayer) and any(isinstance(one, nn.Dropout) for one in layer.lora_dropout.values())
+        if has_dropout and drops and layer.lora_magnitude_vector:
+            found = "DoRA with dropout"  # multiplies with the weight a second time
+        if found is not None:
+            raise InputError(
+                f"module {name}",
+                expected="an adapter that uses the weight below it once, in a call of its Linear",
+                found=found,
+                fix="train LoRA or DoRA without dropout, or leave these modules out of model.targets",
+            )
 
 
 def orthonormal_frames(shapes: Iterable[tuple[int, int]], seed: int) -> Iterator[Tensor]:

@@ -40,6 +40,7 @@ from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
 from extraction.adapters.frames import Frame, Frames, LoraFrame, SvdFrame
 from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
+from extraction.adapters.targets import check_one_place
 from extraction.words import Basis
 from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft

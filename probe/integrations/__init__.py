@@ -1,4 +1,4 @@
-"""The probe inside another trainer's loop: measure, and optionally gate, the gradients that the trainer made.
+"""The probe inside another trainer's loop: measure, and optionally project, the gradients that the trainer made.
 
     hook.attach                  any loop that calls `optimizer.step()` of a torch optimizer (public as `probe.attach`)
     trl.GradientProbeCallback    GRPOTrainer of TRL, and every trainer built on transformers' Trainer

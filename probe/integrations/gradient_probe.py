@@ -1,14 +1,14 @@
-"""GradientProbe: cosines and the gate, on the gradients that another trainer made.
+"""GradientProbe: cosines and the projection, on the gradients that another trainer made.
 
-    before_step    g of the model: cosines before and after the gate; with `project`, `.grad` is gated
+    before_step    g of the model: cosines before and after the projection; with `project`, `.grad` is projected
     after_step     u = coordinates before the step - coordinates after it, the realised update: its cosine
 
-The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the gate,
-and does: a one-sided gate does not commute with it. Only the modules of the directions are measured; whatever else the
-optimizer steps is left out of every norm and cosine.
+The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the
+projection, since a one-sided one does not commute with it. Only the modules of the directions are measured; all else
+that the optimizer steps is left out of every norm and cosine.
 
-What g is of which model: `probe.integrations.measured`. Mathematics and gates: `probe.step.projection`. To use it in a
-new trainer: `probe.integrations`.
+`probe.integrations.measured` defines g, `probe.step.projection` the projection. `probe.integrations` shows how to serve
+a new trainer.
 """
 
 import logging
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from extraction.adapters.frames import SVD_CACHE
 from extraction.directions import Directions, known_directions
-from probe.integrations.measured import MeasuredWeights
+from probe.integrations.measured import REPLACED_FIX, Measured
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
 from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
@@ -41,10 +41,10 @@ LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"
 NO_GRADIENT = "gradient is 0"
 NOT_FINITE = "gradient is not finite"
+OTHER_OPTIMIZER = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
 NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
-REPLACED_FIX = "attach after fully_shard or accelerator.prepare, to the optimizer that trains"
-MOST_NAMED = 3
-GATED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
+PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
+MEASURED = ("cos_in", "mean_cos_in", "hackward_frac_in", "haar_sd", *PROJECTED)  # fields of a record that may be null
 
 
 class ProbeOptions(TypedDict, total=False):
@@ -59,14 +59,14 @@ class ProbeOptions(TypedDict, total=False):
 
 
 class GradientProbe:
-    """Measures the gradient between a backward and an optimizer step, and gates it when `project` is true.
+    """Measures the gradient between a backward and an optimizer step, and projects it where `project` is true.
 
     >>> probe = GradientProbe(model, "v_hack.safetensors")                                          # doctest: +SKIP
     >>> probe.start(optimizer)                                                                      # doctest: +SKIP
     >>> loss.backward(); probe.before_step(0); optimizer.step()                                     # doctest: +SKIP
     >>> probe.after_step().cos_in                                                                   # doctest: +SKIP
 
-    Arguments, and what is refused: as of `probe.attach`.
+    Arguments and refusals: see `probe.attach`.
 
     Attributes:
         records: list[GradientRecord], one a step.
@@ -88,15 +88,15 @@ class GradientProbe:
         self.records: list[GradientRecord] = []
         decode(GateConfig, {"gate": gate, "overshoot": overshoot}, "attach")
         where, directions = known_directions(directions)
-        self._wrapped, self._model = model, unwrapped(model)
+        self._wrapped = model
         self._process_group: Averaged = process_group
         cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._measured = MeasuredWeights(
-            where, self._model, directions, project=project, cache_dir=cache_dir, scaler=scaler
+        self._measured = Measured(
+            where, unwrapped(model), directions, project=project, cache_dir=cache_dir, scaler=scaler
         )
         _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
-        self._gated = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
+        self._projection = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
         self._has_warned = False
@@ -106,131 +106,56 @@ class GradientProbe:
         """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
 
         Args:
-            optimizer: that of the loop.
+            optimizer: steps the model in the loop.
             model: the model in the wrappers that it has got since the probe was made.
 
         Raises:
-            InputError: no torch optimizer (as those of DeepSpeed), or one that does not step what is measured; as
-                `probe.integrations.processes`, processes that are not known or not here.
+            InputError: no torch optimizer (DeepSpeed has others), or one that leaves out what is measured; processes
+                that are unknown or do not attach (`probe.integrations.processes`).
         """
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
-        # Those of DeepSpeed, which hold shards of the gradients, are none.
         if not isinstance(optimizer, Optimizer):
             found = type(optimizer).__qualname__
             raise InputError("optimizer", expected="a torch optimizer", found=found, fix=NO_TORCH_FIX)
         if model is not None:
-            self._wrapped, self._model = model, unwrapped(model)
-        self._optimizer, self._parameters = optimizer, self._measured.stepped()
-        stepped = self._stepped()
-        # The last of each module: of LoRA that is B, which has a gradient at the start, where that of A is 0.
-        witnesses: list[nn.Parameter] = []
-        for module, parameters in self._parameters.items():
-            if any(id(parameter) not in stepped for parameter in parameters):
-                raise InputError(
-                    f"optimizer, module {module}",
-                    expected="every trained parameter of the module",
-                    found="one that it does not step",
-                    fix=f"{REPLACED_FIX}; freeze the parameters that it leaves out on purpose",
-                )
-            witnesses.append(parameters[-1])
-        witnesses += [p for p in self._model.parameters() if p.requires_grad and id(p) in stepped]
-        if not witnesses:
-            raise InputError(
-                "optimizer", expected="parameters of the model", found="none", fix="give attach the model it trains"
-            )
-        self._witness = witnesses[0]
-        self._measured.start(self._witness, averaging_groups(self._wrapped, self._process_group))
+            unwrapped(model)
+            self._wrapped = model
+        self._optimizer = optimizer
+        self._measured.start(stepped_by(optimizer), averaging_groups(self._wrapped, self._process_group))
         return optimizer
 
     def stop(self) -> None:
         """Stop watching the model; the records stay."""
         self._measured.stop()
-        has_acted = any(record.projected and record.frac_fired for record in self.records)
-        if self._project and self.records and not has_acted:
-            LOGGER.warning("the gate removed nothing in %d steps", len(self.records))
+        if not self._project or not self.records:
+            return
+        if not any(record.projected and record.frac_fired for record in self.records):
+            LOGGER.warning("the projection removed nothing in %d steps", len(self.records))
+        elif (share := means(self.records).get("hackward_frac_update")) is not None:
+            LOGGER.info("%.1f%% of the realised updates (norm) still point toward the hack", 100 * share)
 
     @property
     def next_step(self) -> int:
-        """The number of the next step: that after the last record, which may be in the file already."""
+        """The number of the step after the last record, which may be in the file already."""
         if self.records:
             return self.records[-1].step + 1
         return 0 if self._file is None else self._file.next_step
 
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
-        """Measure what is in `.grad`; with `project`, replace it by the gated gradient.
-
-        Raises:
-            InputError: the parameters were replaced since `start`, or none that the optimizer steps has a gradient.
+        """Measure what is in `.grad`; with `project`, replace it by the projected gradient.
 
         Args:
             step: number that the record gets.
-            loss_scale: factor that a loss scaler left on the gradients. Cosines and gates do not depend on it; the
-                recorded norm is divided by it.
+            loss_scale: factor that a loss scaler left on the gradients. Cosines do not depend on it; the recorded norm
+                is divided by it.
+
+        Raises:
+            InputError: the optimizer no longer steps what is trained, or nothing that it steps has a gradient.
         """
-        self._check_parameters()
-        gradients = self._measured.gradients(loss_scale)
-        projection = self._gated(gradients)
-        haar_sd = haar_variance(gradients, self._vectors).sqrt()
-        measures = _numbers(projection.measures() | {"norm": projection.before.norm, "haar_sd": haar_sd})
-        norm = measures.pop("norm")
-        reason = None
-        if self._measured.unseen:
-            norm, reason = None, _not_seen(self._measured.unseen, len(gradients))
-        elif norm is None:
-            reason = NOT_FINITE
-        elif norm == 0:
-            reason = NO_GRADIENT
-        if reason is not None:
-            measures = dict.fromkeys(measures)
-        projected = self._project and reason is None
-        if projected:
-            self._measured.replace_gradients(projection.gradients)
-            after = sample_cosines(self._measured.gradients(), self._vectors)
-            measures |= _numbers(
-                {"cos_out": after.cos, "mean_cos_out": after.mean_cos, "hackward_frac_out": after.hackward_frac}
-            )
-        record = GradientRecord(
-            step=step,
-            **measures,
-            grad_norm=None if norm is None else norm / loss_scale,
-            cos_update=None,
-            hackward_frac_update=None,
-            projected=projected,
-            null_reason=reason,
-            directions=self._directions_sha,
-        )
-        if reason is not None and not self._has_warned:
-            self._has_warned = True
-            effect = "the gate did nothing" if self._project else "the step has no number"
-            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
-        self._measured.remember()
-        self._pending = record
-
-    def _stepped(self) -> dict[int, nn.Parameter]:
-        """What the optimizer steps, by identity: == of two tensors compares their values."""
-        stepped = {}
-        for group in self._optimizer.param_groups:
-            stepped |= {id(parameter): parameter for parameter in group["params"]}
-        return stepped
-
-    def _check_parameters(self) -> None:
-        """InputError where a step would be of other parameters than those that are measured and gated."""
-        stepped = self._stepped()
-        now = self._measured.stepped()
-        replaced = [] if id(self._witness) in stepped else ["model"]
-        for module, parameters in self._parameters.items():
-            is_same = all(one is other for one, other in zip(parameters, now[module], strict=True))
-            if not is_same or any(id(parameter) not in stepped for parameter in parameters):
-                replaced.append(module)
-        if replaced:
-            raise InputError(
-                f"optimizer.step(), {replaced[-1]}",
-                expected="the parameters that the model and the optimizer had when the probe was attached",
-                found="others, put in their place since then",
-                fix=REPLACED_FIX,
-            )
+        stepped = stepped_by(self._optimizer)
+        has_changed = self._measured.refresh(stepped)
         if all(parameter.grad is None for parameter in stepped.values()):
             raise InputError(
                 "optimizer.step()",
@@ -238,6 +163,27 @@ class GradientProbe:
                 found=f"none in {len(stepped)}",
                 fix=f"call backward before step() and zero_grad() after it; {REPLACED_FIX}",
             )
+        gradients = self._measured.gradients(loss_scale)
+        projection = self._projection(gradients)
+        haar_sd = haar_variance(gradients, self._vectors).sqrt()
+        measures = _numbers(projection.measures() | {"norm": projection.before.norm, "haar_sd": haar_sd})
+        norm, reason = measures.pop("norm"), self._measured.reason
+        if reason is not None:
+            norm = None
+        elif not norm:
+            reason = NOT_FINITE if norm is None else NO_GRADIENT
+        projected = self._project and reason is None
+        if projected:
+            self._measured.project(projection.gradients)
+            after = sample_cosines(self._measured.gradients(), self._vectors)
+            measures |= _numbers(
+                {"cos_out": after.cos, "mean_cos_out": after.mean_cos, "hackward_frac_out": after.hackward_frac}
+            )
+        norm = None if norm is None else norm / loss_scale
+        self._pending = self._record(
+            step, reason, measures if reason is None else {}, grad_norm=norm, projected=projected, changed=has_changed
+        )
+        self._measured.remember()
 
     @torch.no_grad()
     def after_step(self) -> GradientRecord:
@@ -252,22 +198,66 @@ class GradientProbe:
             realised = _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
             record = replace(record, **realised)
         self._pending = None
+        return self._keep(record)
+
+    def is_moved_by(self, optimizer: Optimizer) -> bool:
+        """Return whether the next step of an optimizer moves modules of the directions."""
+        return self._measured.is_moved_by(stepped_by(optimizer))
+
+    def skip_step(self, step: int) -> None:
+        """Record, without numbers, a step of an optimizer that the probe is not attached to."""
+        self._keep(self._record(step, OTHER_OPTIMIZER, {}))
+
+    def _record(
+        self,
+        step: int,
+        reason: str | None,
+        measures: Mapping[str, float | None],
+        *,
+        grad_norm: float | None = None,
+        projected: bool = False,
+        changed: bool = False,
+    ) -> GradientRecord:
+        """Make a record, and warn at the first one without numbers."""
+        if reason is not None and not self._has_warned:
+            self._has_warned = True
+            effect = "nothing was projected" if self._project else "the step has no number"
+            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
+        return GradientRecord(
+            step=step,
+            **dict.fromkeys(MEASURED) | dict(measures),
+            grad_norm=grad_norm,
+            cos_update=None,
+            hackward_frac_update=None,
+            projected=projected,
+            changed=changed,
+            null_reason=reason,
+            directions=self._directions_sha,
+        )
+
+    def _keep(self, record: GradientRecord) -> GradientRecord:
         self.records.append(record)
         if self._file is not None:
             self._file.append(record)
         return record
 
 
-def means(records: Sequence[GradientRecord]) -> dict[str, float]:
-    """{field: mean over the records}; nulls are left out, and so are fields that are no float.
+def stepped_by(optimizer: Optimizer) -> dict[int, nn.Parameter]:
+    """Return the parameters of an optimizer by identity: == of two tensors compares their values."""
+    return {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
 
-    Where the optimizer got the gradient as it was, what the gate would do to it is called `would_cos_out` and so on.
+
+def means(records: Sequence[GradientRecord]) -> dict[str, float]:
+    """Return {field: mean over the records}, without nulls and without fields that are no float.
+
+    Where the optimizer got the gradient as it was, the effect that a projection would have is called `would_cos_out`
+    and so on.
     """
     values: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.to_json().items():
             if isinstance(value, float):
-                is_would = name in GATED and not record.projected
+                is_would = name in PROJECTED and not record.projected
                 values[f"would_{name}" if is_would else name].append(value)
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
 
@@ -286,15 +276,8 @@ def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -
         )
 
 
-def _not_seen(unseen: Sequence[str], num_modules: int) -> str:
-    """The reason why a step has no number."""
-    more = f" and {len(unseen) - MOST_NAMED} more" if len(unseen) > MOST_NAMED else ""
-    named = ", ".join(unseen[:MOST_NAMED]) + more
-    return f"no backward came through {len(unseen)} of {num_modules} modules: {named}"
-
-
 def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float | None]:
-    """The scalars as Python numbers; None for one that is not finite."""
+    """Return the scalars as Python numbers; None for one that is not finite."""
     # Stacked: a GPU waits for one transfer instead of one for every number.
     values = torch.stack([scalar.float() for scalar in scalars.values()]).tolist()
     return {name: value if math.isfinite(value) else None for name, value in zip(scalars, values, strict=True)}

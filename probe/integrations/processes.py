@@ -1,4 +1,4 @@
-"""What a trainer has put around a model: wrappers taken off, and the processes over which it averages the gradient.
+"""Wrappers that a trainer puts around a model, and the processes over which it averages the gradient.
 
 Taps are averaged over the same processes, never over the whole world, where rollouts or other policies may live:
 
@@ -31,7 +31,7 @@ _met: Counter[tuple[int, ...]] = Counter()  # {ranks: probes that these have sta
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model without DistributedDataParallel and torch.compile.
+    """Return the model without DistributedDataParallel and torch.compile.
 
     Raises:
         InputError: it is sharded in another way than by `fully_shard`, or on several devices.
@@ -43,7 +43,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)
     if (sharding := _other_sharding(model)) is not None:
         fix = "shard it by fully_shard (FSDP2), or train with DistributedDataParallel"
-        raise InputError("model", expected="whole parameters, or those of FSDP2", found=sharding, fix=fix)
+        raise InputError("model", expected="whole parameters, or FSDP2", found=sharding, fix=fix)
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if len(devices) > 1:
         raise InputError(
@@ -56,7 +56,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _other_sharding(model: nn.Module) -> str | None:
-    """How the parameters are sharded, unless by FSDP2 alone over one mesh."""
+    """Return how the parameters are sharded; None where whole, or by FSDP2 alone over one mesh."""
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         return "FullyShardedDataParallel (FSDP1)"
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
@@ -81,11 +81,11 @@ def _other_sharding(model: nn.Module) -> str | None:
 
 
 def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None:
-    """The groups over which the gradient of a model is averaged, one after the other; () of one process alone.
+    """Return the groups over which the gradient of a model is averaged, one after the other; () for one process.
 
     Args:
         model: as it is trained, with its wrappers.
-        process_group: that of the caller, who knows more than the wrappers.
+        process_group: given by the caller, who knows more than the wrappers.
 
     Returns:
         None where several processes run and nothing says which of them train this model.
@@ -106,7 +106,7 @@ def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None
 
 
 def average(total: Tensor, groups: Groups) -> Tensor:
-    """The mean over the processes of the groups; `total` is overwritten."""
+    """Return the mean over the processes of the groups; `total` is overwritten."""
     for group in groups:
         distributed.all_reduce(total, group=group)
         total /= distributed.get_world_size(group)
@@ -114,7 +114,7 @@ def average(total: Tensor, groups: Groups) -> Tensor:
 
 
 def meet(groups: Groups | None) -> Groups:
-    """The groups, once every process of them has come here as often as this one.
+    """Wait until every process of the groups has come here as often as this one; return the groups.
 
     By the store, not by a collective call: where one process alone attaches, that would meet a call of the training.
 

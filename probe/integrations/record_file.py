@@ -13,7 +13,7 @@ DIGITS = 16
 
 
 def directions_sha(directions: Directions) -> str:
-    """What a record says that it was measured along: the first digits of a sha256 of all vectors."""
+    """Return the name of directions in a record: the first digits of a sha256 of all vectors."""
     return checksum(*directions.vectors.values())[:DIGITS]
 
 
@@ -29,7 +29,7 @@ class RecordFile:
     """
 
     def __init__(self, path: Path, directions: str) -> None:
-        self._path, self.next_step = path, 0  # the number after that of the last record
+        self._path, self.next_step = path, 0  # the number after the last record
         if not path.exists():
             return
         # A process that was killed may have left a part of a line.

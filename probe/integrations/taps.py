@@ -2,15 +2,17 @@
 
     coordinates of dL/dW = sum over tokens t of a function of x_t and dL/dy_t       extraction.adapters.frames
 
-x is what a layer reads and y what it gives, its adapters included: dL/dW is the gradient of a change of W below them.
-Padding has dL/dy = 0. A forward without gradients (generation, a reference) is not watched; one that is done twice, as
-under activation checkpointing, has one backward; `torch.autograd.grad`, which adds to no `.grad`, is none. Sums live as
-long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. They are averaged over
-the processes over which the trainer averages `.grad` (`probe.integrations.processes`). How often each layer was seen is
-counted beside its sums: a layer that a kernel goes round, reading its weight itself, is not seen, and its 0 is no sum.
+The Linear below all adapters reads x and gives y, so this is the gradient of W itself. Padding has dL/dy = 0. A forward
+without gradients (generation, a reference) is not watched; a forward that is repeated under activation checkpointing
+has one backward; `torch.autograd.grad` and `torch.func.grad` add to no `.grad` and are left out. Sums live as long as
+`.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. They are averaged over the
+processes over which the trainer averages `.grad` (`probe.integrations.processes`).
 
-Whether it has zeroed them is asked of one parameter, the witness, before a backward adds to anything. Where zeros stand
-in the place of None, only the values tell: they are compared where they lie, since a GPU would have to be waited for.
+One trained parameter, the witness, tells when the trainer zeroes gradients: it is asked before a backward adds to
+anything. Where zeros stand in the place of None, only the values tell; they are compared where they lie, since a GPU
+would have to be waited for. Two checks say that the sums are the step's gradient: every layer was seen (a kernel that
+reads its weight goes round the layer), and the witness's `.grad` is what the backwards gave it, up to a factor
+(clipping, a loss scale); gradients that a loop combines itself, as PCGrad does, are not.
 """
 
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
 from extraction.adapters.frames import Frame, Tap
@@ -28,15 +31,20 @@ from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
 NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
+SAMPLED = 256  # entries of the witness's gradient that are compared
 
 
 class Taps:
     """Hooks on layers, between `start` and `stop`.
 
     Args:
-        layers: {module: layer}.
-        frames: {module: Frame} of the same modules.
-        scaler: what scales the trainer's loss; None: nothing does, or float16 gradients are refused.
+        layers: {module: Linear or Conv1D}.
+        frames: {module: Frame} of these modules and others.
+        scaler: scales the trainer's loss; None: nothing does, or float16 gradients are refused.
+
+    Attributes:
+        unseen: modules that no backward came through, in the sums that `gradients` last returned.
+        is_by_hand: the witness's `.grad` was then another one than the backwards gave.
     """
 
     def __init__(
@@ -46,16 +54,17 @@ class Taps:
         self._taps = {module: frames[module].tap(module) for module in layers}
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
-        # In one piece, so that one operation sets all of it to 0: the sums, and how often each layer was seen. All
-        # frames of a model have one dtype.
-        self._sizes = [*sizes, len(sizes)]
+        # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
+        # of the witness's gradient. All frames of a model have one dtype.
+        self._sizes = [*sizes, len(sizes), SAMPLED]
         self._total = torch.zeros(sum(self._sizes), dtype=next(iter(frames.values())).dtype, device=device)
-        *sums, counts = self._total.split(self._sizes)
+        *sums, counts, self._given = self._total.split(self._sizes)
         self._sums = dict(zip(layers, sums, strict=True))
         self._counts = dict(zip(layers, counts, strict=True))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._has_seen = False
-        self.unseen: list[str] = []  # modules that no backward came through, of what `gradients` last returned
+        self.unseen: list[str] = []
+        self.is_by_hand = False
 
     def start(self, witness: nn.Parameter, groups: Groups) -> None:
         """Watch the layers.
@@ -71,7 +80,7 @@ class Taps:
         self._was_filled = torch.zeros((), dtype=torch.bool, device=self._total.device)
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
-            witness.register_hook(lambda _: self._empty_with_grad()),
+            witness.register_hook(self._see_witness),
             witness.register_post_accumulate_grad_hook(lambda _: self._fill()),
         ]
         for module, layer in self._layers.items():
@@ -94,8 +103,9 @@ class Taps:
             InputError: there is a `.grad`, but no backward has come through the layers.
         """
         total = self._total.clone()
-        total[-self._sizes[-1] :].clamp_(max=1)
-        *means, seen = average(total, self._groups).split(self._sizes)
+        total.split(self._sizes)[-2].clamp_(max=1)
+        *means, seen, given = average(total, self._groups).split(self._sizes)
+        self.is_by_hand = self._differs(given)
         # Of a process that has not seen a module, its part of the mean is missing.
         shares = dict(zip(self._sums, seen.tolist(), strict=True))
         self.unseen = [module for module, share in shares.items() if share < 1]
@@ -112,8 +122,30 @@ class Taps:
         return dict(zip(self._sums, means, strict=True))
 
     def stepped(self) -> None:
-        """The optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
+        """Note that the optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
         self._has_stepped, self._may_be_zeroed, self._is_empty = True, True, False
+
+    def _see_witness(self, gradient: Tensor) -> None:
+        """Hook before `gradient` is added to the `.grad` of the witness."""
+        self._empty_with_grad()
+        if _adds_to_grad():
+            sampled = _sample(gradient)
+            self._given[: len(sampled)] += sampled
+
+    def _differs(self, given: Tensor) -> bool:
+        """Return whether the witness's `.grad` is no positive multiple of what the backwards gave it."""
+        gradient = self._witness.grad
+        # FSDP2 fills `.grad` past the hooks of a parameter.
+        if isinstance(self._witness, DTensor) or (gradient is not None and gradient.layout is not torch.strided):
+            return False
+        if gradient is None:
+            return bool(given.any())
+        sampled = _sample(gradient).to(given.dtype)
+        given = given[: len(sampled)]
+        scale = (given @ sampled).clamp(min=0) / sampled.square().sum().clamp(min=torch.finfo(given.dtype).tiny)
+        tolerance = max(torch.finfo(gradient.dtype).eps, torch.finfo(given.dtype).eps) ** 0.5
+        rest = given - scale * sampled
+        return bool((rest.norm() > tolerance * given.norm()) | (~given.any() & sampled.any()))
 
     def _empty_with_grad(self) -> None:
         """Set the sums to 0 if the trainer has zeroed `.grad` since they were last added to.
@@ -133,7 +165,7 @@ class Taps:
         self._has_stepped = self._may_be_zeroed = False
 
     def _fill(self) -> None:
-        """The witness has a `.grad` now, and so the sums are no longer empty."""
+        """Note that the witness has a `.grad` now, and so the sums are no longer empty."""
         self._is_empty = False
         if self._witness.grad is not None:
             self._was_filled = whole(self._witness.grad.any())
@@ -144,7 +176,9 @@ class Taps:
             self._fill()
 
     def _watches(self) -> bool:
-        """Whether a backward can follow the forward of a layer."""
+        """Return whether a backward that adds to `.grad` can follow the forward of a layer."""
+        if not torch.compiler.is_compiling() and peek_interpreter_stack() is not None:  # torch.func.grad
+            return False
         # A forward within a backward, as under checkpointing, comes after its first gradient; compiled code has none.
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == NO_BACKWARD:
             self._may_be_zeroed = True
@@ -165,9 +199,8 @@ class Taps:
         return watch_output(partial(self._add, tap, None), tap.keep, layer, inputs, output) if self._watches() else None
 
     def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
-        """Add what a backward gives; `dtype` is that of the products of the layer where autocast chooses it."""
-        # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
-        if not torch.autograd._is_checkpoint_valid():
+        """Add what a backward gives; `dtype`: of the products of the layer, where autocast chooses it."""
+        if not _adds_to_grad():
             return
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
@@ -186,3 +219,16 @@ class Taps:
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
+
+
+def _adds_to_grad() -> bool:
+    """Return False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`."""
+    return torch.autograd._is_checkpoint_valid()
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Return at most SAMPLED entries, evenly spaced."""
+    if gradient.layout is not torch.strided or isinstance(gradient, DTensor):
+        return torch.zeros(0, device=gradient.device)
+    entries = gradient.detach().flatten()
+    return entries[:: -(-len(entries) // SAMPLED)]

@@ -1,7 +1,7 @@
 """GradientProbeCallback: a GradientProbe in TRL's GRPOTrainer, or in any trainer built on transformers' Trainer.
 
-The trainer clips, then calls `on_pre_optimizer_step`: the probe measures the accumulated mean gradient, and what it
-projects goes to the optimizer. Any model will do, also with a stock LoRA that the trainer makes of its `peft_config`.
+The trainer clips, then calls `on_pre_optimizer_step`: the probe measures the accumulated mean gradient, and the
+optimizer gets what it projects. Any model will do, also with a LoRA that the trainer makes of its `peft_config`.
 With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter `ref`, for LoRA with a copy of its values; a `delta_S` adapter
 `ref` stays at 0, so that the reference is the base model.
 """
@@ -18,7 +18,7 @@ from probe.records.records import GradientRecord
 
 
 class GradientProbeCallback(TrainerCallback):
-    """Measures every optimizer step, gates its gradient with `project`, and adds means to the trainer's log.
+    """Measures every optimizer step, projects its gradient with `project`, and adds means to the trainer's log.
 
     >>> trainer = GRPOTrainer(model, peft_config=LoraConfig(), ...)                                 # doctest: +SKIP
     >>> trainer.add_callback(GradientProbeCallback(trainer, "v_hack.safetensors"))                  # doctest: +SKIP
@@ -48,7 +48,7 @@ class GradientProbeCallback(TrainerCallback):
 
     @property
     def records(self) -> list[GradientRecord]:
-        """One record for every optimizer step; `step` is the trainer's `global_step` before it."""
+        """Return one record for every optimizer step; `step` is the trainer's `global_step` before it."""
         return self._probe.records
 
     def on_train_begin(
@@ -66,7 +66,7 @@ class GradientProbeCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure the gradient; with `project`, gate it."""
+        """Measure the gradient; with `project`, project it."""
         self._probe.before_step(state.global_step)
 
     def on_optimizer_step(

@@ -203,12 +203,19 @@ class GradientRecord(Record):
         float | None, "norm of the gradient in the directions' modules, without the scale of a loss scaler"
     ]
     cos_update: Annotated[float | None, "of the realised update, turned round as a gradient is"]
-    hackward_frac_update: Annotated[float | None, "of the realised update"]
+    hackward_frac_update: Annotated[
+        float | None,
+        "of the realised update: 0 after a one-sided projection with SGD at one learning rate; momentum, Adam, weight "
+        "decay and several learning rates leave a part",
+    ]
     projected: Annotated[
-        bool, "the optimizer got the gated gradient; if not, `*_out` and `frac_fired` say what would be"
+        bool, "the optimizer got the projected gradient; if not, `*_out` and `frac_fired` say what would be"
     ]
     null_reason: Annotated[str | None, "why the cosines are null"]
     directions: Annotated[str, "16 digits of a sha256 of the directions"]
+    changed: Annotated[
+        bool, "the trained parameters or adapters are others than in the step before, and are measured as they are now"
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from extraction.adapters.frames import SVD_CACHE, make_frames, target_layers
+from extraction.adapters.frames import SVD_CACHE, check_adapters, make_frames, target_layers
 from extraction.batch import Batch, make_batch, masked_batch
 from extraction.directions import Directions, known_directions
 from extraction.gradients import per_sample_gradients
@@ -59,6 +59,7 @@ def cosines(
     loaded: Any = model.model if isinstance(model, Policy) else model
     fingerprint = directions.metadata["fingerprint"]
     layers = target_layers(loaded, fingerprint["targets"])
+    check_adapters(layers, has_dropout=False)
     frames = make_frames(where, layers, fingerprint, None if cache_dir is None else Path(cache_dir))
     device = next(loaded.parameters()).device
     samples = _of_tensors(batch) if isinstance(batch, Mapping) else _of_texts(model, batch)

@@ -2,13 +2,15 @@
 
     python tests/bench/attach_setups.py [--only WORD]
 
-A random Qwen3 of two layers is trained in every set-up on the same batch. What the probe records is compared with the
-dL/dW of a copy of which every weight is trained, in full, read densely through U and V of the SVD; a gated step
-with that of one process. Two processes talk by gloo. "exact" is an error below the rounding of one number in the dtype.
+A random Qwen3 of two layers is trained in every set-up on the same batch. The record, or `probe.cosines`, is compared
+with dL/dW in full, by autograd on a copy, read densely through U and V of the SVD. A projected step is compared with
+the step of one process, or its dense change of weight must have no component toward the hack. Two processes talk by
+gloo. "exact" is an error below the rounding of one number in the dtype.
 """
 
 import argparse
 import contextlib
+import copy
 import sys
 import tempfile
 import traceback
@@ -16,14 +18,17 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 from adapted import adapt
-from peft import IA3Config, LoraConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -48,6 +53,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
 CONFIG = Qwen3Config(**SHAPE, num_key_value_heads=2, head_dim=16, vocab_size=128, tie_word_embeddings=False)
 IDS = torch.randint(5, 120, (4, 12), generator=torch.Generator().manual_seed(1))
 EVERY = slice(None)
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FLOOR = 1e-6  # records hold float32
 
 
@@ -242,8 +248,8 @@ def checkpointed(reentrant: bool) -> nn.Module:
     return model
 
 
-def fused_kernel(_rank: int) -> float:
-    """Two projections whose weights a kernel reads, without a call of the module."""
+def fused() -> Any:
+    """A model with two projections whose weights a kernel reads, without a call of the module."""
     model = of_all()
 
     def kernel(layer: Any, x: Tensor) -> Tensor:
@@ -253,7 +259,7 @@ def fused_kernel(_rank: int) -> float:
     for layer in model.get_base_model().model.layers:
         for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
             module.__class__ = type("Fused", (type(module),), {"__call__": kernel})
-    return error_of(model, step=one_step)
+    return model
 
 
 class Subclass(torch.optim.AdamW):
@@ -333,14 +339,20 @@ def alone(rank: int) -> float:
 
 
 def sharded_later(rank: int) -> float:
-    """`fully_shard` comes after attach, and the optimizer is re-pointed as accelerate does."""
-    model = all_trained()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=True)
-    sharded(model)
-    optimizer.param_groups[0]["params"] = [*model.parameters()]
-    one_step(model, optimizer, mine(rank))
-    return 1.0
+    """`fully_shard` comes after attach, and the optimizer is re-pointed as accelerate does: parts are built again."""
+    ends = []
+    for is_sharded in (False, True):
+        model = all_trained()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=True) as attached:
+            if is_sharded:
+                sharded(model)
+                optimizer.param_groups[0]["params"] = [*model.parameters()]
+            one_step(model, optimizer, mine(rank) if is_sharded else EVERY)
+        if not attached.records[-1].projected:
+            return 1.0
+        ends.append(torch.cat([whole(parameter).flatten() for parameter in model.parameters()]))
+    return float((ends[1] - ends[0]).abs().max())
 
 
 def tensor_parallel(rank: int) -> float:
@@ -398,14 +410,40 @@ def architecture_error(name: str) -> float:
     return error_of(model, step=one_step, directions=directions, expected=expected)
 
 
-def quantised_error(**options: Any) -> float:
+class Int8(nn.Linear):
+    """A stand-in for a quantised layer: whole numbers, and a scale a row."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((layer.weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply with the numbers that the weight stands for."""
+        return linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+def by_stand_in(targets: list[str]) -> nn.Module:
+    """The organism with rounded weights."""
+    model = load_policy("organism").model
+    for module in targets:
+        model.set_submodule(module, Int8(model.get_submodule(module)))
+    return model
+
+
+def by_bitsandbytes(**options: Any) -> nn.Module:
+    """The organism in few bits."""
+    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
+    return AutoModelForCausalLM.from_pretrained(
+        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
+    )
+
+
+def quantised_error(make: Callable[[list[str]], nn.Module]) -> float:
     """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
     coordinates = adapt(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
     directions = random_directions(coordinates)
-    config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
-    model = AutoModelForCausalLM.from_pretrained(
-        ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
-    )
+    model = make([*directions.vectors])
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     weights = {}
 
@@ -427,14 +465,251 @@ def quantised_error(**options: Any) -> float:
     return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
 
 
+def away(config: Any = LoraConfig, *, std: float = 0.1, train: bool = False, **options: Any) -> nn.Module:
+    """A model with an adapter of peft on every Linear (IA3: where it is made for), as far as if trained."""
+    targets = {} if config is IA3Config else {"target_modules": [*PROJECTIONS]}
+    model, noise = adapted(config, **targets | options), torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += std * torch.randn(parameter.shape, generator=noise, dtype=parameter.dtype)
+    return model.train(train)
+
+
+def base_of(model: Any, module: str) -> nn.Module:
+    """The Linear below the adapters."""
+    base = model.base_model.model if isinstance(model, PeftModel) else model
+    layer = base.get_submodule(module)
+    return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
+
+
+def by_autograd(model: nn.Module, step: Callable[[nn.Module], object]) -> Tensor:
+    """cos_in and grad_norm of dL/dW of the base weights: autograd on a copy, where they require a gradient."""
+    directions, coordinates = directions_of()
+    model, gradients = copy.deepcopy(model), {}
+    for module in directions.vectors:
+        base_of(model, module).weight.requires_grad_(True)
+    model.zero_grad()
+    torch.manual_seed(7)
+    step(model)
+    for module in directions.vectors:
+        U, Vh = coordinates.layers[module].frames()
+        gradients[module] = torch.diagonal(U.T @ base_of(model, module).weight.grad @ Vh.T)
+    return summary(gradients, directions)
+
+
+def dense(model: nn.Module) -> dict[str, Tensor]:
+    """Weights with their active LoRA."""
+    weights = {}
+    base = model.base_model.model if isinstance(model, PeftModel) else model
+    for module in directions_of()[0].vectors:
+        layer = base.get_submodule(module)
+        weights[module] = base_of(model, module).weight.detach().clone()
+        if isinstance(layer, LoraLayer):
+            weights[module] += sum(layer.get_delta_weight(name).detach() for name in layer.active_adapters)
+    return weights
+
+
+def share_toward_hack(before: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:
+    """hackward_frac_update, from dense weights."""
+    directions, coordinates = directions_of()
+    update, hack = [], []
+    for module, V in directions.vectors.items():
+        U, Vh = coordinates.layers[module].frames()
+        update.append(torch.diagonal(U.T @ (before[module] - after[module]) @ Vh.T))
+        hack.append((V.double() @ update[-1]).relu())
+    return torch.cat(hack).norm() / torch.cat(update).norm()
+
+
+def backward(model: nn.Module) -> None:
+    """Forward and backward."""
+    loss_of(model).backward()
+
+
+def changing_error(
+    make: Callable[[], nn.Module],
+    change: Callable[[Any, Any], Any] = lambda model, optimizer: None,
+    *,
+    step: Callable[[nn.Module], object] = backward,
+    parameters: Callable[[nn.Module], Any] = lambda model: [p for p in model.parameters() if p.requires_grad],
+    optimizer_class: Any = torch.optim.SGD,
+    remains: bool = False,
+) -> float:
+    """The largest error of four steps, with `change` before the third: measured, then projected.
+
+    A first step after a change may have no number; the last one has. Recorded shares of the update that point toward
+    the hack are compared with dense weights, and are 0 when projected, unless some `remains`.
+    """
+    errors = []
+    for project in (False, True):
+        model = make()
+        optimizer = optimizer_class(parameters(model), lr=1e-6)
+        with probe.attach(optimizer, directions_of()[0], model=model, cache_dir=None, project=project) as attached:
+            for turn in range(4):
+                if turn == 2:
+                    optimizer = change(model, optimizer) or optimizer
+                expected, before = by_autograd(model, step), dense(model)
+                torch.manual_seed(7)
+                step(model)
+                optimizer.step()
+                optimizer.zero_grad()
+                record = attached.records[-1]
+                if record.cos_in is None or record.grad_norm is None:
+                    if turn == 3 or not record.changed:
+                        raise InputError("step", expected="a number", found=str(record.null_reason))
+                elif not project:
+                    errors += [record.cos_in - float(expected[0]), record.grad_norm / float(expected[1]) - 1]
+                if record.hackward_frac_update is not None:
+                    share = float(share_toward_hack(before, dense(model)))
+                    errors += [record.hackward_frac_update - share, share if project and not remains else 0.0]
+    return max(map(abs, errors))
+
+
+def restart(model: nn.Module, _: object) -> None:
+    """ReLoRA: merge into the base, and start again."""
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.base_layer.weight.data += layer.get_delta_weight("default").detach()
+            layer.lora_B["default"].weight.data.zero_()
+
+
+def rescale(model: nn.Module, _: object) -> None:
+    """Another scale of LoRA."""
+    for layer in model.modules():
+        if isinstance(layer, LoraLayer):
+            layer.scaling["default"] *= 3
+
+
+def freeze(model: nn.Module, _: object) -> None:
+    """The first layer is no longer trained."""
+    for name, parameter in model.named_parameters():
+        if "layers.0." in name:
+            parameter.requires_grad_(False)
+
+
+def top_trained() -> nn.Module:
+    """The second layer is trained."""
+    model = plain().requires_grad_(False)
+    model.model.layers[1].requires_grad_(True)
+    return model
+
+
+def unfreeze(model: Any, optimizer: Any) -> None:
+    """The first layer is trained, too."""
+    optimizer.add_param_group({"params": [*model.model.layers[0].requires_grad_(True).parameters()]})
+
+
+def two_adapters() -> nn.Module:
+    """The first of two LoRAs is active."""
+    model = away()
+    model.add_adapter("other", LoraConfig(r=4, target_modules=[*PROJECTIONS], task_type="CAUSAL_LM"))
+    return model.double()
+
+
+def of_any_adapter(model: nn.Module) -> list[nn.Parameter]:
+    """The factors of both LoRAs."""
+    return [parameter for name, parameter in model.named_parameters() if "lora_" in name]
+
+
+def delete(model: Any, _: object) -> None:
+    """The active LoRA is deleted, the other one active."""
+    model.delete_adapter("default")
+    model.set_adapter("other")
+
+
+def both_rates(model: nn.Module) -> list[dict[str, Any]]:
+    """LoRA+: B at 16 times the rate of A."""
+    A, B = ([p for name, p in model.named_parameters() if factor in name] for factor in ("lora_A", "lora_B"))
+    return [{"params": A}, {"params": B, "lr": 16e-6}]
+
+
+def by_hand(model: nn.Module) -> None:
+    """PCGrad: a backward a task, kept by hand and combined."""
+    kept: list[list[Tensor]] = []
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for rows in (slice(0, 2), slice(2, 4)):
+        model.zero_grad()
+        loss_of(model, rows).backward()
+        kept.append([torch.zeros_like(p) if p.grad is None else p.grad for p in trained])
+    for parameter, one, other in zip(trained, *kept, strict=True):
+        parameter.grad = one + 0.5 * other
+
+
+def cached(model: Any) -> None:
+    """GradCache: the gradient of the last states first, then sample after sample."""
+    base = model.base_model.model if isinstance(model, PeftModel) else model
+    states = torch.cat([base.model(input_ids=row[None]).last_hidden_state.detach() for row in IDS]).requires_grad_(True)
+    loss = base.loss_function(base.lm_head(states), IDS, vocab_size=CONFIG.vocab_size)
+    (gradient,) = torch.autograd.grad(loss, states)
+    for row, part in zip(IDS, gradient, strict=True):
+        (base.model(input_ids=row[None]).last_hidden_state * part).sum().backward()
+
+
+def accumulated(model: nn.Module) -> None:
+    """Micro-batches of one sample, clipped."""
+    for row in range(len(IDS)):
+        (loss_of(model, slice(row, row + 1)) / len(IDS)).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+
+
+def trained_error(make: Callable[[], nn.Module]) -> float:
+    """An adapter away from its start, in one measured step."""
+    model = make()
+    expected = by_autograd(model, backward)
+    return error_of(model, step=lambda *args: (torch.manual_seed(7), one_step(*args)), expected=expected)
+
+
+def cosines_error(make: Callable[[], nn.Module]) -> float:
+    """`probe.cosines` of every sample, in evaluation mode."""
+    model = make()
+    found = probe.cosines(model, {"input_ids": IDS, "labels": IDS}, directions_of()[0], cache_dir=None)
+    model.eval()
+    rows = [slice(row, row + 1) for row in range(len(IDS))]
+    expected = [by_autograd(model, lambda copied, row=row: loss_of(copied, row).backward())[0] for row in rows]
+    return float((found - torch.stack(expected)).abs().max())
+
+
+def falcon_error(has_cosines: bool) -> float:
+    """Falcon adds to the output of a Linear in place."""
+    torch.manual_seed(0)
+    options = {**TINY, "new_decoder_architecture": False, "parallel_attn": True}
+    base = AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon", **options)).double().eval()
+    targets = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+    coordinates = adapt(copy.deepcopy(base), basis="svd", model_id="falcon", cache_dir=None, targets=targets)
+    directions, model = random_directions(coordinates), copy.deepcopy(base).requires_grad_(True)
+    loss_of(model, slice(0, 1) if has_cosines else EVERY).backward()
+    expected = cos_and_norm(model, directions, coordinates)
+    if has_cosines:
+        batch = {"input_ids": IDS[:1], "labels": IDS[:1]}
+        return abs(float(probe.cosines(base, batch, directions, cache_dir=None)) - float(expected[0]))
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules=targets))
+    return error_of(model, step=one_step, directions=directions, expected=expected)
+
+
+def derivative_error(step: Callable[[nn.Module], object]) -> float:
+    """Derivatives within an attached loop that are not of its loss."""
+
+    def both(model: nn.Module, optimizer: Any) -> None:
+        step(model)
+        one_step(model, optimizer)
+
+    model = of_all()
+    model.get_base_model().set_attn_implementation("eager")
+    return error_of(model, step=both)
+
+
+def functional(model: nn.Module) -> None:
+    """torch.func.grad."""
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    inputs = {"input_ids": IDS, "labels": IDS}
+    torch.func.grad(lambda values: torch.func.functional_call(model, values, kwargs=inputs).loss)(trained)
+
+
 BF16, FP16 = torch.bfloat16, torch.float16
 SINGLE = [
     Row("loop", "all weights", lambda _: error_of(all_trained(), step=one_step)),
     Row("loop", "all weights, in bfloat16", lambda _: error_of(all_trained(BF16), step=one_step, dtype=BF16), BF16),
     Row("loop", "LoRA of q and v", lambda _: error_of(adapted(), step=one_step)),
     Row("loop", "LoRA of all Linears", lambda _: error_of(of_all(), step=one_step)),
-    Row("loop", "DoRA", lambda _: error_of(adapted(use_dora=True), step=one_step)),
-    Row("loop", "IA3", lambda _: error_of(adapted(IA3Config), step=one_step)),
     Row("loop, micro-batches", "LoRA of all Linears", lambda _: error_of(of_all(), step=in_halves)),
     Row("loop, checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(False), step=one_step)),
     Row("loop, reentrant checkpointing", "LoRA of all Linears", lambda _: error_of(checkpointed(True), step=one_step)),
@@ -453,12 +728,102 @@ SINGLE = [
     Row("loop, torch.compile", "LoRA of q and v", lambda _: error_of(torch.compile(adapted()), step=one_step)),
     Row("loop, fused AdamW", "all weights", lambda _: error_of(all_trained(), step=one_step, make=fused_adamw)),
     Row("loop, optimizer with super().step()", "LoRA of q and v", lambda _: subclass_error()),
-    Row("loop, kernel round a module", "LoRA of all Linears", fused_kernel, refused=True),
+    Row(
+        "loop, kernel round a module",
+        "LoRA of all Linears",
+        lambda _: error_of(fused(), step=one_step),
+        refused=True,
+    ),
 ]
+TRAINED: dict[str, Callable[[], nn.Module]] = {  # adapters away from their start
+    "LoRA": away,
+    "LoRA with dropout": lambda: away(lora_dropout=0.3, train=True),
+    "DoRA": lambda: away(use_dora=True),
+    "OFT": lambda: away(peft.OFTConfig, oft_block_size=8),
+    "BOFT": lambda: away(peft.BOFTConfig, boft_block_size=8),
+    "IA3": lambda: away(IA3Config),
+    "AdaLoRA": lambda: away(peft.AdaLoraConfig, total_step=100),
+    "LoHa": lambda: away(peft.LoHaConfig),
+    "LoKr": lambda: away(peft.LoKrConfig),
+    "VeRA": lambda: away(peft.VeraConfig, r=8),
+    "MiSS": lambda: away(peft.MissConfig),
+    "delta_S": lambda: away(DeltaSConfig),
+    "all weights": all_trained,
+    "weights of one layer": top_trained,
+}
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "HiRA": lambda: away(peft.HiraConfig),
+    "PiSSA": lambda: away(init_lora_weights="pissa", dtype=torch.float32).double(),
+    "OLoRA": lambda: away(init_lora_weights="olora", dtype=torch.float32).double(),
+    "modules_to_save": lambda: away(target_modules=["q_proj"], modules_to_save=["down_proj"]),
+}
+DORA = partial(away, use_dora=True, lora_dropout=0.3, train=True)
+CHANGED: list[tuple[str, str, Callable[[], float], bool]] = [  # set-up, trained, error, refused
+    ("layer unfrozen later", "weights", lambda: changing_error(top_trained, unfreeze), False),
+    ("layer frozen later", "all weights", lambda: changing_error(all_trained, freeze), False),
+    ("layer frozen later", "LoRA", lambda: changing_error(away, freeze), False),
+    ("rescaled", "LoRA", lambda: changing_error(away, rescale), False),
+    ("merged and restarted (ReLoRA)", "LoRA", lambda: changing_error(away, restart), True),
+    (
+        "set_adapter",
+        "LoRA",
+        lambda: changing_error(two_adapters, lambda model, _: model.set_adapter("other"), parameters=of_any_adapter),
+        False,
+    ),
+    ("adapter deleted", "LoRA", lambda: changing_error(two_adapters, delete, parameters=of_any_adapter), False),
+    (
+        "optimizer made anew",
+        "LoRA",
+        lambda: changing_error(
+            away, lambda _, optimizer: torch.optim.SGD(optimizer.param_groups[0]["params"], lr=1e-6)
+        ),
+        True,
+    ),
+    ("gradients combined by hand (PCGrad)", "LoRA", lambda: changing_error(away, step=by_hand), True),
+    ("GradCache", "LoRA", lambda: changing_error(away, step=cached), False),
+    ("micro-batches, clipped", "LoRA", lambda: changing_error(away, step=accumulated), False),
+    ("dropout", "LoRA", lambda: changing_error(TRAINED["LoRA with dropout"]), False),
+    ("two rates (LoRA+)", "LoRA", lambda: changing_error(away, parameters=both_rates, remains=True), False),
+    ("AdamW", "LoRA", lambda: changing_error(away, optimizer_class=torch.optim.AdamW, remains=True), False),
+]
+SINGLE += [Row(f"loop, {name}", kind, lambda _, run=run: run(), refused=no) for name, kind, run, no in CHANGED]
+for kind, make in {**TRAINED, **REFUSED}.items():
+    no = kind in REFUSED
+    SINGLE += [
+        Row("loop, away from the start", kind, lambda _, make=make: trained_error(make), refused=no),
+        Row("probe.cosines", kind, lambda _, make=make: cosines_error(make), refused=no),
+    ]
+SINGLE += [
+    Row("loop, away from the start", "DoRA with dropout", lambda _: trained_error(DORA), refused=True),
+    Row("probe.cosines", "DoRA with dropout", lambda _: cosines_error(DORA)),
+    Row("probe.cosines, kernel round a module", "LoRA", lambda _: cosines_error(fused), refused=True),
+    Row("loop, Falcon", "LoRA", lambda _: falcon_error(False)),
+    Row("probe.cosines, Falcon", "nothing", lambda _: falcon_error(True)),
+    Row("loop, torch.func.grad", "LoRA", lambda _: derivative_error(functional)),
+    Row(
+        "loop, create_graph=True",
+        "LoRA",
+        lambda _: derivative_error(lambda model: loss_of(model).backward(create_graph=True)),
+        refused=True,
+    ),
+]
+EDGES = SINGLE[-2 * len(TRAINED | REFUSED) - len(CHANGED) - 7 :]  # run by `make test`
 BNB = "bitsandbytes"
 SINGLE += [
-    Row("loop, nf4 base", "LoRA", lambda _: quantised_error(load_in_4bit=True, bnb_4bit_quant_type="nf4"), needs=BNB),
-    Row("loop, int8 base", "LoRA", lambda _: quantised_error(load_in_8bit=True), BF16, needs=BNB),
+    Row("loop, int8 base (a stand-in)", "LoRA", lambda _: quantised_error(by_stand_in)),
+    Row(
+        "loop, nf4 base",
+        "LoRA",
+        lambda _: quantised_error(lambda _: by_bitsandbytes(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+        needs=BNB,
+    ),
+    Row(
+        "loop, int8 base",
+        "LoRA",
+        lambda _: quantised_error(lambda _: by_bitsandbytes(load_in_8bit=True)),
+        BF16,
+        needs=BNB,
+    ),
     *(Row(f"loop, {name}", "LoRA", lambda _, name=name: architecture_error(name)) for name in ARCHITECTURES),
 ]
 DOUBLE = [
@@ -483,7 +848,7 @@ DOUBLE = [
     Row("FSDP2, gated", "LoRA of all Linears", lambda rank: gated_error(away_from_start(of_all), sharded, rank)),
     Row("FSDP2, gated", "all weights", lambda rank: gated_error(all_trained, sharded, rank)),
     Row("FSDP2, gated", "delta_S", lambda rank: gated_error(lambda: adapted(DeltaSConfig), sharded, rank)),
-    Row("FSDP2 after attach", "all weights", sharded_later, refused=True),
+    Row("FSDP2 after attach, gated", "all weights", sharded_later),
     Row(
         "FSDP2, gradient divide factor", "all weights", lambda rank: of_rank(divided(all_trained()), rank), refused=True
     ),

@@ -106,7 +106,7 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
     left = sample_cosines(grads(adapted.coordinates), adapted.directions.vectors)
     assert abs(float(left.cos)) < 1e-6
     for module in by_hand:
-        torch.testing.assert_close(found[module], by_hand[module], rtol=1e-4, atol=1e-5, msg=module)
+        torch.testing.assert_close(found[module], by_hand[module], rtol=1e-4, atol=1e-4, msg=module)
     assert all(record.projected for record in attached.records)
 
 
@@ -176,8 +176,8 @@ def test_a_gate_without_effect_says_so(adapted: Adapted, caplog: pytest.LogCaptu
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
     first, last = (record.getMessage() for record in caplog.records)
-    assert first.startswith("step 0: the gate did nothing: gradient is 0")
-    assert last == "the gate removed nothing in 2 steps"
+    assert first.startswith("step 0: nothing was projected: gradient is 0")
+    assert last == "the projection removed nothing in 2 steps"
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -187,9 +187,8 @@ def test_loss_scaling(adapted: Adapted, fused: bool) -> None:
     for scale in (1.0, 1024.0):
         optimizer = adapted.optimizer(torch.optim.AdamW, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
-        with probe.attach(
-            optimizer, adapted.directions, model=adapted.model, allow_scaled=fused, scaler=scaler
-        ) as attached:
+        options = {"allow_scaled": fused, "scaler": scaler}
+        with probe.attach(optimizer, adapted.directions, model=adapted.model, **options) as attached:
             adapted.backward(scale=scaler.scale)
             scaler.step(optimizer)
         records += attached.records
@@ -275,7 +274,7 @@ def test_what_is_stepped_must_be_what_is_measured(adapted: Adapted) -> None:
         adapted.backward()
         group = optimizer.param_groups[0]
         group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
-        with pytest.raises(InputError, match="when the probe was attached"):
+        with pytest.raises(InputError, match="every trained parameter"):
             optimizer.step()
         group["params"] = adapted.coordinates.parameters()
         optimizer.zero_grad()

@@ -67,10 +67,6 @@ def lora_of_all() -> nn.Module:
     return adapted(LoraConfig, target_modules="all-linear", r=4, lora_alpha=8)
 
 
-def dora() -> nn.Module:
-    return adapted(LoraConfig, use_dora=True)
-
-
 def ia3() -> nn.Module:
     return adapted(IA3Config)
 
@@ -82,7 +78,7 @@ def half_trained() -> nn.Module:
     return model
 
 
-MODELS = [whole, norms_alone, lora_of_all, dora, ia3]
+MODELS = [whole, norms_alone, lora_of_all]
 
 
 def loss_of(model: nn.Module, turn: int = 0, samples: slice = slice(None)) -> Tensor:

@@ -29,11 +29,11 @@ def test_two_processes_come_out_as_the_table_says(tmp_path: Path) -> None:
     assert not unexpected(logs[0].read_text())
 
 
-@pytest.mark.slow
-def test_one_process_comes_out_as_the_table_says(tmp_path: Path) -> None:
-    """In a process of its own, since trainings print warnings."""
+@pytest.mark.parametrize("rows", ["EDGES", pytest.param("SINGLE", marks=pytest.mark.slow)])
+def test_one_process_comes_out_as_the_table_says(tmp_path: Path, rows: str) -> None:
+    """Records and `probe.cosines` equal autograd; in a process of its own, since trainings print warnings."""
     log = tmp_path / "rows"
-    code = f"{CODE}quiet(); attach_setups.run_rows(attach_setups.SINGLE, 0, '')"
+    code = f"{CODE}quiet(); attach_setups.run_rows(attach_setups.{rows}, 0, '')"
     assert processes.finish(processes.start(code, log=log)) == 0
     assert not unexpected(log.read_text())
 
