@@ -320,7 +320,7 @@ def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, poli
     arm, alone = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora"), Seen()
     measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided")
     shared = {"planning": planned(groups), "pad_id": 0, "references": references}
-    step_only(Bases(coordinates=[coordinates]), groups, measure, objective, updater=alone, **shared)
+    step_only(Bases(**members_of(coordinates)), groups, measure, objective, updater=alone, **shared)
     assert (flat(alone.gradient, coordinates) - expected).norm() < 1e-6 * expected.norm()
 
 
