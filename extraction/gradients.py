@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from extraction.adapters.frames import Frames, Tap
+from extraction.adapters.coordinates import Tap
+from extraction.adapters.frames import Frames
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model

@@ -78,10 +78,9 @@ def measure_pair_gradients(
     # (n, 2) -> (2n, 1), in the order of the batch: all hacking completions, then all clean ones.
     weights = torch.stack(pair_weights).T.flatten()[:, None]
     hack_gradients, clean_gradients = {}, {}
-    for module, unweighted in found.gradients[frames.basis].items():
-        weighted = unweighted.cpu() * weights.to(unweighted.dtype)
-        hack_gradients[module] = weighted[:n].clone()
-        clean_gradients[module] = weighted[n:].clone()
+    for module, gradient in found.gradients[frames.basis].items():
+        weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
+        hack_gradients[module], clean_gradients[module] = weighted[:n], weighted[n:]
     metadata = _identity(policy, frames, pairs, pairs_source, normaliser)
     # The whole fingerprint, with the model's name, which the identity leaves out.
     metadata |= {"fingerprint": dict(frames.fingerprint)}

@@ -32,8 +32,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from extraction.adapters.coordinates import Frame
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.frames import Frame, make_frames, target_layers
+from extraction.adapters.frames import make_frames, target_layers
 from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.trained import is_plain, lora_factors
 from extraction.directions import Directions
