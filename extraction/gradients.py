@@ -21,7 +21,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.adapters.frames import Frames, Tap
+from extraction.adapters.coordinates import Tap
+from extraction.adapters.frames import Frames
 from extraction.attention import attending
 from extraction.batch import Batch, Rows, make_rows
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model

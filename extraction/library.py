@@ -90,10 +90,9 @@ def measure_pair_gradients(
         norms = squares.sum(0).sqrt()[:, None]
         weights = torch.where(norms > 0, 1 / norms, 0.0)
     hack_gradients, clean_gradients = {}, {}
-    for module, unweighted in found.gradients[frames.basis].items():
-        weighted = unweighted.cpu() * weights.to(unweighted.dtype)
-        hack_gradients[module] = weighted[:n].clone()
-        clean_gradients[module] = weighted[n:].clone()
+    for module, gradient in found.gradients[frames.basis].items():
+        weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
+        hack_gradients[module], clean_gradients[module] = weighted[:n], weighted[n:]
     metadata = _identity(policy, frames, pairs, pairs_source, normaliser, sides)
     # The identity leaves out the model's name.
     metadata |= {"fingerprint": dict(frames.fingerprint)}

@@ -24,7 +24,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.frames import Frames
-from extraction.adapters.targets import weight_matrix
 from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
 from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
@@ -141,8 +140,10 @@ def token_bytes(backbone: PreTrainedModel) -> int:
     floats = 0
     for name, module in backbone.named_modules():
         # LoRA's own Linears do not count: A x and B A x are small, or never formed.
-        if isinstance(module, nn.Linear | Conv1D) and ".lora_" not in name:
-            floats += sum(weight_matrix(module, name).shape)
+        if isinstance(module, nn.Linear) and ".lora_" not in name:
+            floats += module.in_features + module.out_features  # a quantised weight has another shape
+        elif isinstance(module, Conv1D):
+            floats += sum(module.weight.shape)
     return floats * backbone.dtype.itemsize
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -36,8 +36,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
-from extraction.adapters.frames import Frame, Frames, LoraFrame, SvdFrame
+from extraction.adapters.frames import Frames
 from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
 from extraction.adapters.targets import check_one_place
@@ -155,9 +156,10 @@ class Trained:
         for parameter, part in self._parts(gradients):
             parameter.grad = part.detach().to(parameter, copy=True)
 
-    def fingerprint(self) -> dict[str, object]:
-        """That of the frames of the start."""
-        return dict(self.start.fingerprint)
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """The fingerprint of the frames that it began with."""
+        return self.start.fingerprint
 
     def save(self, directory: Path) -> None:
         """Save the adapter as a peft directory; its weights are a checked file (`replay_pools.storage.tensors`)."""

@@ -34,8 +34,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers.pytorch_utils import Conv1D
 
+from extraction.adapters.coordinates import Frame, SvdFrame
 from extraction.adapters.delta_s import DeltaSLayer
-from extraction.adapters.frames import Frame, SvdFrame, base_layer, check_adapters, make_frames, target_layers
+from extraction.adapters.frames import base_layer, check_adapters, make_frames, target_layers
 from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.targets import is_quantised
 from extraction.adapters.trained import is_plain, lora_factors

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 from torch.distributed.tensor import DTensor
 
-from extraction.adapters.frames import Frame, Tap
+from extraction.adapters.coordinates import Frame, Tap
 from extraction.adapters.sharded import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_input, watch_output

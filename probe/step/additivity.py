@@ -20,7 +20,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.adapters.frames import Frame, Frames
+from extraction.adapters.coordinates import Frame
+from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import Agree, checkpointed, frozen, make_plan, tokens_that_fit

@@ -99,7 +99,7 @@ def _sealed(data: bytes, path: Path) -> bytes:
     # Sorted: the same tensors give the same bytes.
     plain = orjson.dumps(header, option=orjson.OPT_SORT_KEYS)
     plain += b" " * (-len(plain) % 8)  # the tensors start at a multiple of 8 bytes
-    return len(plain).to_bytes(8, "little") + plain + data[start:]
+    return b"".join((len(plain).to_bytes(8, "little"), plain, memoryview(data)[start:]))  # no second copy of the data
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], str | None]:

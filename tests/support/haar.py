@@ -4,15 +4,16 @@ from collections.abc import Mapping
 
 import torch
 
+from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained
 from extraction.controls import haar_directions
 from extraction.directions import Directions
 
 
 def random_directions(
-    coordinates: Trained, k: int = 2, seed: int = 0, numbers: Mapping[str, int] | None = None
+    coordinates: Trained | Frames, k: int = 2, seed: int = 0, numbers: Mapping[str, int] | None = None
 ) -> Directions:
     """`k` in every module, or as many as `numbers` says."""
     none = {module: torch.zeros((numbers or {}).get(module, k), r) for module, r in coordinates.sizes.items()}
-    metadata = {"fingerprint": coordinates.fingerprint()}
+    metadata = {"fingerprint": dict(coordinates.fingerprint)}
     return haar_directions(Directions(vectors=none, singular_values={}, votes={}, metadata=metadata), seed=seed)
