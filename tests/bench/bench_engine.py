@@ -25,7 +25,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from adapted import adapt, sampled
-from extraction.adapters.singular import DeltaSCoordinates
 from timing import interleaved
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -129,7 +128,7 @@ class TwoProducts(nn.Module):
 
 def reference_model(coordinates: Trained, shape: Shape) -> LlamaForCausalLM:
     """The model with `TwoProducts` in the place of every target."""
-    assert isinstance(coordinates, DeltaSCoordinates)
+    assert coordinates.basis == "svd"
     model = model_of(shape)
     for module in coordinates.sizes:
         parent, _, name = module.rpartition(".")
