@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from adapted import adapt
 from peft import IA3Config, LoraConfig, get_peft_model
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
@@ -34,6 +33,7 @@ from transformers.pytorch_utils import Conv1D
 
 import probe
 from extraction.adapters.delta_s import DeltaSConfig
+from extraction.adapters.frames import Frames, svd_frames
 from extraction.adapters.sharded import whole
 from extraction.directions import Directions
 from probe.integrations import processes
@@ -105,27 +105,27 @@ def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
 
 
 @cache
-def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
+def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Frames]:
     """Directions of the base model, and the adapter whose frames they are in."""
-    coordinates = adapt(plain(dtype), basis="svd", model_id="random", cache_dir=None)
-    return random_directions(coordinates), coordinates
+    frames = svd_frames(plain(dtype), model_id="random", cache_dir=None)
+    return random_directions(frames), frames
 
 
 def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
     """cos_in and grad_norm by hand: dL/dW in full, of every module."""
-    directions, coordinates = directions_of(dtype)
+    directions, frames = directions_of(dtype)
     model = all_trained(dtype)
     with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         loss = loss_of(model, rows)
     loss.backward()
-    return cos_and_norm(model, directions, coordinates)
+    return cos_and_norm(model, directions, frames)
 
 
-def cos_and_norm(model: nn.Module, directions: Directions, coordinates: Any) -> Tensor:
+def cos_and_norm(model: nn.Module, directions: Directions, frames: Frames) -> Tensor:
     """cos_in and grad_norm of what is in `weight.grad`, read densely through U and V."""
     gradients = {}
     for module in directions.vectors:
-        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        U, Vh = (factor.double() for factor in frames[module].factors(torch.ones(frames[module].size)))
         layer = model.get_submodule(module)
         assert layer.weight.grad is not None
         gradient = layer.weight.grad.double()
@@ -389,19 +389,19 @@ def built(name: str) -> nn.Module:
 
 def architecture_error(name: str) -> float:
     """LoRA on the default targets, against dL/dW in full."""
-    coordinates = adapt(built(name), basis="svd", model_id=name, cache_dir=None)
-    directions = random_directions(coordinates)
+    frames = svd_frames(built(name), model_id=name, cache_dir=None)
+    directions = random_directions(frames)
     model = built(name).requires_grad_(True)
     loss_of(model).backward()
-    expected = cos_and_norm(model, directions, coordinates)
+    expected = cos_and_norm(model, directions, frames)
     model = get_peft_model(built(name), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     return error_of(model, step=one_step, directions=directions, expected=expected)
 
 
 def quantised_error(**options: Any) -> float:
     """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
-    coordinates = adapt(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
-    directions = random_directions(coordinates)
+    frames = svd_frames(load_policy("organism").model, model_id="organism", cache_dir=None)
+    directions = random_directions(frames)
     config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **options)
     model = AutoModelForCausalLM.from_pretrained(
         ORGANISM_WEIGHTS, quantization_config=config, device_map={"": "cpu"}, dtype=torch.float32
@@ -422,7 +422,7 @@ def quantised_error(**options: Any) -> float:
     model.zero_grad()
     gradients = {}
     for module in directions.vectors:
-        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        U, Vh = (factor.double() for factor in frames[module].factors(torch.ones(frames[module].size)))
         gradients[module] = torch.diagonal(U.T @ weights[module] @ Vh.T)
     return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
 
