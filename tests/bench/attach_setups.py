@@ -25,7 +25,6 @@ from typing import Any
 
 import peft
 import torch
-from adapted import adapt
 from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -39,6 +38,7 @@ from transformers.pytorch_utils import Conv1D
 
 import probe
 from extraction.adapters.delta_s import DeltaSConfig
+from extraction.adapters.frames import Frames, svd_frames
 from extraction.adapters.sharded import whole
 from extraction.directions import Directions
 from probe.integrations import processes
@@ -111,27 +111,33 @@ def loss_of(model: nn.Module, rows: slice = EVERY) -> Tensor:
 
 
 @cache
-def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Any]:
+def directions_of(dtype: torch.dtype = torch.float64) -> tuple[Directions, Frames]:
     """Directions of the base model, and the adapter whose frames they are in."""
-    coordinates = adapt(plain(dtype), basis="svd", model_id="random", cache_dir=None)
-    return random_directions(coordinates), coordinates
+    frames = svd_frames(plain(dtype), model_id="random", cache_dir=None)
+    return random_directions(frames), frames
 
 
 def naive(dtype: torch.dtype = torch.float64, rows: slice = EVERY, autocast: torch.dtype | None = None) -> Tensor:
     """cos_in and grad_norm by hand: dL/dW in full, of every module."""
-    directions, coordinates = directions_of(dtype)
+    directions, frames = directions_of(dtype)
     model = all_trained(dtype)
     with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
         loss = loss_of(model, rows)
     loss.backward()
-    return cos_and_norm(model, directions, coordinates)
+    return cos_and_norm(model, directions, frames)
 
 
-def cos_and_norm(model: nn.Module, directions: Directions, coordinates: Any) -> Tensor:
+def factors_of(frames: Frames, module: str) -> tuple[Tensor, Tensor]:
+    """U and Vh of a module, in float64."""
+    U, Vh = frames[module].factors(torch.ones(frames[module].size))
+    return U.double(), Vh.double()
+
+
+def cos_and_norm(model: nn.Module, directions: Directions, frames: Frames) -> Tensor:
     """cos_in and grad_norm of what is in `weight.grad`, read densely through U and V."""
     gradients = {}
     for module in directions.vectors:
-        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        U, Vh = factors_of(frames, module)
         layer = model.get_submodule(module)
         assert layer.weight.grad is not None
         gradient = layer.weight.grad.double()
@@ -401,11 +407,11 @@ def built(name: str) -> nn.Module:
 
 def architecture_error(name: str) -> float:
     """LoRA on the default targets, against dL/dW in full."""
-    coordinates = adapt(built(name), basis="svd", model_id=name, cache_dir=None)
-    directions = random_directions(coordinates)
+    frames = svd_frames(built(name), model_id=name, cache_dir=None)
+    directions = random_directions(frames)
     model = built(name).requires_grad_(True)
     loss_of(model).backward()
-    expected = cos_and_norm(model, directions, coordinates)
+    expected = cos_and_norm(model, directions, frames)
     model = get_peft_model(built(name), LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     return error_of(model, step=one_step, directions=directions, expected=expected)
 
@@ -441,8 +447,8 @@ def by_bitsandbytes(**options: Any) -> nn.Module:
 
 def quantised_error(make: Callable[[list[str]], nn.Module]) -> float:
     """LoRA on a quantised organism: against the sum of dL/dy x^T that each layer is seen to have."""
-    coordinates = adapt(load_policy("organism").model, basis="svd", model_id="organism", cache_dir=None)
-    directions = random_directions(coordinates)
+    frames = svd_frames(load_policy("organism").model, model_id="organism", cache_dir=None)
+    directions = random_directions(frames)
     model = make([*directions.vectors])
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=[*directions.vectors]))
     weights = {}
@@ -460,7 +466,7 @@ def quantised_error(make: Callable[[list[str]], nn.Module]) -> float:
     model.zero_grad()
     gradients = {}
     for module in directions.vectors:
-        U, Vh = (frame.double() for frame in coordinates.layers[module].frames())
+        U, Vh = factors_of(frames, module)
         gradients[module] = torch.diagonal(U.T @ weights[module] @ Vh.T)
     return error_of(model, step=one_step, directions=directions, expected=summary(gradients, directions))
 
@@ -484,7 +490,7 @@ def base_of(model: Any, module: str) -> nn.Module:
 
 def by_autograd(model: nn.Module, step: Callable[[nn.Module], object]) -> Tensor:
     """cos_in and grad_norm of dL/dW of the base weights: autograd on a copy, where they require a gradient."""
-    directions, coordinates = directions_of()
+    directions, frames = directions_of()
     model, gradients = copy.deepcopy(model), {}
     for module in directions.vectors:
         base_of(model, module).weight.requires_grad_(True)
@@ -492,7 +498,7 @@ def by_autograd(model: nn.Module, step: Callable[[nn.Module], object]) -> Tensor
     torch.manual_seed(7)
     step(model)
     for module in directions.vectors:
-        U, Vh = coordinates.layers[module].frames()
+        U, Vh = factors_of(frames, module)
         gradients[module] = torch.diagonal(U.T @ base_of(model, module).weight.grad @ Vh.T)
     return summary(gradients, directions)
 
@@ -511,10 +517,10 @@ def dense(model: nn.Module) -> dict[str, Tensor]:
 
 def share_toward_hack(before: dict[str, Tensor], after: dict[str, Tensor]) -> Tensor:
     """hackward_frac_update, from dense weights."""
-    directions, coordinates = directions_of()
+    directions, frames = directions_of()
     update, hack = [], []
     for module, V in directions.vectors.items():
-        U, Vh = coordinates.layers[module].frames()
+        U, Vh = factors_of(frames, module)
         update.append(torch.diagonal(U.T @ (before[module] - after[module]) @ Vh.T))
         hack.append((V.double() @ update[-1]).relu())
     return torch.cat(hack).norm() / torch.cat(update).norm()
@@ -674,10 +680,10 @@ def falcon_error(has_cosines: bool) -> float:
     options = {**TINY, "new_decoder_architecture": False, "parallel_attn": True}
     base = AutoModelForCausalLM.from_config(AutoConfig.for_model("falcon", **options)).double().eval()
     targets = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
-    coordinates = adapt(copy.deepcopy(base), basis="svd", model_id="falcon", cache_dir=None, targets=targets)
-    directions, model = random_directions(coordinates), copy.deepcopy(base).requires_grad_(True)
+    frames = svd_frames(base, targets, model_id="falcon", cache_dir=None)
+    directions, model = random_directions(frames), copy.deepcopy(base).requires_grad_(True)
     loss_of(model, slice(0, 1) if has_cosines else EVERY).backward()
-    expected = cos_and_norm(model, directions, coordinates)
+    expected = cos_and_norm(model, directions, frames)
     if has_cosines:
         batch = {"input_ids": IDS[:1], "labels": IDS[:1]}
         return abs(float(probe.cosines(base, batch, directions, cache_dir=None)) - float(expected[0]))

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from adapted import adapt
 from peft import LoraConfig, get_peft_model
 from timing import interleaved
 from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 import probe
+from extraction.adapters.frames import svd_frames
 from extraction.directions import Directions
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
@@ -43,8 +43,8 @@ def attaching(tokens: int = 256, samples: int = 4, repeats: int = 5) -> None:
 
 def ways(plain: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, dict[str, Callable[[], None]]]]:
     """Every kind of model, and a step of it `alone` and `attached`."""
-    coordinates = adapt(copy.deepcopy(plain), basis="svd", model_id="random", cache_dir=None)
-    directions = random_directions(coordinates, k=4)
+    frames = svd_frames(copy.deepcopy(plain), model_id="random", cache_dir=None)
+    directions = random_directions(frames, k=4)
     lora = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM"))
     of_all = get_peft_model(copy.deepcopy(plain), LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"))
     kinds: dict[str, tuple[nn.Module, bool]] = {

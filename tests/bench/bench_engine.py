@@ -24,16 +24,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from adapted import adapt, sampled
 from timing import interleaved
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from extraction.adapters.trained import Trained
+from extraction.adapters.coordinates import SvdFrame
+from extraction.adapters.frames import Frames, lora_frames, svd_frames
+from extraction.adapters.svd import both_factors
 from extraction.attention import attending
 from extraction.batch import Batch, make_batch, make_rows
-from extraction.gradients import one_pass
+from extraction.gradients import one_pass, per_sample_gradients
 from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import checkpointed, planned
 from probe.step.projection import project_modules
@@ -42,6 +43,7 @@ disable_progress_bar()
 
 OUT = Path("out/bench")
 RANK, TRUNCATED = 32, 256  # of LoRA; of the SVD, of at most 576
+Read = tuple[LlamaForCausalLM, Frames]
 ONE_PASS = 8192  # tokens_per_batch: all of the rollouts
 TARGETS = {  # {ratio: (the most that it should be, or the least)}
     "svd / limit": ("<=", 1.30),
@@ -76,10 +78,11 @@ def model_of(shape: Shape) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def adapted(basis: str, shape: Shape, rank: int | None = None) -> Trained:
-    """The model in one basis, at zero."""
-    options = {"rank": RANK} if basis == "lora" else {"rank": rank, "cache_dir": OUT / "svd"}
-    return adapt(model_of(shape), basis=basis, model_id="bench", **options)
+def read(basis: str, model: LlamaForCausalLM, rank: int | None = None) -> Read:
+    """The model, and its frames in one basis."""
+    if basis == "lora":
+        return model, lora_frames(model, rank=RANK)
+    return model, svd_frames(model, rank=rank, cache_dir=OUT / "svd")
 
 
 def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int, *, same: bool = False) -> Batch:
@@ -92,22 +95,24 @@ def rollouts(prompts: Sequence[int], completions: Sequence[int], vocabulary: int
     return make_batch(drawn, [draw(n) for n in completions], 0)
 
 
-def engine(coordinates: Trained, batch: Batch, *, share: bool = False) -> dict[str, Tensor]:
+def engine(model: LlamaForCausalLM, frames: Frames, batch: Batch, *, share: bool = False) -> Mapping[str, Tensor]:
     """The engine, in one pass: {module: (G, r)}."""
-    return sampled(coordinates, batch, tokens_per_batch=ONE_PASS, share=share).gradients
+    read = {frames.basis: frames}
+    found = per_sample_gradients(model, read, batch, tokens_per_batch=ONE_PASS, share=share)
+    return found.gradients[frames.basis]
 
 
-def limit(coordinates: Trained, batch: Batch) -> None:
+def limit(model: LlamaForCausalLM, frames: Frames, batch: Batch) -> None:
     """The frozen forward and backward, down to the first outputs, that any exact way must at least do."""
-    backbone, _ = split_model(coordinates.model)
+    backbone, _ = split_model(model)
     start = lambda _layer, _inputs, output: output.requires_grad_()  # noqa: E731
-    handles = [layer.register_forward_hook(start) for layer in coordinates.layers.values()]
+    handles = [layer.register_forward_hook(start) for layer in frames.layers.values()]
     try:
-        with planned(coordinates, batch, ONE_PASS, int) as plan:
+        with planned(model, batch, ONE_PASS, int) as plan:
             for samples, _ in plan.all_passes:
                 rows = make_rows(batch, plan.layout, samples)
                 with attending(backbone, plan.layout), checkpointed(backbone, plan.is_too_long(rows)):
-                    one_pass(coordinates, rows, torch.ones_like(rows.targets))
+                    one_pass(model, rows, torch.ones_like(rows.targets))
     finally:
         for handle in handles:
             handle.remove()
@@ -126,14 +131,15 @@ class TwoProducts(nn.Module):
         return self.base(x) + F.linear(F.linear(x, self.Vh) * self.delta_S, self.U)
 
 
-def reference_model(coordinates: Trained, shape: Shape) -> LlamaForCausalLM:
+def reference_model(frames: Frames, shape: Shape) -> LlamaForCausalLM:
     """The model with `TwoProducts` in the place of every target."""
-    assert coordinates.basis == "svd"
     model = model_of(shape)
-    for module in coordinates.sizes:
+    for module, frame in frames.items():
         parent, _, name = module.rpartition(".")
-        frames = coordinates.layers[module].frames()
-        setattr(model.get_submodule(parent), name, TwoProducts(model.get_submodule(module), *frames))
+        layer = model.get_submodule(module)
+        assert isinstance(frame, SvdFrame)
+        factors = both_factors(frame.held, layer.weight)
+        setattr(model.get_submodule(parent), name, TwoProducts(layer, *factors))
     return model
 
 
@@ -167,16 +173,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one run of each: does the bench work?")
     shape, repeats = (QUICK, 1) if parser.parse_args().quick else (FULL, 2)
-    svd, batch = adapted("svd", shape), rollouts(shape.prompts, shape.completions, shape.vocabulary)
+    model, batch = model_of(shape), rollouts(shape.prompts, shape.completions, shape.vocabulary)
     one_prompt = rollouts(shape.prompts, shape.completions, shape.vocabulary, same=True)
-    reference = reference_model(svd, shape)
-    bases = {"svd": svd, f"svd {TRUNCATED}": adapted("svd", shape, TRUNCATED), "lora": adapted("lora", shape)}
-    unit, vectors = engine(svd, batch), frames_of(svd.sizes, 4)
+    svd = read("svd", model)
+    reference = reference_model(svd[1], shape)
+    bases = {"svd": svd, f"svd {TRUNCATED}": read("svd", model, TRUNCATED), "lora": read("lora", model)}
+    unit, vectors = engine(*svd, batch), frames_of(svd[1].sizes, 4)
     ways = {
-        "limit": lambda: limit(svd, batch),
-        **{name: partial(engine, coordinates, batch) for name, coordinates in bases.items()},
-        "one prompt": partial(engine, svd, one_prompt),
-        "shared": partial(engine, svd, one_prompt, share=True),
+        "limit": lambda: limit(*svd, batch),
+        **{name: partial(engine, *one, batch) for name, one in bases.items()},
+        "one prompt": partial(engine, *svd, one_prompt),
+        "shared": partial(engine, *svd, one_prompt, share=True),
         "loop": lambda: loop(reference, batch),
         **{f"{cells} cells": partial(evaluate, unit, vectors, cells) for cells in (1, 12)},
     }

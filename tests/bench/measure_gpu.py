@@ -21,15 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from adapted import adapt, members_of
 from bench_attach import ways
 from cost_table import MODELS, RANKS
 from timing import interleaved
@@ -37,8 +35,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 import probe
-from extraction.adapters.svd import BATCH, Entry, Factors, as_computed, digest_all, is_randomised, needed_factors
+from extraction.adapters.frames import svd_frames
+from extraction.adapters.svd import Factors, as_computed, digest_all, needed_factors
 from extraction.adapters.targets import find_targets, weight_matrix
+from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
 from extraction.logprobs import CHUNK_SIZE, split_model
 from extraction.passes import activation_bytes, tokens_that_fit
@@ -110,7 +110,7 @@ def timed(way: Callable[[], object], repeats: int = 1) -> float:
 
 def random_factors(
     weights: Mapping[str, Tensor], _digests: Mapping[str, str], _cache_dir: object, *, rank: int | None = None
-) -> dict[str, Entry]:
+) -> dict[str, Factors]:
     """In the place of `factorise_all`: orthonormal factors, those that it would keep of well-conditioned weights."""
     drawn: dict[tuple[int, int], Tensor] = {}
     made = {}
@@ -121,7 +121,7 @@ def random_factors(
         if key not in drawn:
             drawn[key] = torch.linalg.qr(torch.randn(key, dtype=like.dtype, device=like.device)).Q
         U, Vh = (drawn[key].clone() if d_out <= d_in else None, drawn[key].T.contiguous() if d_out >= d_in else None)
-        made[name] = Factors(U, torch.linspace(2, 1, key[1]).to(like), Vh), None
+        made[name] = Factors(U, torch.linspace(2, 1, key[1]).to(like), Vh)
     return made
 
 
@@ -141,22 +141,15 @@ def svds(work: Work) -> None:
     weights = {name: weight_matrix(model.get_submodule(name), name) for name in find_targets(model)}
     show("hash of the weights, for every start", timed(lambda: digest_all(weights)))
     shapes = Counter(tuple(weight.shape) for weight in weights.values())
-    needed_factors([torch.randn(64, 96, device=work.device)], None)  # the first call of a library loads it
+    needed_factors([torch.randn(64, 96, device=work.device)])  # the first call of a library loads it
 
-    @cache
-    def taken(shape: tuple[int, int], rank: int | None) -> float:
+    total = 0.0
+    for shape, number in shapes.items():
         weight = torch.randn(shape, device=work.device, dtype=torch.bfloat16)
-        # As many at a time as the product stacks; of all triplets one, since cuSOLVER takes them in turn.
-        size, repeats = (BATCH, 2) if rank else (1, 1)
-        seconds = timed(lambda: needed_factors([weight] * size, rank), repeats) / size
-        show(f"SVD of one {shape[0]} x {shape[1]}, {rank or 'all'}", seconds)
-        return seconds
-
-    for rank in RANKS:
-        total = sum(n * taken(shape, rank if is_randomised(rank, shape) else None) for shape, n in shapes.items())
-        # Randomised ones are counted with both shares.
-        assumed = None if rank else work.machine.svd_share
-        show(f"SVDs of {len(weights)} modules, {rank or 'all'}", total, work.cost(rank).svd(work.machine), assumed)
+        seconds = timed(lambda weight=weight: needed_factors([weight]), 1)  # cuSOLVER takes them in turn
+        show(f"SVD of one {shape[0]} x {shape[1]}", seconds)
+        total += number * seconds
+    show(f"SVDs of {len(weights)} modules", total, work.cost(None).svd(work.machine), work.machine.svd_share)
 
 
 def gradients(work: Work) -> None:
@@ -172,9 +165,10 @@ def gradients_of(work: Work, rank: int | None) -> None:
     batch = make_batch([work.ids(n) for n in prompts], [work.ids(n) for n in completions], 0).to(work.device)
     rows, cost, name = Rows.of(prompts, completions), work.cost(rank), str(rank or "all")
     with without_svds():
-        coordinates = adapt(work.model(), basis="svd", model_id="random", cache_dir=None, rank=rank)
-    bases, (backbone, _) = Bases(**members_of(coordinates)), split_model(coordinates.model)
-    budget = min(tokens_that_fit(backbone), rows.tokens)
+        model = work.model()
+        frames = svd_frames(model, cache_dir=None, rank=rank)
+    bases, (backbone, _) = Bases(model=model, frames={"svd": frames}), split_model(model)
+    budget = min(tokens_that_fit(backbone, [frames]), rows.tokens)
     settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
     held = memory(work.model("meta"), settings, arms=[get_arm("vanilla")], num_samples=GROUP, k=0, num_pairs=0)
     logits = LOGITS * min(CHUNK_SIZE, budget) * work.config.vocab_size * 2
@@ -190,8 +184,10 @@ def gradients_of(work: Work, rank: int | None) -> None:
     show(f"gradients with a step's check, {name}", seconds, counted, PASSES)
     forward = cost.seconds(cost.forward(rows), work.machine)
     show("forward", timed(lambda: bases.score(batch), 3), forward, PASSES)
-    for parameter in coordinates.parameters():
+    trained = Trained(model, frames)
+    for parameter in trained.parameters():
         parameter.data.normal_(std=1e-3)
+    bases = replace(bases, trained=trained)
     seconds = timed(lambda: bases.run(batch), 2)
     show(f"gradients, delta_S merged as in a training, {name}", seconds, counted, PASSES)
 
