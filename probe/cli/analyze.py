@@ -148,15 +148,19 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
     """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
     from probe.experiments.load import load_spec
+    from probe.experiments.outcomes import write_outcomes
     from probe.experiments.verdict import evaluate_spec
     from probe.experiments.written import format_text, write_results
 
-    verdict = evaluate_spec(load_spec(spec_file), out, **settings)
-    log = write_results(verdict, spec_file) if write else None
+    spec, written = load_spec(spec_file), []
+    verdict = evaluate_spec(spec, out, **settings)
+    if write:
+        written = [write_results(verdict, spec_file)]
+        written += [write_outcomes(spec, out)] if spec.settings["verb"] == "train" else []
     if as_json:
         echo_json(verdict.to_json())
     else:
         echo(format_text(verdict))
-        if log is not None:
-            echo(f"written: {log}")
+        for path in written:
+            echo(f"written: {path}")
     return verdict.primary == "FAIL"
