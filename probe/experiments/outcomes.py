@@ -60,15 +60,23 @@ def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
 
 
 def write_outcomes(spec: Spec, out_dir: Path) -> Path:
-    """Write the outcomes of `spec` into the table beside it, in place of its earlier ones, and return the table."""
-    path = spec.path.parent / OUTCOMES_FILE
-    others = [row for row in read_outcomes(path) if row.spec != spec.name] if path.is_file() else []
+    """Write the outcomes of `spec` into the table beside it, and return the table.
+
+    Rows of a run that is in `out_dir` are replaced. Other rows stay: their runs may be gone.
+    """
+    path, outcomes = spec.path.parent / OUTCOMES_FILE, outcomes_of(spec, out_dir)
+    made = {_run_of(row) for row in outcomes}
+    others = [row for row in read_outcomes(path) if _run_of(row) not in made] if path.is_file() else []
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(Outcome)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows([asdict(row) for row in sorted([*others, *outcomes_of(spec, out_dir)])])
+    writer.writerows([asdict(row) for row in sorted([*others, *outcomes])])
     write_atomic(path, text.getvalue().encode())
     return path
+
+
+def _run_of(row: Outcome) -> tuple[str, str, str, int]:
+    return row.spec, row.condition, row.arm, row.seed
 
 
 def read_outcomes(path: Path) -> list[Outcome]:

@@ -10,7 +10,7 @@ tokens of those, T tokens, d the hidden size, r coordinates of a module.
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from extraction.adapters.frames import Frames
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch
-from extraction.gradients import Axis, per_sample_gradients
+from extraction.gradients import Axis, SampleGradients, per_sample_gradients
 from extraction.passes import score
 from extraction.stacks import Stacks
 from extraction.words import Basis
@@ -61,15 +61,6 @@ def token_shares(token_dots: Tensor, norms: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPass:
-    """What one forward and backward gives."""
-
-    gradients: Gradients  # (g, r) of -sum_t W_it logp_it
-    token_logprobs: Tensor  # (G, T), 0 off the completion
-    token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>; None where none was asked for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bases:
     """A policy and the bases in which it is read: one pass serves all of them.
 
@@ -106,8 +97,8 @@ class Bases:
         axis: Axis | None = None,
         *,
         share: bool = False,
-    ) -> GroupPass:
-        """Per-sample gradients of -sum_t W_it logp_it in every basis; W (G, T) is 1 when None.
+    ) -> SampleGradients:
+        """Compute gradients (g, r) of -sum_t W_it logp_it in every basis, and (G, T) values of tokens; W is 1 if None.
 
         Args:
             batch: the G samples of the step, the same on every rank.
@@ -130,8 +121,8 @@ class Bases:
                 agree=self._agree,
                 share=share,
             )
-        return GroupPass(
-            gradients=samples.gradients,
+        return replace(
+            samples,
             token_logprobs=self._joined(samples.token_logprobs, batch),
             token_dots=None if samples.token_dots is None else self._joined(samples.token_dots, batch),
         )
@@ -160,7 +151,7 @@ class Bases:
 
     def run_checked(
         self, batch: Batch, *, turn: int, whole: bool, axis: Axis | None = None
-    ) -> tuple[GroupPass, dict[Basis, float]]:
+    ) -> tuple[SampleGradients, dict[Basis, float]]:
         """The pass with unit weights, and its additivity error in every basis (see probe.step.additivity).
 
         Every rank checks its own samples; the error is the largest of any rank.

@@ -134,7 +134,7 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: 
 
 
 def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Path]) -> None:
-    """One row a problem and evaluation; their means are the runs' own rates; rows of other specs stay."""
+    """One row a problem and evaluation; their means are the runs' own rates; rows of runs that are not here stay."""
     spec, own = swept
     other = "other,base,vanilla,7,p1,0.5,0.25,2\n"
     path = spec.path.parent / "outcomes.csv"
@@ -148,6 +148,9 @@ def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Pa
         expected = evaluation["hack"]["rate"], evaluation["solve"]["rate"]
         assert final_rates(rows, "base", arm)[3] == pytest.approx(expected)
     assert write_outcomes(spec, own).read_text() == text
+    gone = "mini,base,vanilla,9,p1,0.0,1.0,2\n"
+    path.write_text(text.replace(other, gone + other))
+    assert gone in write_outcomes(spec, own).read_text()
     path.write_text(text.replace("0.25", "a quarter"))
     with pytest.raises(InputError) as refused:
         read_outcomes(path)
