@@ -31,30 +31,26 @@ Gradients = Mapping[Basis, Mapping[str, Tensor]]  # {basis: {module: (g, r)}}, o
 
 
 def axis(basis: Basis, directions: Mapping[str, Tensor]) -> Axis:
-    """Directions {module: (k, r)} as ONE unit vector u: sum_i V_i / sqrt(k M) in each of the M modules with k > 0.
+    """Join directions {module: (k, r)} into ONE unit vector u, so that <u, g> / norm(g) is the global cosine.
 
-    <u, g> / norm(g) is the global cosine of `probe.step.projection`.
+    u_m = sum_i V_i / sqrt(k M) in each of the M modules with k > 0.
     """
     kept = {module: V for module, V in directions.items() if len(V)}
     return basis, {module: V.sum(0) / math.sqrt(len(V) * len(kept)) for module, V in kept.items()}
 
 
 def token_shares(token_dots: Tensor, norms: Tensor) -> Tensor:
-    """The cosine of a sample as a sum of shares, one for every position of its rollout: s_it (G, T), float64, CPU.
-
-    A module's gradient is a sum over positions t of products of what the module read at t and what came back to its
-    output at t (extraction.adapters), so that with the axis u
+    """Split the cosine of each sample over the positions of its rollout: s_it (G, T), float64, CPU.
 
         cos_i = sum_t s_it,    s_it = sum_m <u_m, product_mt> / norm(g_i)
 
-    s_it belongs to the position at which the product arises: where token t is READ and token t + 1 predicted. It is not
-    the effect of the loss of one token: attention carries the losses of all later completion tokens back to t, which is
-    why prompt tokens have shares, and the last token, which predicts nothing, has none. Nor is it what a rollout
-    without token t would give. A share can be larger than the cosine, since shares of both signs add up to it.
+    product_mt is the input of module m at t times the gradient of its output at t, so the share belongs to the position
+    that READS token t. Attention carries the losses of later tokens back to t: prompt tokens have shares, the last
+    token has none, and a share is not the effect of dropping a token. Shares of both signs may exceed the cosine.
 
     Args:
         token_dots: (G, T) <u, product_t>.
-        norms: (G,) of the gradients that the products add up to; rows of samples without one are nan.
+        norms: (G,) of the gradients that the products add up to; the rows of zero gradients are nan.
     """
     norms = norms.double().cpu()
     return token_dots.cpu() / torch.where(norms > 0, norms, torch.nan)[:, None]
@@ -135,19 +131,9 @@ class Bases:
         return self._joined(scores, batch)
 
     def total(self, scale: Tensor, gradients: Gradients) -> Gradients:
-        """sum_i scale_i g_i over the samples of all ranks, {basis: {module: (r,)}}, from scale (G,)."""
-        part = weighted_sums(scale[self.world.rows(len(scale))], gradients)
-        if self.world.size == 1:
-            return part
-        # All modules as one vector: one collective call instead of one for every module.
-        vectors: list[Tensor] = []
-        for modules in part.values():
-            vectors += modules.values()
-        summed = iter(self.world.sum(torch.cat(vectors)).split([len(vector) for vector in vectors]))
-        total: dict[Basis, dict[str, Tensor]] = {}
-        for basis, modules in part.items():
-            total[basis] = {module: next(summed) for module in modules}
-        return total
+        """Return sum_i scale_i g_i over the samples of all ranks, {basis: {module: (r,)}}, from scale (G,)."""
+        local = weighted_sums(scale[self.world.rows(len(scale))], gradients)
+        return {basis: sums.map(self.world.sum) for basis, sums in local.items()}
 
     def run_checked(
         self, batch: Batch, *, turn: int, whole: bool, axis: Axis | None = None
@@ -206,9 +192,10 @@ class Bases:
         return max(self.world.gather(num_passes)) if self.world.shards_base else num_passes
 
 
-def weighted_sums(scale: Tensor, gradients: Gradients) -> Gradients:
-    """sum_i scale_i g_i: {basis: {module: (r,)}} from scale (G,) and per-sample gradients."""
-    sums: dict[Basis, Stacks] = {}
-    for basis, modules in gradients.items():
-        sums[basis] = Stacks.of(modules).map(lambda g: scale.to(g.device, g.dtype) @ g)
-    return sums
+def weighted_sums(scale: Tensor, gradients: Gradients) -> dict[Basis, Stacks]:
+    """Return sum_i scale_i g_i, {basis: {module: (r,)}}, from scale (G,) and per-sample gradients."""
+
+    def weighted_sum(g: Tensor) -> Tensor:
+        return scale.to(g.device, g.dtype) @ g
+
+    return {basis: Stacks.of(modules).map(weighted_sum) for basis, modules in gradients.items()}

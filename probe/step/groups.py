@@ -11,7 +11,7 @@ group: its word in `Strata`, its row in `STRATA`.
 
 import math
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -118,6 +118,7 @@ def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
 class _Stored:
     """A labelled rollout of a pool: the place of its group, its number there, and its reward."""
 
+    pool: Pool
     place: int
     number: int
     reward: float
@@ -165,60 +166,42 @@ class ReplaySource:
         if not common:
             fix = "generate the pools with the same --env, --split, --steps and --seed, or use --match none"
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
-        self._matches: list[list[tuple[Pool, list[_Stored]]]] = []  # by place, by pool
-        for mark in common:
-            self._matches.append([(pool, table[mark]) for pool, table in zip(pools, tables, strict=True)])
-        # (place, turn) of every group that the rollouts fill: the first of every place, then the second, and so on. A
-        # place that fills no group stays in the first turn: it is refused with its name, not passed over.
-        fills = [min(len(rollouts) for _, rollouts in match) // per_pool for match in self._matches]
-        self._turns: list[tuple[int, int]] = []
-        for turn in range(max(1, *fills)):
-            self._turns += [(place, turn) for place, fill in enumerate(fills) if turn < max(fill, 1)]
-        if steps is not None and steps > len(self._turns):
-            actual = f"{len(self._turns)} groups that match by {match} in {', '.join(names)}"
+        drawn: list[tuple[int, list[_Stored]]] = []  # (turn, rollouts): the first group of every place, and so on
+        for place, mark in enumerate(common):
+            drawn += enumerate(self._draw(place, [table[mark] for table in tables]))
+        drawn.sort(key=lambda group: group[0])
+        if steps is not None and steps > len(drawn):
+            actual = f"{len(drawn)} groups that match by {match} in {', '.join(names)}"
             fix = "use fewer steps, a smaller --per-pool or --match none"
             raise InputError("--steps", expected=f"{steps} steps", found=actual, fix=fix)
-        if steps is not None and steps < len(self._turns):
-            # Every place before any again; of these, groups without an update fill what is left of the steps.
-            ranked = sorted(self._turns, key=lambda turn: (turn[1], not self._has_update(*turn)))
-            chosen = {*ranked[:steps]}
-            self._turns = [turn for turn in self._turns if turn in chosen]
-        self.num_steps = len(self._turns)
-        self._check_sizes()
-
-    @property
-    def are_first_choice(self) -> bool:
-        """Return whether a longer pool would give the same groups: each is the first of its place and has an update."""
-        return all(turn == 0 and self._has_update(place, turn) for place, turn in self._turns)
-
-    @property
-    def num_left_out(self) -> int:
-        """Count the matching rollouts that `steps` or `per_pool` leaves out of every group."""
-        total = sum(len(rollouts) for match in self._matches for _, rollouts in match)
-        return total - sum(self._per_pool * len(self._matches[place]) for place, _ in self._turns)
+        # Every place comes before any again; groups without an update fill the steps that are left.
+        ranks = [(turn, not self._has_update(rollouts)) for turn, rollouts in drawn]
+        chosen = sorted(sorted(range(len(drawn)), key=ranks.__getitem__)[:steps])
+        self._groups = [drawn[i][1] for i in chosen]
+        for group in self._groups:
+            self._check_size(group)
+        # True where a longer pool would give the same groups.
+        self.are_first_choice = all(ranks[i] == (0, False) for i in chosen)
+        self.num_steps = len(chosen)
+        num_matching = sum(len(table[mark]) for mark in common for table in tables)
+        self.num_left_out = num_matching - sum(map(len, self._groups))  # matching rollouts that are in no group
 
     def groups(self, step: int) -> tuple[Group, ...]:
         """Return the one group of a step, with rollouts of every pool."""
-        return (make_group(step, self._chosen(*self._turns[step])),)
-
-    def _chosen(self, place: int, turn: int) -> list[tuple[RolloutKey, Rollout]]:
-        """Read the rollouts of a group."""
         chosen: list[tuple[RolloutKey, Rollout]] = []
-        for pool, stored in self._drawn(place, turn):
-            rollout = pool.steps[stored.place][stored.number]
-            chosen.append((RolloutKey(pool.name, rollout.step, rollout.sample_id), rollout))
-        return chosen
+        for stored in self._groups[step]:
+            rollout = stored.pool.steps[stored.place][stored.number]
+            chosen.append((RolloutKey(stored.pool.name, rollout.step, rollout.sample_id), rollout))
+        return (make_group(step, chosen),)
 
-    def _drawn(self, place: int, turn: int) -> Iterator[tuple[Pool, "_Stored"]]:
-        """Locate the rollouts of a group."""
-        for pool, rollouts in self._matches[place]:
-            for i in sorted(self._draw(place, turn, pool, len(rollouts))):
-                yield pool, rollouts[i]
+    def rollout(self, key: RolloutKey) -> Rollout:
+        """Read the rollout with its labels."""
+        pool, place = self._places[key.pool, key.step]
+        return pool.steps[place][key.sample_id]
 
     def drawn(self, pool: Pool) -> Pool:
         """Return the pool with only the groups from which rollouts are drawn."""
-        places = {stored.place for turn in self._turns for each, stored in self._drawn(*turn) if each is pool}
-        return pool.only(sorted(places))
+        return pool.only(sorted({stored.place for group in self._groups for stored in group if stored.pool is pool}))
 
     def _read(self, pool: Pool, match: Match) -> dict[Hashable, list["_Stored"]]:
         """Collect the labelled rollouts of a pool by the mark that matches them; steps with one mark are joined."""
@@ -234,38 +217,36 @@ class ReplaySource:
             numbers = [number for number, rollout in enumerate(rollouts) if rollout.labelled]
             self.num_unlabelled += len(rollouts) - len(numbers)
             if numbers:
-                stored = [_Stored(place, number, rollouts[number].reward) for number in numbers]
+                stored = [_Stored(pool, place, number, rollouts[number].reward) for number in numbers]
                 table.setdefault(marks[match](place, rollouts[numbers[0]]), []).extend(stored)
         return table
 
-    def _has_update(self, place: int, turn: int) -> bool:
+    def _draw(self, place: int, stored: Sequence[list["_Stored"]]) -> list[list["_Stored"]]:
+        """Draw a place's groups, turn by turn; if a pool has too few rollouts, return these, which are refused."""
+        for rollouts in stored:
+            if len(rollouts) < self._per_pool:
+                return [rollouts]
+        turns: list[list[_Stored]] = [[] for _ in range(min(map(len, stored)) // self._per_pool)]
+        for rollouts in stored:
+            # Seeded by place and pool: a resumed run draws the same rollouts.
+            random_state = random.Random(f"replay/{self._seed}/{place}/{rollouts[0].pool.name}")
+            left = [*range(len(rollouts))]
+            for group in turns:
+                drawn = random_state.sample(left, self._per_pool)
+                left = [i for i in left if i not in drawn]
+                group += [rollouts[i] for i in sorted(drawn)]
+        return turns
+
+    def _has_update(self, group: Sequence["_Stored"]) -> bool:
         """Return whether rewards differ in a group; True for one that is too small, which is refused by its name."""
-        if any(len(rollouts) < self._per_pool for _, rollouts in self._matches[place]):
-            return True
-        return len({stored.reward for _, stored in self._drawn(place, turn)}) > 1
+        return len(group) < self._per_pool or len({stored.reward for stored in group}) > 1
 
-    def _draw(self, place: int, turn: int, pool: Pool, num_rollouts: int) -> list[int]:
-        """Draw a pool's rollouts of a group at random, from the rollouts that earlier turns of the place have left."""
-        # Seeded by place and pool, and drawn from the first turn on: a resumed run draws the same rollouts.
-        random_state = random.Random(f"replay/{self._seed}/{place}/{pool.name}")
-        left, drawn = list(range(num_rollouts)), list[int]()
-        for _ in range(turn + 1):
-            drawn = random_state.sample(left, self._per_pool)
-            left = [i for i in left if i not in drawn]
-        return drawn
-
-    def rollout(self, key: RolloutKey) -> Rollout:
-        """Read the rollout with its labels."""
-        pool, place = self._places[key.pool, key.step]
-        return pool.steps[place][key.sample_id]
-
-    def _check_sizes(self) -> None:
-        for place, _ in self._turns:
-            for pool, rollouts in self._matches[place]:
-                if len(rollouts) < self._per_pool:
-                    raise InputError(
-                        f"pool {pool.name} step {pool.steps[rollouts[0].place][0].step}",
-                        expected=f"at least {self._per_pool} rollouts with a label (--per-pool)",
-                        found=f"{len(rollouts)}",
-                        fix="use a smaller --per-pool or a pool with larger groups",
-                    )
+    def _check_size(self, group: Sequence["_Stored"]) -> None:
+        if len(group) < self._per_pool:
+            pool, place = group[0].pool, group[0].place
+            raise InputError(
+                f"pool {pool.name} step {pool.steps[place][0].step}",
+                expected=f"at least {self._per_pool} rollouts with a label (--per-pool)",
+                found=f"{len(group)}",
+                fix="use a smaller --per-pool or a pool with larger groups",
+            )
