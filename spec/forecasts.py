@@ -1,15 +1,18 @@
 """The picture of README: what a lookahead forecasts for a remedy, beside what its trainings became.
 
-python spec/forecasts.py        # writes spec/forecasts.svg from the package's table and those of pages
+python spec/forecasts.py        # writes spec/forecasts.svg from the study's table and those of pages
 """
 
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 
-from probe.analysis.foretold import AHEAD, ELSEWHERE, PLAIN_RATE, fall_ahead
 from probe.report.drawing import ARMS, CLEAN, EDGE, HACK, INK, RULE, Axes, drawn, set_height
+
+sys.path.insert(0, str(Path(__file__).parent / "studies" / "foretell"))
+from points import AHEAD, ELSEWHERE, PLAIN_RATE, fall_ahead
 
 PAGES = Path(__file__).parent
 Points = list[tuple[float, float]]  # (x, fall as a share of the hack rate without a remedy)
@@ -49,7 +52,7 @@ def main() -> None:
     _, of_bench = of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)
     groups = {
         "the bench, which it was fitted to": ("o", INK, bench),
-        "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE]),
+        "other problems and pairs (foretell-2), fitted too": ("s", CLEAN, [*ELSEWHERE.values()]),
         "remedies that nobody had trained": ("D", ARMS[1], new),
         "two other models (hard-base, second-organism)": ("^", INK, hard + second),
         "a hack that emerges by itself (alone)": ("v", ARMS[2], alone),

@@ -5,7 +5,7 @@
     probe spec sweep spec/foretell-2.toml           # the trainings
     python spec/foretell-2.py table [--json]        # forecasts, falls, errors and coverage
 
-The law is a line by least squares through PILOT, with the interval of a new value on it (`probe.analysis.foretold`):
+The law is a line by least squares through PILOT, with the interval of a new value on it (`studies/foretell/points.py`):
 
     fall = a + b x,    x = hacks / sd(hacks) + door / sd(door)
     hacks    nats by which held-out hacks gain less than under vanilla, 40 steps ahead, a completion
@@ -16,6 +16,7 @@ Rivals: lines through PILOT of its other measures; and for what it did not measu
 of this study. These know the falls of this study, and the law does not.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,6 @@ import orjson
 from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
-from probe.analysis.foretold import fall_ahead, fall_of
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.lookahead import by_prompt
 from probe.analysis.statistics.intervals import Bounded
@@ -45,6 +45,9 @@ from probe.settings.words import ALL
 from replay_pools.environments.loopholes import HONEST_TESTS, NOTHING, Exploit, compose, fence, render_messages
 from replay_pools.environments.minicode import example_texts, minicode_problems
 from replay_pools.storage.files import read_json, write_json
+
+sys.path.insert(0, str(Path(__file__).parent / "studies" / "foretell"))
+from points import fall_ahead, fall_of
 
 SPEC = Path(__file__).with_suffix(".toml")
 PAIRS = Path(__file__).with_suffix("")

@@ -30,7 +30,7 @@ from safetensors.numpy import load_file
 from scipy import stats
 
 from probe.analysis.analyze import analyze
-from probe.analysis.forecast import SAMPLE_TARGETS, held_out_units, paid_mean
+from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, paid_mean
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.statistics.geometry import extract, weighted
 from probe.analysis.statistics.intervals import Array, prompt_weights
@@ -190,7 +190,7 @@ def _held_out(linked: Linked, products: _Products) -> tuple[Array, Array]:
     """(T, H) cosines of the steps' gradients with the held-out differences h, and (M, H, k) V h; h has norm 1."""
     hack = np.flatnonzero(linked.pairs.held_out)
     clean = hack + len(linked.pairs.held_out)
-    _, norm = held_out_units(linked.pairs)["margin"]
+    _, norm = held_out_margin(linked.pairs)
     inner = linked.totals.inner.sum(0)  # (T, N)
     progress = (inner[:, hack] - inner[:, clean]) / (norm * linked.totals.norm[:, None])
     along = products.pairs[:, :, hack] - products.pairs[:, :, clean]  # (M, k, H)

@@ -15,7 +15,6 @@ from typing import Any
 
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence, conditions
-from probe.analysis.foretold import Foretold, foretold
 from probe.analysis.metrics import Estimate, MetricKey, metrics
 from probe.analysis.statistics.permutation import NUM_DRAWS
 from probe.analysis.verdict.decision import decide, questions, unread
@@ -31,7 +30,7 @@ __all__ = ["Analysis", "analyze", "conditions"]
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "shares", "ceilings", "forecast", "foretold", "validity", "checks", "permutation", "transfer"),
+    *("verdict", "shares", "ceilings", "forecast", "validity", "checks", "permutation", "transfer"),
     *(
         "adapted",
         "cells",
@@ -42,7 +41,6 @@ JSON_KEYS = (
         "outcome",
         "own",
         "lookahead",
-        "staleness",
     ),
 )
 
@@ -69,11 +67,6 @@ class Analysis(Evidence):
         """The verdict of the measured arm's basis."""
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
-
-    @property
-    def foretold(self) -> Foretold | None:
-        """What trainings became that removed as much."""
-        return foretold(self)
 
     @cached_property
     def checks(self) -> list[Finding]:

@@ -22,7 +22,7 @@ from probe.analysis.cosines import (
     summarise,
 )
 from probe.analysis.forecast import Forecast, forecast
-from probe.analysis.lookahead import Moved, Stale, moves, stale
+from probe.analysis.lookahead import Moved, moves
 from probe.analysis.pull import Ceiling, Share, ceilings, shares
 from probe.analysis.remembered import remembered
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
@@ -267,11 +267,6 @@ class Evidence:
     def lookahead(self) -> list[Moved]:
         """What every arm's steps on the stored rollouts moved; empty for a run that did not look ahead."""
         return moves(self.records.lookahead)
-
-    @cached_property
-    def staleness(self) -> list[Stale]:
-        """How the directions of the start fare after them."""
-        return stale(self.records.lookahead)
 
 
 def conditions(run: Run) -> list[str]:

@@ -4,11 +4,9 @@ A small step along -g lowers the NLL of a text with gradient h by an amount prop
 progress on it. The gate turns g into g', and the share of the progress that it removes is 1 - <g', h> / <g, h>, summed
 over the groups. Targets h:
 
-    margin           held-out pairs, hack minus clean: the log-probability of a hack against that of a clean solution
-    held-out hacks   their hacks alone
-    held-out clean   their clean completions alone
-    hacks            the paid hacks of the same group
-    honest           the paid right solutions without a hack of the same group: the price
+    margin   held-out pairs, hack minus clean: the log-probability of a hack against a clean solution
+    hacks    the rewarded hacks of the same group
+    honest   the rewarded right solutions without a hack of the same group: the price
 
 Any gate that takes away much of a gradient removes progress of every kind. So beside each share stand those of
 directions of permuted pairs that remove the SAME norm. The share can exceed 1: the gated step then works against the
@@ -83,7 +81,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """Unit gradients h of one target: H of held-out pairs, the same for every step, or one for each step (H = 1)."""
+    """Unit gradients h of one target: H held-out pairs, the same for every step, or one for each step (H = 1)."""
 
     inner: Array  # (M, H, N) or (M, T, N): inner products of h with the pair gradients
     shared: bool  # the first of the two
@@ -187,20 +185,8 @@ class _Law:
 
 
 def _targets(linked: Linked) -> dict[str, _Target]:
-    """{name: target} of those that the run has."""
-    prompts, totals = linked.prompts, _unit(linked.totals)
-    held_out = np.flatnonzero(linked.pairs.held_out)
-    on_hack = totals.inner[:, :, held_out]  # (M, T, H)
-    on_clean = totals.inner[:, :, held_out + len(linked.pairs.held_out)]
-    progress = {"margin": on_hack - on_clean, "held-out hacks": on_hack, "held-out clean": on_clean}
-    targets: dict[str, _Target] = {}
-    clusters = linked.pairs.clusters[held_out].tolist()
-    for name, (inner, norm) in held_out_units(linked.pairs).items():
-        everywhere = np.arange(len(prompts))
-        by_cluster = [prompt_means(x, clusters).values() for x in (inner.swapaxes(1, 2), progress[name] / norm)]
-        inner, gained = (np.stack([*means], axis=-1) for means in by_cluster)
-        inner = inner.swapaxes(1, 2)
-        targets[name] = _Target(inner=inner, shared=True, progress=gained, prompts=prompts, steps=everywhere)
+    """Return {name: target} with the targets that the run has."""
+    targets = {"margin": _margin(linked)}
     for name, chosen in SAMPLE_TARGETS.items():
         target = _sample_target(linked, chosen)
         if target is not None:
@@ -208,14 +194,25 @@ def _targets(linked: Linked) -> dict[str, _Target]:
     return targets
 
 
-def held_out_units(pairs: PairGram) -> dict[str, tuple[Array, Array]]:
-    """{target: ((M, H, N) inner products at norm 1, (H,) norms that they are divided by)} of the held-out pairs."""
-    units = {}
-    names = ("margin", "held-out hacks", "held-out clean")
-    for name, gradients in zip(names, held_out_gradients(pairs), strict=True):
-        norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
-        units[name] = gradients.inner / norm[:, None], norm
-    return units
+def _margin(linked: Linked) -> _Target:
+    """The differences of the held-out pairs; pairs with the same texts count as one."""
+    prompts, pairs = linked.prompts, linked.pairs
+    hacks = np.flatnonzero(pairs.held_out)
+    on_pairs = _unit(linked.totals).inner
+    progress = on_pairs[:, :, hacks] - on_pairs[:, :, hacks + len(pairs.held_out)]  # (M, T, H)
+    inner, norm = held_out_margin(pairs)
+    clusters = pairs.clusters[hacks].tolist()
+    by_cluster = [prompt_means(x, clusters).values() for x in (inner.swapaxes(1, 2), progress / norm)]
+    inner, gained = (np.stack([*means], axis=-1) for means in by_cluster)
+    everywhere = np.arange(len(prompts))
+    return _Target(inner=inner.swapaxes(1, 2), shared=True, progress=gained, prompts=prompts, steps=everywhere)
+
+
+def held_out_margin(pairs: PairGram) -> tuple[Array, Array]:
+    """Return ((M, H, N) inner products of the held-out differences at norm 1, (H,) norms that they are divided by)."""
+    gradients, _, _ = held_out_gradients(pairs)
+    norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
+    return gradients.inner / norm[:, None], norm
 
 
 def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:

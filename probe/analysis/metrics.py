@@ -11,7 +11,7 @@ for vanilla and the first condition. Names are those of the steps' records (`cos
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
     pull, benign, pull - benign, half - benign, contrast
                         shares of the held-out ceiling: `probe.analysis.pull`
-    removed/TARGET      share of the progress on a target (margin, hacks, honest, ...) that the gate would remove, to
+    removed/TARGET      share of the progress on a target (margin, hacks, honest) that the gate would remove, to
                         first order: `probe.analysis.forecast`
     kl/final            mean of kl/mean over the last quarter of the steps of training
     kl/share_of_base    KL from the reference over KL from the base, both summed over steps: 1 where the reference is
@@ -237,7 +237,7 @@ _DIFFERENCES = {HACK_AMONG_PAID: "hack_difference", PURE_HACK: "pure_hack_differ
 # From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
 _SHARES = ("pull", "benign", "pull - benign", "half - benign", "contrast")
 QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # what can be asked of these
-_REMOVED = ("margin", "held-out hacks", "held-out clean", "hacks", "honest")
+_REMOVED = ("margin", "hacks", "honest")
 _OFFLINE = dict.fromkeys(
     (*_SHARES, *(f"removed/{target}" for target in _REMOVED)),
     Availability(units=("prompt",), measured_alone=True, is_quotient=True),

@@ -79,8 +79,8 @@ def _forecast_title(analysis: Analysis) -> str:
     return (
         f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
         f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
-        "permuted pairs that remove the same norm (margin: a hack against the clean answer to its prompt; what "
-        "both have in common cancels there, and is most of the progress on hacks or clean answers alone)"
+        "permuted pairs that remove the same norm (margin: held-out hacks against the clean answers to their prompts; "
+        "hacks, honest: rewarded rollouts)"
     )
 
 
@@ -153,20 +153,11 @@ TABLES: Sequence[Table] = (
     (
         "lookahead",
         2,
-        "Lookahead: after steps of each arm on the stored rollouts (texts: nats gained; sampled: shares of samples on "
-        "held-out problems, with the same noise; difference: to the arm without a gate, paired by prompt)",
+        "Lookahead: nats that texts gain over steps of each arm on the stored rollouts (difference: to the arm without "
+        "a gate, paired by prompt)",
         lambda analysis: analysis.lookahead,
         "arm = arm | measure = measure | value = value:.3f | without = plain:.3f | difference = difference.value:+.3f "
         "| 95% = difference.interval:+.3f | prompts = num_prompts",
-    ),
-    (
-        "staleness",
-        1,
-        "Staleness: the directions of the start after these steps (share of the progress on held-out hacks that the "
-        "gate removes along them, and along those that are extracted anew)",
-        lambda analysis: analysis.staleness,
-        "arm = arm | overlap = overlap:.2f | old = old.value:.2f | 95% = old.interval:.2f | new = new.value:.2f | "
-        "95% = new.interval:.2f | prompts = num_prompts",
     ),
     (
         "nulls",

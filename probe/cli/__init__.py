@@ -42,7 +42,7 @@ VERBS = {
         ),
     },
     "Plan": {
-        "screen": ("screen:screen", "The remedies of the bench, by what one replay forecasts of each."),
+        "screen": ("screen:screen", "Rank remedies by what one replay measures of each."),
         "spec": (
             {
                 "plan": ("spec:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),

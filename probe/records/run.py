@@ -7,7 +7,7 @@
     manifest.json                     written last: without it the run is incomplete
 
 A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`), and one that looks
-ahead `lookahead.jsonl` (`probe.runs.lookahead`) with what it sampled: lookahead/ARM/SETTING/, a pool each.
+ahead `lookahead.jsonl` (`probe.runs.lookahead`).
 `manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
 
     evals.jsonl                       a line an evaluation
@@ -64,7 +64,7 @@ ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
 IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
-LOOKAHEAD_FILE, LOOKAHEAD_DIR = "lookahead.jsonl", "lookahead"
+LOOKAHEAD_FILE = "lookahead.jsonl"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 CHANGED = "the run was changed after it ended: repeat it"
@@ -73,7 +73,6 @@ OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its mani
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
-    f"{LOOKAHEAD_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
     f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
 )

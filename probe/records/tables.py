@@ -173,7 +173,7 @@ def schema_document() -> str:
         _table(
             "`lookahead.jsonl` of `probe replay --lookahead`: a line an arm, measure and prompt",
             wire_fields(LookaheadRecord),
-            note="Measures: METHOD section 7. What was sampled lies in `lookahead/ARM/SETTING/`, a pool each.",
+            note="Measures: METHOD section 7.",
         ),
         _table("Lines of `probe.attach` and `probe.integrations.trl`", wire_fields(GradientRecord)),
     )

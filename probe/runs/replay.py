@@ -145,7 +145,7 @@ def run_replay(
 
     def look(done: int, last: bool) -> None:
         if last and config.lookahead is not None and world.is_main:
-            look_ahead(config, policy, setup, source, inputs.pools, directory, say)
+            look_ahead(config, policy, setup, source, directory, say)
 
     run_steps(
         directory,

@@ -37,20 +37,18 @@ BASIS = get_arm(arm_of({})).basis  # of a training without a remedy
 SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
 
 
-def ahead_config(run: Run, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
-    """The replay with the settings of a remedy, which looks so many steps ahead.
+def ahead_config(config: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
+    """Return a replay with the settings of a remedy and a lookahead of `steps`.
 
     Raises:
-        InputError: settings that a replay does not have, as those of sampling.
+        InputError: settings that a replay does not have, such as the sampler's.
     """
     share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
     options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
-    config = read_config(run.settings, run.path)
     plain = replace(config, objective=config.objectives()[config.primary], conditions=())
     return configure(
         "replay",
         start=asdict(plain),
-        where=run.path,
         options=options | {key: value for key, value in settings.items() if key != LENGTH},
     )
 
@@ -63,24 +61,28 @@ def look_at_remedies(
     out_dir: Path,
     say: Callable[[str], None],
 ) -> Ahead:
-    """What every remedy moved, and none.
-
-    A remedy that was looked at before, with the same settings, is read.
+    """Measure what every remedy moved, and a training without one; remedies measured before are read.
 
     Args:
         run: a complete replay at frozen weights.
         remedies: {name: settings}.
         steps: of the lookahead.
         out_dir: where pools and caches are.
-        say: told of what is not measured.
+        say: gets a sentence where the steps of a remedy stop early.
+
+    Raises:
+        InputError: the run is no replay, or has settings that are gone.
     """
+    replayed = read_config(run.settings, run.path)
+    if not isinstance(replayed, ReplayConfig):
+        raise InputError(run.path, expected="a replay", found="a training")
     configs, unseen = {}, dict[str, str]()
     for name, settings in ({PLAIN: {}} | dict(remedies)).items():
         if others := [key for key in settings if not key.startswith(SEEN)]:
             unseen[name] = f"steps on stored rollouts do not see {', '.join(others)}"
             continue
         try:
-            config = ahead_config(run, settings, steps)
+            config = ahead_config(replayed, settings, steps)
         except InputError as error:
             unseen[name] = str(error)
             continue
@@ -96,7 +98,6 @@ def look_at_remedies(
     folders = {name: folder for name, folder in folders.items() if name not in unseen}
     return Ahead(
         plain=PLAIN,
-        steps=steps,
         records={name: read_lookahead(folder) for name, folder in folders.items()},
         seconds={name: read_json(folder / SECONDS_FILE)["steps"] for name, folder in folders.items()},
         unseen=unseen,
@@ -110,7 +111,7 @@ def _look(
     out_dir: Path,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """{remedy: why it cannot look ahead}; writes what the others moved."""
+    """Write what the remedies moved; return {remedy: why it cannot look ahead}."""
     unseen: dict[str, str] = {}
     inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
     policy, groups = inputs.policy, inputs.groups()
@@ -126,18 +127,18 @@ def _look(
         world=SOLO,
     )
     frames = setup.bases.frames
-    with Lookahead.of(plain, policy, setup, groups, (), say) as ahead:  # the law reads no samples
-        for number, (name, remedy) in enumerate(remedies.items()):
-            directions = ArmDirections(remedy.intervention, remedy.seed, policy, frames, out_dir / "cache", say)
-            losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
-            try:
-                (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
-            except InputError as error:  # as too few pairs for so many directions
-                unseen[name] = str(error)
-                continue
-            source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
-            records = ahead.records(remedy, changed, source, measure, folders[name])
-            write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
-            write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
-            report("remedies that looked ahead", number + 1, len(remedies))
+    ahead = Lookahead(plain, policy, setup, groups, say)
+    for number, (name, remedy) in enumerate(remedies.items()):
+        directions = ArmDirections(remedy.intervention, remedy.seed, policy, frames, out_dir / "cache", say)
+        losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
+        try:
+            (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
+        except InputError as error:  # such as too few pairs for k
+            unseen[name] = str(error)
+            continue
+        source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))
+        records = ahead.records(remedy, changed, source, measure)
+        write_json(folders[name] / SECONDS_FILE, {"steps": ahead.seconds[-1]})  # differs between runs
+        write_atomic(folders[name] / LOOKAHEAD_FILE, encode_jsonl(record.to_json() for record in records))
+        report("remedies that looked ahead", number + 1, len(remedies))
     return unseen

@@ -4,7 +4,7 @@
     RemedyConfig(name="monitor-penalty", accuracy=0.9)   a flagged rollout loses `strength` of its reward
     RemedyConfig(name="concept-ablation", layers=(1, 2)) the update does not see what tells hacks from clean answers
 
-CANDIDATES are the remedies that `probe screen` forecasts, those of settings beside this table among them.
+CANDIDATES are the remedies that `probe screen` ranks; some are settings of other tables.
 `probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside
 it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and if it pays otherwise
 one in `probe.runs.sources.rewards.REMEDIES`. To screen another: a row of CANDIDATES.

@@ -86,16 +86,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class LookaheadConfig:
-    """Of a replay: steps that every arm takes on the stored rollouts, from the same start (`probe.runs.lookahead`).
+    """Steps that every arm of a replay takes on the stored rollouts, from the same start (`probe.runs.lookahead`).
 
     At the rate of a training so many steps on the same rollouts destroy the policy: the pilot of spec/foretell-2.md.
     """
 
     steps: int = setting(..., "steps of every arm on the stored rollouts; there are none unless it is set", ge=1)
     lr: float = setting(5e-3, "learning rate, constant", gt=0)
-    max_grad_norm: Maybe[float] = setting(1.0, "cap on the norm of the gradient, after the gate; none: no cap", gt=0)
-    num_problems: int = setting(64, "held-out problems that the moved policies are sampled on, at most", ge=1)
-    rollouts_per_problem: int = setting(4, "of each", ge=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

@@ -44,7 +44,7 @@ from probe.step.projection import (
     shrunk,
 )
 from probe.step.reference import References, needed
-from probe.step.update import Moves
+from probe.step.update import Updater
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ def train_step(
     on_policy: Sequence[bool] | None = None,
     pad_id: int,
     references: References,
-    updater: Moves | None = None,
+    updater: Updater | None = None,
     check_whole: bool = False,
     attributed: Measure | None = None,
 ) -> StepResult:
@@ -192,15 +192,15 @@ def step_only(
     planning: Sequence[Sequence[bool]],
     pad_id: int,
     references: References,
-    updater: Moves,
-) -> tuple[Projection, str | None]:
-    """The update that `train_step` makes, up to rounding, for a part of its price.
+    updater: Updater,
+) -> str | None:
+    """Make the update of `train_step`, up to rounding, at a part of the cost.
 
-    Nothing of single samples is known, so that one copy of a prompt serves all that answer it; and token weights cost
+    Nothing of single samples is known, so that one copy of a prompt serves all its answers; and token weights cost
     a forward, not a pass. Arguments as of `train_step`.
 
     Returns:
-        The gradient with its gate, and the first number that is not finite: with it, no step was taken.
+        The first number that is not finite, in which case no step was taken; else None.
     """
     batch = _batch(groups, pad_id, bases)
     # Zeros stand for what the objective does not read.
@@ -214,7 +214,7 @@ def step_only(
     broken = _broken(weighting, projection)
     if not broken:
         updater.step(projection.gradients, measure.gated)
-    return projection, broken
+    return broken
 
 
 def _batch(groups: Sequence[Group], pad_id: int, bases: Bases) -> Batch:
@@ -308,7 +308,7 @@ def _arm_result(
     *,
     nll: SampleMeasures,
     contributions: SampleMeasures,
-    updater: Moves | None,
+    updater: Updater | None,
     token_dots: Tensor | None,
 ) -> ArmResult:
     """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""

@@ -21,7 +21,7 @@ what is learnt there steers what is sampled, and only the deployed policy differ
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -32,16 +32,6 @@ from probe.settings.arms import Arm
 from probe.settings.training import OptimizerConfig
 from probe.settings.words import Target
 from probe.step.projection import Projection
-
-
-class Moves(Protocol):
-    """What a step does with its gradient: an `Updater`, or whoever only wants to see it."""
-
-    def step(
-        self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
-    ) -> Mapping[str, Tensor]:
-        """As `Updater.step`."""
-        ...
 
 
 @final

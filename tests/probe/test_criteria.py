@@ -274,7 +274,7 @@ def test_a_criterion_on_a_share_of_the_ceiling(tmp_path: Path) -> None:
     found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)), num_draws=9)
     pull = next(row.share for row in found.shares if row.name == "pull")
     honest = found.forecast.row("honest").removed
-    assert {"contrast", "removed/held-out hacks", "removed/hacks"} <= {key.metric for key in found.metrics}
+    assert {"contrast", "removed/margin", "removed/hacks"} <= {key.metric for key in found.metrics}
     for asked, expected in (
         (criterion(metric="pull", threshold=pull.interval.low - 0.01), "PASS"),
         (criterion(metric="pull", threshold=pull.interval.low + 0.01), "INCONCLUSIVE"),

@@ -41,7 +41,6 @@ def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
     assert found.norm_removed == pytest.approx(np.sqrt(np.mean([dot(part, part) for part in removed])), rel=1e-5)
     targets = {
         "margin": [[unit(h - c) for h, c in zip(hack[32:], clean[32:], strict=True)]] * 5,
-        "held-out hacks": [[unit(h) for h in hack[32:]]] * 5,
         "hacks": [[unit(group[:4].mean(0))] for group in samples],
         "honest": [[unit(group[4:6].mean(0))] for group in samples],
     }

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from extraction.selection import load_pairs
-from probe.analysis.foretold import ELSEWHERE
 from replay_pools.storage.files import read_json
 
 SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
@@ -64,7 +63,7 @@ def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
     )
     assert f"{found['inside']} of 16 falls lie inside the law's intervals" in page
     vanilla = np.mean([row["64"]["hack"] for row in read_json(study.MEASURED)["rates"][study.UNTREATED].values()])
-    moved, shares = np.array(ELSEWHERE).T
+    moved, shares = np.array([*sys.modules["points"].ELSEWHERE.values()]).T
     assert np.allclose(shares, [row.fall / vanilla for row in rows], atol=0.006), "the table of the screen"
     assert np.allclose(moved, [row.measures[study.SECOND] for row in rows], atol=0.11), "20 steps move what 40 do"
 

@@ -1,4 +1,4 @@
-"""The lookahead of a replay: arms that do the same move alike, what moved is said by prompt; transfer by its labels."""
+"""The lookahead of a replay: arms that do the same gain the same, paired by prompt; transfer by its labels."""
 
 import json
 from dataclasses import replace
@@ -11,16 +11,16 @@ from worlds import World, make_run
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.lookahead import moves, stale
+from probe.analysis.lookahead import moves
 from probe.analysis.screen import K
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.analysis.transfer import transfer
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.experiments.load import load_spec
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.runs.screening import look_at_remedies
+from replay_pools.errors import InputError
 
 
 def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
@@ -30,12 +30,11 @@ def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:
 def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     quick: list[str], out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Same steps, same noise: every measure is equal to the last bit; a gate that removes something moves it less."""
+    """Same steps: every measure is equal to the last bit; a gate that removes something moves it less."""
     pairs = builtin_pairs("run_tests")
     write_pairs(out / "pairs" / "ahead.jsonl", [*pairs[:4], *pairs[-2:]])
     command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
-    command += ["--set", "lookahead.num_problems=2"]
-    command += ["--set", "lookahead.rollouts_per_problem=1", "--out", str(out)]
+    command += ["--out", str(out)]
     for name, overshoot in (("idle", "0"), ("acts", "1")):
         changed = ["--arm", "vanilla,projected", "--set", f"intervention.gate.overshoot={overshoot}", "--name", name]
         assert run(cli, [*command, *changed]) == 0
@@ -50,10 +49,6 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     changes = {row.measure: row.difference for row in moves(acts.lookahead) if row.arm == "projected"}
     assert changes["hacks"] is not None
     assert changes["hacks"].value < 0
-    (fresh,) = stale(acts.lookahead)
-    assert fresh.overlap is not None
-    assert 0 < fresh.overlap < 1
-    assert {"progress", "removed by old", "removed by new"} <= {row.measure for row in acts.lookahead}
     # Remedies look ahead as arms do, to the same numbers.
     remedies = {
         "gate": {"intervention.arms": ["projected"]},
@@ -64,9 +59,7 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     }
     ahead = look_at_remedies(acts, remedies, 2, out_dir=out, say=print)
     found = ahead.records
-    gained = {"hacks", "honest", "held-out hacks", "held-out clean"}  # and nothing is sampled
-    kept = [row for row in acts.lookahead if row.measure in gained]
-    assert found["plain"] + found["gate"] == kept
+    assert found["plain"] + found["gate"] == acts.lookahead
     assert {row.measure for row in found["closed"]} == {row.measure for row in found["plain"]}
     assert found["closed"] != found["plain"]
     assert list(ahead.unseen) == ["paid", "slow", "lora"]
@@ -75,49 +68,39 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     # The command reads what is there, and says what it cannot see.
     monkeypatch.setattr("probe.settings.remedy.CANDIDATES", {"closed": remedies["closed"], "k99": {K: 99}})
     capsys.readouterr()
-    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "2", "--spec", str(out / "picks.toml")]
+    command = ["screen", str(out / "runs" / "acts"), "--lookahead", "2"]
     assert run(cli, [*command, "--out", str(out), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     closed, k99 = said["remedies"]
-    assert (closed["remedy"], closed["fall"], "a lookahead of 2 steps" in closed["why"]) == ("closed", None, True)
-    assert closed["word"] == "RANKED", "its steps were measured; it is picked without points"
-    assert list(load_spec(Path(said["written"])).resolved) == ["plain", "closed"]
+    assert (said["steps"], closed["remedy"], closed["why"]) == (2, "closed", "")
+    assert closed["hack_gain_avoided"] > 0
     assert closed["cost"] > 0
-    assert "99" in k99["why"]
+    assert (k99["hack_gain_avoided"], "99" in k99["why"]) == (None, True)
     assert run(cli, ["analyze", str(out / "runs" / "acts"), "--draws", "99", "--full"]) == 0
-    text = capsys.readouterr().out
-    assert "Lookahead: after steps of each arm" in text
-    assert "staleness: ahead, the directions overlap with new ones" in " ".join(text.split())
+    assert "Lookahead: nats that texts gain" in capsys.readouterr().out
+    # A replay of an older version, with settings that are gone, is refused in a line for each.
+    old = replace(acts, config=acts.config | {"settings": acts.settings | {"lookahead": {"num_problems": 4}}})
+    with pytest.raises(InputError, match=r"lookahead\.num_problems"):
+        look_at_remedies(old, remedies, 2, out_dir=out, say=print)
 
 
-def test_differences_are_paired_by_prompt_and_shares_are_of_sums() -> None:
-    records = rows("vanilla", "sampled solve", 0.5, 1.0, 0.0) + rows("projected", "sampled solve", 0.25, 0.5, 0.0)
-    records += rows("projected", "progress", 1.0, 1.2, 0.9, 1.1)
-    records += rows("projected", "removed by old", 0.5, 0.7, 0.4, 0.5)
-    records += rows("projected", "removed by new", 0.8, 0.9, 0.8, 0.8)
-    records += [LookaheadRecord(arm="projected", measure="overlap", prompt="", value=0.9)]
+def test_differences_are_paired_by_prompt() -> None:
+    records = rows("vanilla", "honest", 0.5, 1.0, 0.0) + rows("projected", "honest", 0.25, 0.5, 0.0)
+    records += rows("projected", "sampled solve", 0.5)  # of an older version
     plain, gated = moves(records)
     assert plain.difference is None
     assert gated.difference is not None
     half = stats.t.ppf(0.975, 2) * stats.tstd([-0.25, -0.5, 0.0]) / 3**0.5
     assert (gated.difference.value, gated.difference.interval.high) == pytest.approx((-0.25, -0.25 + half))
-    (row,) = stale(records)
-    assert row.overlap == 0.9
-    assert row.old is not None
-    assert row.new is not None
-    assert (row.old.value, row.new.value) == pytest.approx((2.1 / 4.2, 3.3 / 4.2))
-    assert row.old.interval.low < 0.5 < row.old.interval.high < row.new.value
 
 
 @pytest.mark.parametrize(("hacks", "destroys"), [(-64.0, True), (1.5, False)])
 def test_steps_that_destroy_the_policy_say_nothing(hacks: float, destroys: bool, tmp_path: Path) -> None:
     """As twenty steps of LoRA at the rate for delta_S do; a policy that grows sharper loses honest solutions alone."""
     moved = [row for arm in ("vanilla", "projected") for row in rows(arm, "hacks", hacks) + rows(arm, "honest", -117.0)]
-    moved += [LookaheadRecord(arm="projected", measure="overlap", prompt="", value=0.02)]
     stored = replace(read_run(make_run(tmp_path / "runs" / "run", World())), lookahead=moved)
     said = " ".join(analyze(stored, num_draws=99).verdict.caveats)
     assert ("its steps without a gate make every text less likely, honest solutions by 117 nats" in said) == destroys
-    assert ("staleness: ahead, the directions overlap" in said) != destroys
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

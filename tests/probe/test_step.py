@@ -290,13 +290,12 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
     whole, alone = Seen(), Seen()
     result = train_step(bases, groups, [measure], conditions={"x": objective}, updater=whole, **shared)
     calls.clear()
-    projection, broken = step_only(bases, groups, measure, objective, updater=alone, **shared)
-    assert broken is None
+    assert step_only(bases, groups, measure, objective, updater=alone, **shared) is None
     assert calls.count("grad") == 1
     stepped, expected = (flat(updater.gradient, coordinates) for updater in (alone, whole))
     torch.testing.assert_close(stepped, expected, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(projection.before.norm, result.arms[0].projection.before.norm)
-    assert 0 < expected.norm() < projection.before.norm, "nothing was stepped, or the gate removes nothing"
+    before = result.arms[0].projection.before.norm
+    assert 0 < expected.norm() < before, "nothing was stepped, or the gate removes nothing"
 
 
 @pytest.mark.parametrize("loss_type", ["nll", "dapo"])

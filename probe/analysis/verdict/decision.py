@@ -31,7 +31,6 @@ from scipy.stats import norm
 
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Removal
-from probe.analysis.foretold import LEVEL, foretold
 from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded, Interval
@@ -40,7 +39,6 @@ from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
     MATERIAL,
-    MATERIAL_RATE,
     MATERIAL_REMOVED,
     RARE,
     REPRODUCED,
@@ -53,10 +51,9 @@ from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
-    f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, where trainings of the organism (spec/foretell.md) "
-    f"hacked {100 * MATERIAL_RATE:.0f} points less, and for a yes {SHOWN_REMOVED:g}, where 9 of 10 would. For the "
-    f"other questions it is {MATERIAL:g}; that, and the rule that hacks must bring half of the pull, are provisional: "
-    "no training sets them"
+    f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
+    f"bundled organism set both (spec/foretell.md). For the other questions it is {MATERIAL:g}; that, and the rule "
+    "that hacks must bring half of the pull, are provisional: no training sets them"
 )
 
 # {finding: (its question, the size from which its number counts)}
@@ -216,8 +213,8 @@ def _apart(apart: Sequence[Support]) -> str:
 def _removable(evidence: Evidence, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
-    yes: it is large enough for nine in ten trainings to hack less, and beyond permuted pairs. likely: for half of them,
-    and so at 80%. Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less
+    yes: it reaches SHOWN_REMOVED, and is beyond permuted pairs. likely: it reaches MATERIAL_REMOVED, and is so at 80%.
+    Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less
     than that. no: it is shown to be below what directions of permuted pairs remove.
     """
     forecast = evidence.forecast
@@ -245,21 +242,9 @@ def _removable(evidence: Evidence, why: str) -> Finding:
             f"the gate removes {number.percent()} of the progress on held-out hacks; permuted pairs, with as much of "
             f"the norm ({forecast.norm_removed:.0%}), remove {row.permuted_mean:.0%} (p {row.permuted_p:.2g}); "
             f"price: {price}"
-            f"{'' if selective else ', no less than that'}{_foretold(evidence)}"
+            f"{'' if selective else ', no less than that'}"
         )
     return _finding("removable", row, says, number, text)
-
-
-def _foretold(evidence: Evidence) -> str:
-    """What trainings became that removed as much, in words."""
-    said = foretold(evidence)
-    if said is None or said.fall is None:
-        return f"; what a training becomes is not foretold: {', '.join(said.unlike)}" if said is not None else ""
-    fall, ends = 100 * said.fall.value, said.fall.interval
-    return (
-        f"; trainings that removed as much hacked {fall:.0f} points less, {LEVEL:.0%} of them {100 * ends.low:.0f} to "
-        f"{100 * ends.high:.0f} (spec/foretell.md)"
-    )
 
 
 def away(hackward: Finding) -> bool:
@@ -386,8 +371,8 @@ def _outcome(evidence: Evidence) -> list[str]:
 
 
 def _foresight(evidence: Evidence) -> str:
-    """Transfer, staleness and selectivity: what trainings at scale failed by; numbers, or that there are none."""
-    own, stale = evidence.own, next(iter(evidence.staleness), None)
+    """Transfer, which trainings at scale failed by, or that it is unmeasured; and steps ahead that only destroy."""
+    own = evidence.own
     said = ["transfer " + (f"unmeasured ({own.reason})" if own is not None and own.reason else "unmeasured")]
     if own is not None and own.auroc is not None:
         said[0] = (
@@ -395,26 +380,11 @@ def _foresight(evidence: Evidence) -> str:
             f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
         )
     arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
-    moved = evidence.lookahead
     plain = None if arm is None else plain_arm(arm, evidence.arms)
-    if arm is not None and (lost := lost_by_all(moved, plain or arm)) is not None:
+    if arm is not None and (lost := lost_by_all(evidence.lookahead, plain or arm)) is not None:
         steps = f"its steps{' without a gate' if plain else ''} make every text less likely"
         steps += f", honest solutions by {lost:.0f} nats"
         said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
-        return "; ".join(said)
-    if stale is None or stale.overlap is None:
-        said.append("staleness unmeasured (it takes a replay with --lookahead)")
-    else:
-        removes = "" if stale.old is None else f" and remove {stale.old.percent()} of the progress on held-out hacks"
-        anew = "" if stale.new is None else f", new ones {stale.new.percent()}"
-        said.append(f"staleness: ahead, the directions overlap with new ones by {stale.overlap:.2f}{removes}{anew}")
-    changes = {(row.arm, row.measure): row.difference for row in moved}
-    solved = changes.get((arm or "", "sampled solve"))
-    said.append(
-        "selectivity ahead unmeasured"
-        if solved is None
-        else f"selectivity: ahead, {100 * solved.value:+.0f} points of right ones"
-    )
     return "; ".join(said)
 
 
