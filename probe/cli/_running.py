@@ -1,6 +1,8 @@
-"""A run on the command line: its processes and trackers, what it would need, what it measured."""
+"""A run on the command line: its trackers, what it would do, what it measured."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,12 +12,10 @@ from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
-from probe.settings.machines import GPUS, Machine
-from probe.settings.words import ALL, Dtype
+from probe.settings.words import ALL
 from replay_pools.terminal import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
-    from probe.runs.footprint import Footprint
     from probe.runs.preview import Preview
 
 GIB = 2**30
@@ -37,12 +37,23 @@ def say(text: str) -> None:
 
 
 def echo_end(run: Run) -> None:
-    """Why a run stopped early, its warnings, and on stderr its times."""
+    """Print why a run stopped early and its warnings, and on stderr its times and the peak memory of this process."""
     if reason := run.manifest["stopped"]:
         echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
     for warning in run.manifest["warnings"]:
         echo(f"WARNING: {warning}")
-    say(describe_timings(run.path))
+    say(f"{describe_timings(run.path)}; peak memory {peak_memory() / GIB:.2f} GiB")
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held: on its GPU where it used one, else in main memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
+        return held
+    import resource  # not on Windows
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
@@ -54,45 +65,13 @@ def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
 def echo_preview(preview: "Preview", as_json: bool) -> None:
     """A preview, as text or JSON."""
     if as_json:
-        echo_json(preview.to_json())
+        echo_json(asdict(preview))
         return
     echo(f"{preview.path}: {preview.state}")
     echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
-    if preview.hours:  # of a run that is complete there are none
-        echo(f"\nHours, {preview.hours_source}")
-        rows = {**preview.hours, "sum": sum(preview.hours.values())}
-        echo_table(("", "hours"), [(what, f"{number:.3g}") for what, number in rows.items()])
-    echo_footprint(preview.footprint)
-    echo("\nnothing was written")
-
-
-def machine_option(function: AnyFunction) -> AnyFunction:
-    """`--gpu NAME` -> `gpu: str | None`."""
-    text = "Count hours for this accelerator. Default of a dry run: this machine's CPU."
-    return click.option("--gpu", type=click.Choice(list(GPUS)), help=text)(function)
-
-
-def chosen_machine(gpu: str | None, dtype: Dtype) -> Machine:
-    """That of `--gpu`, or the CPU as it is now."""
-    from probe.runs.hours import this_cpu
-
-    return this_cpu(dtype) if gpu is None else GPUS[gpu]
-
-
-def echo_footprint(footprint: "Footprint | None") -> None:
-    """How much of a model is adapted; sizes and their sum. Nothing where no model is known."""
-    if footprint is None:
-        return
-    adapted = footprint.adapted
-    echo(f"\nAdapted in {footprint.model}: {footprint.modules} modules; {adapted.caution or adapted}")
-    echo("\nMemory, of a first run that finds nothing in the caches")
-    memory = footprint.memory | {"sum": sum(footprint.memory.values())}
-    echo_table(("", "size"), [(what, _size(num_bytes)) for what, num_bytes in memory.items()])
-
-
-def _size(num_bytes: int) -> str:
-    """MiB below one GiB."""
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes * 1024 / GIB:.2f} MiB"
+    echo(f"hours: {'-' if preview.hours is None else f'{preview.hours:.3g}'}, {preview.hours_source}")
+    echo(f"model {preview.model}: {preview.adapted.caution or preview.adapted}")
+    echo("nothing was written")
 
 
 def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:

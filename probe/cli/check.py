@@ -77,7 +77,7 @@ def check(
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")
     name = name or _default_name(rollouts, log, config, limit)
-    from probe.runs.footprint import adapted_weights
+    from probe.runs.preview import adapted_weights
     from probe.runs.replay import run_replay
     from probe.runs.session import running
     from replay_pools.logs.importing import import_log

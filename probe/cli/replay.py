@@ -17,10 +17,8 @@ from probe.cli._frame import (
     out_option,
 )
 from probe.cli._running import (
-    chosen_machine,
     echo_end,
     echo_preview,
-    machine_option,
     say,
     track_option,
     truncation_line,
@@ -62,7 +60,6 @@ COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")
 @track_option
 @out_option
 @dry_run_option
-@machine_option
 @json_option
 @click.pass_context
 def replay(
@@ -71,7 +68,6 @@ def replay(
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
-    gpu: str | None,
     as_json: bool,
 ) -> None:
     """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
@@ -92,8 +88,7 @@ def replay(
     if dry_run:
         from probe.runs.preview import preview_replay
 
-        machine = chosen_machine(gpu, config.model.dtype)
-        echo_preview(preview_replay(config, directory, out_dir=out, machine=machine, say=say), as_json)
+        echo_preview(preview_replay(config, directory, out_dir=out, say=say), as_json)
         return
     with running(config.model, directory, out, say, track) as world:
         say_defaults(ctx, config, world.main_only(say))

@@ -9,9 +9,8 @@ import click
 
 from probe.analysis.statistics.thresholds import ALPHA, EFFECT, POWER, SD
 from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out_option
-from probe.cli._running import echo_footprint, machine_option, say
+from probe.cli._running import say
 from probe.records.run import elsewhere, read_run, resolve_run
-from probe.settings.machines import GPUS
 from probe.settings.words import Word
 from replay_pools.errors import InputError, refuse
 from replay_pools.pool import CAUTION
@@ -40,7 +39,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
 )
 @click.option("--effect", type=Real(0, min_open=True), help="Plan RUN for this effect on a hack rate. Default: 0.3.")
 @click.option("--sd", type=Real(0, min_open=True), help="Plan RUN with this sd between seeds. Default: 0.15.")
-@machine_option
 @out_option
 @json_option
 @click.pass_context
@@ -50,14 +48,13 @@ def plan(
     run: Path | None,
     price_per_hour: float | None,
     check: bool,
-    gpu: str | None,
     spec_file: Path | None,
     effect: float | None,
     sd: float | None,
     out: Path,
     as_json: bool,
 ) -> None:
-    """Detectable effect, hours, money, modules, memory and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
+    """Detectable effect, hours, money and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
 
     RUN, a replay (a directory, or a name in OUT/runs): writes the spec of the training that its GO buys, and plans
     that; after another verdict too, with a caution. What cannot happen is refused, all at once.
@@ -83,7 +80,6 @@ def plan(
         out_dir=out,
         run=None if run is None else resolve_run(run, out),
         price_per_hour=price_per_hour,
-        machine=None if gpu is None else GPUS[gpu],
     )
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
@@ -127,7 +123,6 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
             echo_table(("seeds", "paired", "unpaired", ""), rows)
     for contrast in spec_plan.contrasts:
         echo(f"\n{contrast.text}")
-    echo_footprint(spec_plan.footprint)
     echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")

@@ -7,11 +7,9 @@ import click
 
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
 from probe.cli._running import (
-    chosen_machine,
     echo_end,
     echo_evaluations,
     echo_preview,
-    machine_option,
     mean_of,
     say,
     track_option,
@@ -41,7 +39,6 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 @track_option
 @out_option
 @dry_run_option
-@machine_option
 @json_option
 @click.pass_context
 def train(
@@ -51,7 +48,6 @@ def train(
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
-    gpu: str | None,
     as_json: bool,
 ) -> None:
     """Train in one arm; the run is out/runs/NAME, its rollouts are a pool inside it.
@@ -67,8 +63,7 @@ def train(
     if dry_run:
         from probe.runs.preview import preview_training
 
-        machine = chosen_machine(gpu, config.model.dtype)
-        echo_preview(preview_training(config, directory, out_dir=out, machine=machine), as_json)
+        echo_preview(preview_training(config, directory, out_dir=out), as_json)
         return
     from probe.runs.session import running
     from probe.runs.train import train as run_train

@@ -1,45 +1,31 @@
-"""`probe spec plan`: detectable effects of a spec, and its hours, money and memory. Runs nothing, loads no weights.
+"""`probe spec plan`: detectable effects of a spec, and its hours and money. Runs nothing, loads no weights.
 
     effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
     hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
               in trainings with steps as large; or runs x hours as the budget states them
-    memory    and the modules that are adapted: exact sizes beside activations (probe.runs.footprint)
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, sign_flip_mde
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
-from probe.records.run import CONFIG_FILE, run_names, settings_of
 from probe.records.timings import mean_times
-from probe.settings.machines import Machine
+from probe.runs.alike import runs_alike, step_size
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
-from replay_pools.pool import MANIFEST_NAME, resolve_pool
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import flat
-
-# footprint brings torch, which the help text of `probe spec plan` must not wait for.
-if TYPE_CHECKING:
-    from probe.runs.footprint import Footprint
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
-STEP_SIZE = (
-    *("verb", "model.name", "model.dtype", "rollouts.engine", "rollouts.prompts_per_step", "rollouts.group"),
-    *("rollouts.iterations", "rollouts.sampler.max_new_tokens"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +80,12 @@ class SpecPlan:
     go_effects: list[Effect]  # of what a GO buys
     contrasts: list[ContrastEffect]  # of the units that criteria are about beside seeds
     prices: list[Price]
-    footprint: "Footprint | None"  # None: no model is known
     vacuous: dict[str, str]  # {key of the file: why it makes no difference, or cannot pass}
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and None; the footprint's fields beside the others."""
-        row = asdict(self)
-        del row["footprint"]
-        row["vacuous"] = [{"where": where, "why": why} for where, why in self.vacuous.items()]
-        return row | (
-            {"model": None, "modules": None, "memory": []} if self.footprint is None else self.footprint.to_json()
-        )
+        """Return plain lists, dicts, numbers and None."""
+        return asdict(self) | {"vacuous": [{"where": where, "why": why} for where, why in self.vacuous.items()]}
 
 
 def make_plan(
@@ -114,7 +94,6 @@ def make_plan(
     out_dir: Path,
     run: Path | None = None,
     price_per_hour: float | None = None,
-    machine: Machine | None = None,
 ) -> SpecPlan:
     """The plan of a spec.
 
@@ -122,17 +101,12 @@ def make_plan(
         out_dir: where pools, and finished runs of the spec, are looked up.
         run: the run whose times give the hours; default: finished runs of the spec, else others like it.
         price_per_hour: of the spec's own runs; default: as its budget says.
-        machine: for which hours are counted, too.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
-    footprint = _most(spec, out_dir, notes)
     effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
-    if machine is not None and (counted := _counted(spec, out_dir, machine, notes)) is not None:
-        hours = sum(counted[job.conditions[0]] for job in runs)
-        prices.append(_price("this spec, counted", spec.budget, len(runs), hours, machine.source))
     if price_per_hour is not None:
         prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
@@ -152,7 +126,6 @@ def make_plan(
         go_effects=go_effects,
         contrasts=contrasts,
         prices=prices,
-        footprint=footprint,
         vacuous=vacuous_parts(spec, out_dir),
         notes=notes,
     )
@@ -315,7 +288,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
     if hours is None:
         notes.append(
             f"no hours and no money: {out_dir / 'runs'} has no training with steps as large, whose times would say "
-            "them; a short one is enough, or give --run RUN, --gpu NAME, or hours_per_run in [budget]"
+            "them; one of 2 steps is enough, or give --run RUN, or hours_per_run in [budget]"
         )
         return []
     source = "[budget] hours_per_run, as stated"
@@ -323,80 +296,12 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
 
 
 def _alike(spec: Spec, out_dir: Path) -> list[Path]:
-    """The trainings in `out_dir` whose steps are as large as all of the spec's; none where its own differ."""
-    sizes = [_step_size(asdict(condition.config)) for condition in spec.resolved.values()]
-    if any(size != sizes[0] for size in sizes):
-        return []
-    alike = []
-    for name in run_names(out_dir / "runs"):
-        with suppress(InputError):  # a damaged run is no reason not to plan
-            if _step_size(settings_of(read_json(out_dir / "runs" / name / CONFIG_FILE))) == sizes[0]:
-                alike.append(out_dir / "runs" / name)
-    return alike
-
-
-def _step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the time of a training's step depends on most."""
-    table = flat(settings)
-    return {key: table.get(key) for key in STEP_SIZE}
-
-
-def _counted(spec: Spec, out_dir: Path, machine: Machine, notes: list[str]) -> dict[str, float] | None:
-    """{condition: hours of one of its runs}; None, with notes, where one cannot be counted."""
-    from probe.runs.preview import run_hours, step_rows  # brings torch and transformers
-
-    hours: dict[str, float] = {}
-    for name, condition in spec.resolved.items():
-        config, policy = condition.config, condition.config.model.name or _base_model(condition, out_dir)
-        groups = _groups(condition, out_dir)
-        try:
-            if policy is not None and (groups is not None or isinstance(config, TrainConfig)):
-                steps = [] if groups is None else step_rows(groups)
-                hours[name] = sum(run_hours(config, policy, machine, steps).values())
-            else:
-                notes.append(f"no counted hours of condition {name}: its pools are not there yet")
-        except InputError as error:
-            notes.append(f"no counted hours of condition {name}: {error}")
-    return hours if len(hours) == len(spec.resolved) else None
+    """The runs in `out_dir` with steps as large as all of the spec's; none where its own differ."""
+    settings = [asdict(condition.config) for condition in spec.resolved.values()]
+    sizes = [*map(step_size, settings)]
+    return runs_alike(settings[0], out_dir) if all(size == sizes[0] for size in sizes) else []
 
 
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:
     money = None if cost.price_per_hour is None else hours * cost.price_per_hour
     return Price(what=what, runs=runs, hours=hours, money=money, currency=cost.currency, source=source)
-
-
-def _most(spec: Spec, out_dir: Path, notes: list[str]) -> "Footprint | None":
-    """The footprint of the run that needs most memory; None where no condition names a model that is at hand."""
-    from probe.runs.footprint import run_footprint  # brings torch and transformers
-
-    footprints: list[Footprint] = []
-    for name, condition in spec.resolved.items():
-        config = condition.config
-        policy = config.model.name or _base_model(condition, out_dir)
-        if policy is None:
-            notes.append(f"no memory of condition {name}: its pools name no model yet, and it gives none")
-            continue
-        num_samples = condition.group * condition.prompts_per_step
-        # A run that trains has one arm: each is another footprint.
-        runs_arms = [(arm,) for arm in condition.arms] if config.trains else [condition.arms]
-        for arms in runs_arms:
-            run = replace(config, intervention=replace(config.intervention, arms=arms))
-            try:
-                footprints.append(run_footprint(run, policy, num_samples=num_samples, notes=notes))
-            except InputError as error:  # of a model that is not there yet, or out of reach
-                if (note := f"no memory: {error}") not in notes:  # conditions lack the same ones
-                    notes.append(note)
-    return max(footprints, key=lambda footprint: sum(footprint.memory.values()), default=None)
-
-
-def _base_model(condition: ResolvedCondition, out_dir: Path) -> str | None:
-    """The base model that the pools name; None where they are not there, name none, or several."""
-    names = set()
-    for pool in condition.pools:
-        try:
-            path = resolve_pool(pool, out_dir) / MANIFEST_NAME
-        except InputError:
-            continue
-        if path.is_file():
-            names.add(read_json(path)["policy"]["base_model"])
-    return names.pop() if len(names) == 1 else None

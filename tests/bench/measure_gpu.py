@@ -1,4 +1,4 @@
-"""What cost_table.py counts, beside what a GPU takes; and whether a GPU gives what a CPU gives:
+"""Measure what a GPU takes, and whether it gives what a CPU gives:
 
     python tests/bench/measure_gpu.py [--model Qwen3-4B] [--device cuda] [--parts svd,...]
 
@@ -29,7 +29,6 @@ from unittest.mock import patch
 
 import torch
 from bench_attach import ways
-from cost_table import MODELS, RANKS
 from timing import interleaved
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, Qwen3Config
@@ -40,22 +39,22 @@ from extraction.adapters.svd import Factors, as_computed, digest_all, needed_fac
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
-from extraction.logprobs import CHUNK_SIZE, split_model
-from extraction.passes import activation_bytes, tokens_that_fit
-from probe.runs.footprint import KERNELS, LOGITS, memory
-from probe.runs.hours import Flops, Rows, this_cpu
-from probe.settings.arms import get_arm
-from probe.settings.machines import GIB, GPUS, PASSES, Machine
-from probe.settings.training import ModelConfig
+from extraction.logprobs import split_model
 from probe.step.bases import Bases
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_tokenizer
 from replay_pools.sampling import sample
 
+GIB = 2**30
+RANKS = (None, 1024)  # `model.svd_rank`
 GROUP = 8  # rollouts of a step, and of a prompt that is sampled
 PROMPT, COMPLETION = 500, 1000  # tokens, mean
 BATCHES, NEW = (64, 256), 128  # rows that sample at a time, and how many tokens
 LAYERS, TOKENS = 8, 1024  # of the model whose steps are measured, of each of its 4 samples
+QWEN3_4B = Qwen3Config(
+    hidden_size=2560, intermediate_size=9728, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+    vocab_size=151936, num_hidden_layers=36, tie_word_embeddings=True,
+)  # fmt: skip
 TINY = Qwen3Config(
     hidden_size=64, intermediate_size=160, num_attention_heads=4, num_key_value_heads=2, head_dim=16, vocab_size=512,
     num_hidden_layers=2, tie_word_embeddings=True,
@@ -68,7 +67,6 @@ class Work:
 
     config: PreTrainedConfig
     device: str
-    machine: Machine
 
     def model(self, device: str | None = None, **changes: Any) -> PreTrainedModel:
         """Random bfloat16 weights, made on the device."""
@@ -77,23 +75,14 @@ class Work:
         with torch.device(device or self.device):
             return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().requires_grad_(False)
 
-    def cost(self, rank: int | None) -> Flops:
-        """What is counted."""
-        return Flops(self.model("meta"), ModelConfig(dtype="bfloat16", svd_rank=rank), ("svd",))
-
     def ids(self, length: int) -> list[int]:
         """Random ones."""
         return torch.randint(1, self.config.vocab_size, (length,)).tolist()
 
 
-def show(what: str, seconds: float, counted: float | None = None, assumed: float | None = None, **more: float) -> None:
-    """A line: seconds, those counted, and the share of the peak that would have given the time."""
-    words = [f"{seconds:.4g} s"]
-    if counted is not None:
-        words.append(f"counted {counted:.4g}: {seconds / counted:.3g} times that")
-        if assumed is not None:
-            words.append(f"share of the peak {assumed * counted / seconds:.3g}, counted {assumed:g}")
-    words += [f"{name} {value:.5g}" for name, value in more.items()]
+def show(what: str, seconds: float, **more: float) -> None:
+    """Print a line with seconds and other numbers."""
+    words = [f"{seconds:.4g} s"] + [f"{name} {value:.5g}" for name, value in more.items()]
     print(f"  {what}: {'; '.join(words)}", flush=True)
 
 
@@ -149,12 +138,12 @@ def svds(work: Work) -> None:
         seconds = timed(lambda weight=weight: needed_factors([weight]), 1)  # cuSOLVER takes them in turn
         show(f"SVD of one {shape[0]} x {shape[1]}", seconds)
         total += number * seconds
-    show(f"SVDs of {len(weights)} modules", total, work.cost(None).svd(work.machine), work.machine.svd_share)
+    show(f"SVDs of {len(weights)} modules", total)
 
 
 def gradients(work: Work) -> None:
     """Of all triplets and of some."""
-    for rank in RANKS[:2]:
+    for rank in RANKS:
         gradients_of(work, rank)
 
 
@@ -163,37 +152,31 @@ def gradients_of(work: Work, rank: int | None) -> None:
     spread = [0.65 + 0.1 * i for i in range(GROUP)]  # of the lengths, with mean 1
     prompts, completions = ([round(mean * f) for f in spread] for mean in (PROMPT, COMPLETION))
     batch = make_batch([work.ids(n) for n in prompts], [work.ids(n) for n in completions], 0).to(work.device)
-    rows, cost, name = Rows.of(prompts, completions), work.cost(rank), str(rank or "all")
+    tokens, name = sum(prompts + completions), str(rank or "all")
     with without_svds():
         model = work.model()
         frames = svd_frames(model, cache_dir=None, rank=rank)
-    bases, (backbone, _) = Bases(model=model, frames={"svd": frames}), split_model(model)
-    budget = min(tokens_that_fit(backbone, [frames]), rows.tokens)
-    settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
-    held = memory(work.model("meta"), settings, arms=[get_arm("vanilla")], num_samples=GROUP, k=0, num_pairs=0)
-    logits = LOGITS * min(CHUNK_SIZE, budget) * work.config.vocab_size * 2
-    footprint = sum(held.values()) + budget * activation_bytes(backbone) + logits + 2 * KERNELS
-    counted = cost.seconds(cost.gradient(rows), work.machine)
+    bases = Bases(model=model, frames={"svd": frames})
+    split_model(model)  # its one trial is behind
     bases.run(batch)  # warm-up
     gc.collect()  # what went before
     seconds = timed(lambda: bases.run(batch), 3)
     # 0 on a CPU.
-    more = {"tokens/s": rows.tokens / seconds, "GiB": torch.cuda.max_memory_allocated() / GIB}
-    show(f"gradients, {name}", seconds, counted, PASSES, **more, **{"GiB counted": footprint / GIB})
+    more = {"tokens/s": tokens / seconds, "GiB": torch.cuda.max_memory_allocated() / GIB}
+    show(f"gradients, {name}", seconds, **more)
     seconds = timed(lambda: bases.run_checked(batch, turn=0, whole=False), 2)
-    show(f"gradients with a step's check, {name}", seconds, counted, PASSES)
-    forward = cost.seconds(cost.forward(rows), work.machine)
-    show("forward", timed(lambda: bases.score(batch), 3), forward, PASSES)
+    show(f"gradients with a step's check, {name}", seconds)
+    show("forward", timed(lambda: bases.score(batch), 3))
     trained = Trained(model, frames)
     for parameter in trained.parameters():
         parameter.data.normal_(std=1e-3)
     bases = replace(bases, trained=trained)
     seconds = timed(lambda: bases.run(batch), 2)
-    show(f"gradients, delta_S merged as in a training, {name}", seconds, counted, PASSES)
+    show(f"gradients, delta_S merged as in a training, {name}", seconds)
 
 
 def sampling(work: Work) -> None:
-    """Beside what is counted for a server."""
+    """By the engine of the package."""
     policy = Policy(work.model(), load_tokenizer("organism"), "random", None, "")
     for number in BATCHES:
         prompts = [prompt for _ in range(number // GROUP) for prompt in [work.ids(PROMPT)] * GROUP]
@@ -202,9 +185,7 @@ def sampling(work: Work) -> None:
         made: list[Any] = []
         seconds = timed(lambda: made.extend(make(NEW)))
         tokens = sum(len(completion.ids) for completion in made)  # some end early
-        rows = Rows(number=number, prompt=PROMPT, completion=tokens / number)
-        counted = work.cost(None).sampling(rows, work.machine)
-        show(f"sampling {number} x {NEW}", seconds, counted, **{"tokens/s": tokens / seconds})
+        show(f"sampling {number} x {NEW}", seconds, **{"tokens/s": tokens / seconds})
 
 
 def attaching(work: Work) -> None:
@@ -256,11 +237,8 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS))
     options = parser.parse_args()
     name = "a CPU" if options.device == "cpu" else torch.cuda.get_device_name(options.device)
-    machines = [this_cpu("bfloat16")] if name == "a CPU" else [gpu for key, gpu in GPUS.items() if key in name.lower()]
-    if not machines:
-        parser.error(f"no row in probe.settings.machines for {name}")
     print(f"{name}, torch {torch.__version__}, {torch.get_num_threads()} threads, {options.model}", flush=True)
-    work = Work(config=MODELS.get(options.model, TINY), device=options.device, machine=machines[0])
+    work = Work(config=TINY if options.model == "tiny" else QWEN3_4B, device=options.device)
     for part in options.parts.split(","):
         print(part, flush=True)
         start = time.perf_counter()

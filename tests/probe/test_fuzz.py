@@ -37,8 +37,8 @@ NEEDED = {  # what a verb must be given beside the option in question
     ("report",): ["no-such-run"],
     ("show",): ["no-such-run"],
     # Of a machine that is named, whose speed is not measured.
-    ("replay",): ["--dry-run", "--gpu", "h100", "--replay-dirs", "teacher"],
-    ("train",): ["--dry-run", "--gpu", "h100"],
+    ("replay",): ["--dry-run", "--replay-dirs", "teacher"],
+    ("train",): ["--dry-run"],
 }
 
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from adapted import adapt
 from specs import LOWERS, criterion, replay_spec, training_spec
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from probe.analysis.metrics import estimate
 from probe.analysis.statistics.significance import mde, sign_flip_mde, sign_flip_test
@@ -18,10 +15,6 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
-from probe.runs.footprint import memory
-from probe.settings.arms import get_arm
-from probe.settings.training import ModelConfig
-from replay_pools.policy.load import load_policy, load_skeleton
 
 ROOT = Path(__file__).parents[2]
 OTHER = "conditions.other.settings"
@@ -149,8 +142,6 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
     assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
-    assert any("moments of AdamW" in row["what"] for row in found["memory"])
-    assert any("32 sample gradients" in row["what"] for row in found["memory"]), "4 prompts x 8 rollouts a step"
     (note,) = found["notes"]
     assert "CANNOT see the expected effect of 0.5: the smallest detectable one is 0.579 (paired)" in note
 
@@ -164,48 +155,6 @@ def test_check_exits_with_one_for_a_vacuous_part(
     assert run(cli, ["spec", "plan", path, "--check"]) == 1
 
 
-def test_memory_is_that_of_the_adapted_model(tmp_path: Path) -> None:
-    """Coordinates and weights against those of the organism, really adapted; the skeleton itself holds nothing."""
-    policy = load_policy("organism")
-    weights = sum(p.numel() * p.element_size() for p in policy.model.parameters())
-    skeleton = load_skeleton("organism")
-    assert all(p.is_meta for p in skeleton.parameters())
-    arms = [get_arm(name) for name in ("projected", "random", "permuted", "projected-lora")]
-    sizes = memory(skeleton, ModelConfig(lora_rank=4), arms=arms, num_samples=8, k=2, num_pairs=5)
-    assert sizes["weights (float32)"] == weights
-    for basis, options in (("svd", {}), ("lora", {"rank": 4})):
-        own = load_policy("organism")
-        coordinates = adapt(own.model, basis=basis, model_id="organism", **options)  # type: ignore[arg-type]
-        numbers = sum(coordinates.sizes.values())
-        assert sizes[f"{basis}: coordinates and 8 sample gradients"] == 4 * 9 * numbers
-        assert sizes[f"{basis}: 3 x 2 directions"] == 4 * 6 * numbers
-        assert sizes[f"{basis}: gradients of 5 pairs"] == 4 * 10 * numbers
-
-
-@pytest.mark.parametrize(("rank", "gigabytes", "numbers"), [(None, 4.68, 0.53e6), (256, 0.5, 64.5e3)])
-def test_memory_of_a_large_model_needs_no_weights(rank: int | None, gigabytes: float, numbers: float) -> None:
-    """Qwen3-4B shapes: 7.5 GiB of weights in bf16; factors and coordinates by rank."""
-    config = AutoConfig.for_model(
-        "qwen3",
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    settings = ModelConfig(dtype="bfloat16", svd_rank=rank)
-    rows = memory(model, settings, arms=[get_arm("projected")], num_samples=8, k=4, num_pairs=48)
-    weights, factors, coordinates, *_ = rows.values()
-    assert weights / 2**30 == pytest.approx(7.5, abs=0.05)
-    assert factors / 2**30 == pytest.approx(gigabytes, abs=0.02)
-    assert coordinates / (4 * 9) == pytest.approx(numbers, rel=0.01)
-
-
 def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every one plans, and a dry run prints a command for each run and pool. One part of all is vacuous, which its .md
     file explains: a cap of 5.
@@ -217,7 +166,4 @@ def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(tmp_path)]) == 0
         commands = capsys.readouterr().out.splitlines()
         assert len([line for line in commands if line.startswith(("probe replay", "probe train"))]) == own["runs"]
-        # For a model that is made first, or for pools of one.
-        waits = any(note.startswith("no memory") for note in own["notes"])
-        assert bool(own["memory"]) != waits, f"{path.stem}: no memory"
     assert found == ["advantage-capping conditions.C2-cap5.settings.objective.advantage_clip"]

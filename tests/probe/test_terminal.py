@@ -13,6 +13,7 @@ from terminals import on_a_terminal
 from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.records.run import read_run
+from probe.records.timings import mean_times
 from replay_pools.pool import BUILTIN, open_pool
 from replay_pools.terminal import heard_by, report
 
@@ -112,10 +113,21 @@ def test_a_dry_run_writes_nothing_and_loads_no_weights(
 
 def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], capsys) -> None:
     """Steps, rollouts and tokens; that a run is complete; that it is another one."""
+    quick = [*quick, "--per-pool", "3"]  # no other test here has steps of this size
     args = ["replay", "--name", "foreseen", "--arm", "vanilla,random", "--steps", "2", "--out", str(out), *quick]
     assert run(cli, [*args, "--dry-run", "--json"]) == 0
-    work = json.loads(capsys.readouterr().out)["work"]
+    found = json.loads(capsys.readouterr().out)
+    work = found["work"]
+    assert (found["hours"], "--steps 2" in found["hours_source"]) == (None, True)
     assert run(cli, args) == 0
+    times = mean_times([out / "runs" / "foreseen"])
+    assert times is not None
+    assert "peak memory" in capsys.readouterr().err
+    longer = ["replay", "--name", "longer", "--arm", "vanilla,random", "--steps", "7", "--out", str(out), *quick]
+    assert run(cli, [*longer, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["hours"] == pytest.approx((times.start + 7 * times.step) / 3600)
+    assert found["hours_source"].startswith("measured in foreseen:")
     samples = [sample for sample in read_run(out / "runs" / "foreseen").samples if sample.arm == "vanilla"]
     pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
     rollouts = [pools[sample.src_pool][sample.src_step][sample.src_sample] for sample in samples]
