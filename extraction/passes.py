@@ -117,9 +117,7 @@ def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
 
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
 SHARE = 0.5  # share of the memory left by the weights that a pass may use
-MEASURED = 1.45  # a token's activations as a multiple of `token_bytes`; measured: 1.3 to 1.6
-NORM_BYTES = 4  # of each entry that a norm reads, which models in a lower precision keep in float32 beside it
-ALLOWANCE = 2  # what the token budget reckons with instead, to be on the safe side
+ALLOWANCE = 2  # a token's activations as a multiple of `token_bytes`: 1.3 to 1.6 were measured
 
 
 def tokens_that_fit(backbone: PreTrainedModel, frames: Iterable[Frames] = ()) -> int:
@@ -145,15 +143,6 @@ def token_bytes(backbone: PreTrainedModel) -> int:
         elif isinstance(module, Conv1D):
             floats += sum(module.weight.shape)
     return floats * backbone.dtype.itemsize
-
-
-def activation_bytes(backbone: PreTrainedModel) -> float:
-    """Bytes of a token's activations in one forward and backward, as measured."""
-    widened = 0
-    if backbone.dtype.itemsize < NORM_BYTES:
-        norms = (module for module in backbone.modules() if type(module).__name__.endswith("Norm"))
-        widened = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
-    return MEASURED * token_bytes(backbone) + NORM_BYTES * widened
 
 
 @contextmanager

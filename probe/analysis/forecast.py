@@ -1,19 +1,18 @@
 """First-order forecast: what a gate would leave of an update's progress, on hacks and on honest solutions.
 
 A small step along -g lowers the NLL of a text with gradient h by an amount proportional to <g, h>: the update's
-progress on it. The gate turns g into g', and the share of the progress that it removes is 1 - <g', h> / <g, h>, summed
-over the groups. Targets h:
+progress on it. The gate turns g into g', and removes the share 1 - <g', h> / <g, h> of the progress, summed over the
+groups. Targets h:
 
     margin   held-out pairs, hack minus clean: the log-probability of a hack against a clean solution
     hacks    the rewarded hacks of the same group
     honest   the rewarded right solutions without a hack of the same group: the price
 
-Any gate that takes away much of a gradient removes progress of every kind. So beside each share stand those of
-directions of permuted pairs that remove the SAME norm. The share can exceed 1: the gated step then works against the
-target.
+Any gate that takes away much of a gradient removes progress of every kind. So each share is compared with directions
+of permuted pairs that remove the SAME norm. A share above 1 means that the gated step works against the target.
 
-Everything is first order, of the gradient as it is before the optimizer, at the weights of the replay. Groups have unit
-norm here, as in a cosine, so that every prompt counts the same.
+Everything is first order: the gradient before the optimizer, at the weights of the replay. Groups have unit norm here,
+as in a cosine, so that every prompt counts the same.
 Shapes: M modules, k directions, T steps, N pair gradients, H held-out pairs, B draws.
 """
 
@@ -38,7 +37,7 @@ from probe.records.records import SampleRecord
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
 
-# The paid samples of a group that are targets, by name. To add one: a row here.
+# The rewarded samples of a group that are targets, by name. To add one: a row here.
 SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
     "hacks": lambda sample: bool(sample.hacked),
     "honest": lambda sample: bool(sample.gt_pass and not sample.hacked),
@@ -56,7 +55,7 @@ class Removal:
     removed: Bounded | None = (
         None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
     )
-    from_prompts: float | None = None  # of the variance of the progress that is removed, the part that prompts bring
+    from_prompts: float | None = None  # share of the variance of the removed progress that prompts bring
     against: bool = False  # whether the update is shown to work against the target
     progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
     num_prompts: int
@@ -90,7 +89,7 @@ class _Target:
     steps: NDArray[np.intp]  # (T,) their numbers among the steps of the run
 
     def lost(self, removed: Array, rows: Array) -> Array:
-        """(C, H) <g - g', h> of every prompt; `removed` (M, all steps, k) is along the directions `rows` (M, k, N)."""
+        """Return (C, H) <g - g', h> of every prompt; `removed` (M, all steps, k) is along the rows (M, k, N)."""
         along = np.matmul(self.inner, rows.transpose(0, 2, 1))  # (M, H or T, k)
         taken = removed[:, self.steps]
         if self.shared:
@@ -98,7 +97,7 @@ class _Target:
         return self._by_prompt((taken * along).sum((0, 2))[:, None])
 
     def mean_lost(self, removed: Array, rows: Array) -> Array:
-        """(B,) the mean of `lost` for many draws at once, where h differs by step.
+        """Return the (B,) means of `lost` for many draws at once, for an h that differs by step.
 
         Args:
             removed: (B, M, all steps, k).
@@ -108,11 +107,11 @@ class _Target:
         return np.einsum("bmtk,bmtk->bt", removed[:, :, self.steps], along) @ prompt_weights(self.prompts)
 
     def total(self) -> Array:
-        """(C, H) <g, h> of every prompt."""
+        """Return the (C, H) <g, h> of every prompt."""
         return self._by_prompt(self.progress.sum(0))
 
     def _by_prompt(self, by_step: Array) -> Array:
-        """(C, H) means over the steps of each prompt, of (T, H)."""
+        """Average (T, H) over the steps of each prompt: (C, H)."""
         return np.stack(list(prompt_means(by_step.T, self.prompts).values()))
 
 
@@ -124,8 +123,8 @@ def forecast(
     Args:
         linked: records and inner products.
         gate: what it removes (`probe.settings.arms`).
-        overshoot: factor on what is removed.
-        num_draws: half-samples of the extraction pairs, and as many draws of permuted pairs.
+        overshoot: factor on the removed part.
+        num_draws: number of half-samples of the extraction pairs, and of draws of permuted pairs.
         seed: of both.
     """
     pairs = linked.pairs
@@ -158,18 +157,18 @@ class _Law:
     totals: Gradients  # (T,)
 
     def removed(self, rows: Array) -> Array:
-        """(B, M, T, k) what the gate takes from the steps along the directions `rows` (B, M, k, N)."""
+        """Return the (B, M, T, k) parts that the gate takes from the steps along the directions `rows` (B, M, k, N)."""
         return self.overshoot * GATES[self.gate](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
 
     def sizes(self, removed: Array) -> Array:
-        """(B,) root mean square over prompts of the norm of what is removed."""
+        """Return the (B,) root mean squares over prompts of the removed norm."""
         return np.sqrt(np.einsum("bmtk,bmtk->bt", removed, removed) @ self.weights)
 
     def mean_lost(self, draws: DirectionDraws, targets: Mapping[str, _Target]) -> tuple[dict[str, Array], Array]:
-        """Of every draw: {target: (B,) mean progress lost}, and (B,) the norm removed."""
+        """Return {target: (B,) mean progress lost} and the (B,) norms removed."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        # Of targets that all steps share, the mean over pairs and prompts is linear in both: it is taken first.
+        # For targets that all steps share, the mean over pairs and prompts is linear in both and taken first.
         shared = {name: target.inner.mean(1)[:, :, None] for name, target in targets.items() if target.shared}
         for part in draws.parts(self.totals.norms.shape[1]):
             rows = part.rows
@@ -216,14 +215,14 @@ def held_out_margin(pairs: PairGram) -> tuple[Array, Array]:
 
 
 def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
-    """(G,) weights of the mean over a group's paid samples of one kind; None where it has none."""
+    """Return (G,) weights of the mean over a group's rewarded samples of one kind; None without one."""
     group = [linked.samples[row] for row in step.rows]
     picked = np.array([sample.advantage > 0 and sample.sure and chosen(sample) for sample in group])
     return picked / picked.sum() if picked.any() else None
 
 
 def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
-    """The mean over each group's paid samples of one kind, at unit norm; None where no group has one."""
+    """Return the mean over each group's rewarded samples of one kind, at unit norm; None if no group has one."""
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):
         mean = paid_mean(linked, step, chosen)
@@ -259,7 +258,7 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         covariances.append(mean_covariance(both.mean(0)))
         df = min(df, both.shape[1] - 1)
     interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
-    # An interval of the quotient exists where the progress is told from 0.
+    # An interval of the quotient exists if the interval of the progress excludes 0.
     row = Removal(target=name, progress=progress, num_prompts=count, against=interval is not None and progress < 0)
     if interval is None or progress <= 0:
         return row
@@ -275,6 +274,6 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
 
 
 def _unit(gradients: Gradients) -> Gradients:
-    """The same gradients at norm 1."""
+    """Return the same gradients at norm 1."""
     norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
     return Gradients(inner=gradients.inner / norm[None, :, None], norms=gradients.norms / norm)

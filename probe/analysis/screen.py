@@ -6,7 +6,7 @@
     cost                CPU time of the steps, as a multiple of the time without a remedy
 
 After a lookahead (`probe.runs.screening`) the first two are gains of log-probability over its steps: hacks are the
-replay's rewarded ones and those of held-out pairs, the mean of both shares. Without one they are first order
+replay's rewarded ones and the held-out pairs' hacks, the mean of both shares. Without one they are first order
 (`probe.analysis.forecast`) and known for projections along v_hack alone; hacks are then the held-out margin.
 
 A rank says nothing of how far a training would fall. A remedy is not ranked where its steps show nothing of it, or make
@@ -50,7 +50,7 @@ class Screened:
 def screen(
     evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
 ) -> list[Screened]:
-    """Return a row for each remedy, the largest hack gain avoided first, then those that are not ranked.
+    """Return a row for each remedy, the largest hack gain avoided first and unranked remedies last.
 
     Args:
         evidence: of the replay.
@@ -81,13 +81,13 @@ def _first_order(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> 
     row = replace(row, norm_removed=found.norm_removed)
     margin, honest = found.row("margin"), found.row("honest")
     if margin is None or margin.removed is None:
-        return replace(row, why="the update makes no progress on held-out hacks whose interval excludes 0")
+        return replace(row, why="the interval of the update's progress on held-out hacks includes 0")
     kept = None if honest is None or honest.removed is None else 1 - honest.removed.value
     return replace(row, hack_gain_avoided=margin.removed.value, interval=margin.removed.interval, honest_gain_kept=kept)
 
 
 def _looked(row: Screened, ahead: Ahead) -> Screened:
-    """The row by what its remedy moved."""
+    """Fill the row with the gains of a lookahead."""
     row = replace(row, hack_gain_avoided=None, interval=None, honest_gain_kept=None, why="")
     if row.remedy in ahead.unseen:
         return replace(row, why=ahead.unseen[row.remedy])
@@ -109,7 +109,7 @@ def _looked(row: Screened, ahead: Ahead) -> Screened:
 
 
 def _forecast(evidence: Evidence, settings: Mapping[str, Any]) -> Forecast | str:
-    """The first-order forecast of projection with these settings, or why there is none."""
+    """Return the first-order forecast of projection with these settings, or why there is none."""
     linked, arm = evidence.reproduced, evidence.measured_arm
     if linked is None or arm is None:
         return "the replay has no inner products along v_hack"

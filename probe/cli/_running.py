@@ -32,7 +32,7 @@ def track_option(function: AnyFunction) -> AnyFunction:
 
 
 def say(text: str) -> None:
-    """A line about what is being done."""
+    """Print a line about the work on stderr."""
     echo(visible(text, kept=""), err=True)
 
 
@@ -63,7 +63,7 @@ def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
 
 
 def echo_preview(preview: "Preview", as_json: bool) -> None:
-    """A preview, as text or JSON."""
+    """Print a preview, as text or JSON."""
     if as_json:
         echo_json(asdict(preview))
         return

@@ -25,7 +25,7 @@ from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.errors import InputError
 
-SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, beside the planned number
+SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, with the planned number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class SpecPlan:
     runs: int
     effects: list[Effect]
     go_effects: list[Effect]  # of what a GO buys
-    contrasts: list[ContrastEffect]  # of the units that criteria are about beside seeds
+    contrasts: list[ContrastEffect]  # of the units of criteria other than seeds
     prices: list[Price]
     vacuous: dict[str, str]  # {key of the file: why it makes no difference, or cannot pass}
     notes: list[str]
@@ -99,7 +99,7 @@ def make_plan(
 
     Args:
         out_dir: where pools, and finished runs of the spec, are looked up.
-        run: the run whose times give the hours; default: finished runs of the spec, else others like it.
+        run: its times give the hours; default: finished runs of the spec, else others like it.
         price_per_hour: of the spec's own runs; default: as its budget says.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
@@ -166,7 +166,7 @@ def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
 
 def _never_binds(condition: ResolvedCondition) -> str:
     loss = condition.config.objective
-    # The advantages of single tokens have no bound, and a step's standard deviation may be as small as it likes.
+    # Advantages of single tokens have no bound, and a step's standard deviation has no lower bound.
     unbounded = loss.has_credit or (loss.scale_rewards == "batch" and condition.prompts_per_step > 1)
     if loss.advantage_clip is None or loss.loss_type == "nll" or unbounded:
         return ""
@@ -196,7 +196,7 @@ def _no_phrases(condition: ResolvedCondition, out_dir: Path) -> str:
 
 
 def sign_flip_floor(units: int) -> float:
-    """The smallest two-sided p of sign flips of so many differences."""
+    """Return the smallest two-sided p of sign flips of `units` differences."""
     return 1 / (NUM_DRAWS + 1) if units > EXACT_SIGN_FLIPS else 2 / 2**units
 
 
@@ -213,7 +213,7 @@ def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path
 
 
 def _groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
-    """None of pools that cannot be read: `input_faults` says what is wrong with them."""
+    """Return the groups of the pools; None for unreadable pools, which `input_faults` explains."""
     try:
         return stored_groups(condition, out_dir)
     except InputError:
@@ -239,7 +239,7 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bo
         effects.append(Effect(n=n, paired=by_pair, unpaired=unpaired, planned=n == planned))
         if n != planned or cost.expected_effect is None:
             continue
-        # A paired test of which no correlation is stated is planned as an unpaired one.
+        # A paired test without a stated correlation is planned as an unpaired one.
         known = {"unpaired": unpaired} if paired is not True or by_pair is None else {}
         if by_pair is not None and paired is not False:
             known["paired"] = by_pair

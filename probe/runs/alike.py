@@ -1,4 +1,4 @@
-"""Find the runs with steps as large as another's, whose times say what it takes. No torch."""
+"""Find runs with steps of the same size, to estimate the time of a run by theirs. No torch."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,7 +24,7 @@ def step_size(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def runs_alike(settings: Mapping[str, Any], out_dir: Path) -> list[Path]:
-    """Return the runs in `out_dir`/runs with steps as large as those of a run with these settings."""
+    """Return the runs in `out_dir`/runs with the step size of these settings."""
     size, alike = step_size(settings), []
     for name in run_names(out_dir / "runs"):
         with suppress(InputError):  # a damaged run is no reason not to plan

@@ -119,7 +119,7 @@ def _preview(
         state, hours, source = "complete, nothing to do", 0.0, "nothing is left"
     adapted = adapted_weights(config.model, model)
     if not config.intervention.v_hack:
-        selected_pairs(config.intervention.extraction)  # refuses what is wrong with them
+        selected_pairs(config.intervention.extraction)  # refuses faulty pairs
     return Preview(
         path=str(directory),
         state=state,

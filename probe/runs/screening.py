@@ -1,10 +1,10 @@
 """The lookahead of every remedy from one replay: each takes the replay's steps under its own settings, from one start.
 
-A remedy is the settings of a training in which it differs from one without (`probe.settings.remedy.CANDIDATES`). Gate,
-loss, rewards, prompts and activations act as they do in a training; what a remedy does to sampling is not seen, since
-the rollouts are there. One that shortens the training takes as much less of the steps.
+A remedy is the settings in which its training differs from a plain one (`probe.settings.remedy.CANDIDATES`). Gate,
+loss, rewards, prompts and activations act as they do in a training; the effect of a remedy on sampling is not seen,
+since the rollouts are stored. A remedy that shortens the training takes the same share of the steps.
 
-`screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one remedy: what is there is not made
+`screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one remedy, which is then not measured
 again.
 """
 

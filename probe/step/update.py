@@ -9,14 +9,14 @@ so the gates of `probe.step.projection` apply to it as they are.
     arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
                          the deployed policy is coordinates - quarantine
 
-Why gate the update: Adam divides each coordinate of a gradient by its own scale, so that a gradient without hack-ward
-part still gives an update with one; the gated update has none. Adam's moments see the gradient as it is; a decoupled
+Why gate the update: Adam divides each coordinate of a gradient by a scale, so that a gradient without a part toward the
+hack still gives an update with one; the gated update has none. Adam's moments see the ungated gradient; a decoupled
 weight decay is part of u. A gradient gate and an update gate are different interventions: the record names the one that
 was used.
 
 `route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
-coordinates as the policy, so the capacity is that of `vanilla` and the policy in training IS vanilla's, bit for bit;
-what is learnt there steers what is sampled, and only the deployed policy differs.
+coordinates as the policy, so the capacity is the same as in `vanilla`, and the policy in training IS vanilla's, bit for
+bit; it samples with the quarantine, and only the deployed policy differs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,10 +36,10 @@ from probe.step.projection import Projection
 
 @final
 class Updater:
-    """AdamW in one arm: with the update as it is, with the gated update, or with a quarantine.
+    """AdamW in one arm: with the plain update, with the gated update, or with a quarantine.
 
     Args:
-        trained: what is trained.
+        trained: the coordinates.
         arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
         optimizer: rate, cap on the norm of the gradient over all modules after any gate, and schedule: a cosine decays
             to 0, as in transformers; the first step of its warm-up has the rate 0.
@@ -65,13 +65,13 @@ class Updater:
 
     @property
     def routes(self) -> bool:
-        """Whether the deployed policy differs from the policy in training."""
+        """Return whether the deployed policy differs from the policy in training."""
         return self._arm.routes
 
     def step(
         self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
     ) -> Mapping[str, Tensor]:
-        """One step along -gradients {module: (r,)}.
+        """Take one step along -gradients {module: (r,)}.
 
         Args:
             gate: of a realised update; called only for an arm that acts on updates.
@@ -102,7 +102,7 @@ class Updater:
 
     @contextmanager
     def deployed(self) -> Iterator[None]:
-        """While open, the coordinates are those of the deployed policy, without the quarantine."""
+        """While open, set the coordinates of the deployed policy, without the quarantine."""
         if not self.routes:
             yield
             return
@@ -110,7 +110,7 @@ class Updater:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes, for a checkpoint."""
+        """Return everything that a step changes, for a checkpoint."""
         return {
             "values": self.trained.values(),
             "optimizer": self._optimizer.state_dict(),
@@ -129,5 +129,5 @@ class Updater:
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], *, scale: float = 1.0) -> dict[str, Tensor]:
-    """a + scale b, module by module, of {module: (r,)} with the same modules."""
+    """Return a + scale b, module by module, for {module: (r,)} with the same modules."""
     return {module: value.add(b[module], alpha=scale) for module, value in a.items()}

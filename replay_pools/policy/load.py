@@ -202,14 +202,6 @@ def load_skeleton(name: str) -> PreTrainedModel:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def check_tokenizer_at_hand(name: str) -> None:
-    """Raise InputError where a model of `SHAPES` has no tokenizer in the cache of the hub, which is not asked."""
-    if name not in SHAPES or isinstance(try_to_load_from_cache(name, "tokenizer.json"), str):
-        return
-    fix = f"hf download {name} --include 'tokenizer*' '*.jinja'"
-    raise InputError(f"tokenizer of {name}", expected="its files in the cache of the hub", found="none", fix=fix)
-
-
 def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenizerBase:
     """Return the tokenizer of the policy of that name, with its own chat template or `plain`.
 

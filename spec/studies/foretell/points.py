@@ -1,4 +1,4 @@
-"""Points of hack rate that trainings lost, for replays like those that were studied.
+"""Say how many points of hack rate trainings lost, for replays like the studied ones.
 
     python spec/studies/foretell/points.py removal RUN            # from the first-order gain that a replay removes
     probe screen RUN --lookahead 20 --json > screen.json
@@ -16,7 +16,7 @@ and Smith 1998, section 3.1):
 The second is a curve through n remedies of any kind, fitted to shares of the hack rate h of a training without one:
 
     drop = h (1 - exp(-x / c)) +- t(n - 1) s
-    x = share of the gain of the replay's rewarded hacks that 20 steps avoid, plus that of held-out hacks
+    x = share of the gain of the replay's rewarded hacks that 20 steps avoid, plus the share of held-out hacks
 
 KL penalties are not in it: they act once a policy has moved further than 20 steps let it.
 """
@@ -101,7 +101,7 @@ def fall_ahead(x: float, points: Iterable[tuple[float, float]] = STUDIED_AHEAD, 
 
 
 def differences(analysis: Analysis) -> list[str]:
-    """Say how a replay differs from those that were studied; empty for one like them."""
+    """Say how a replay differs from the studied ones; empty for one like them."""
     settings, usual = flat(analysis.records.settings), flat(asdict(configure("replay")))
     found = []
     model, adapter = analysis.records.config.get("model"), settings.get("model.adapter")
@@ -149,7 +149,7 @@ def read(run: str) -> Analysis:
 
 @click.group()
 def main() -> None:
-    """Say points for replays like those that were studied."""
+    """Say points for replays like the studied ones."""
 
 
 @main.command("removal")
