@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     "--run",
     type=click.Path(path_type=Path),
     help="Take the hours from this run (a path, or a name in OUT/runs). Default: from finished runs of the spec, else "
-    "from others of its verb and model.",
+    "from runs with steps as large.",
 )
 @click.option("--price-per-hour", type=Real(0), help="Price of an hour. Default: price_per_hour in [budget].")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")

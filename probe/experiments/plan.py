@@ -3,7 +3,7 @@
     effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
     contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
     hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
-              in trainings with steps as large; or runs x hours as the budget states them
+              in runs with steps as large; or runs x hours as the budget states them
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
@@ -267,7 +267,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         where = f"{times.runs if times else 0} finished runs of this spec"
         if times is None and (alike := _alike(spec, out_dir)):
             times = mean_times(alike)
-            where = f"trainings like it ({', '.join(path.name for path in alike)})"
+            where = f"runs like it ({', '.join(path.name for path in alike)})"
     if times is None and run is not None:
         raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
     steps: dict[str, int | None] = {}
@@ -287,8 +287,8 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
     hours = spec.budget.hours_per_run
     if hours is None:
         notes.append(
-            f"no hours and no money: {out_dir / 'runs'} has no training with steps as large, whose times would say "
-            "them; one of 2 steps is enough, or give --run RUN, or hours_per_run in [budget]"
+            f"no hours and no money: no run in {out_dir / 'runs'} has timed steps as large; run 2 steps, or give "
+            "--run RUN, or hours_per_run in [budget]"
         )
         return []
     source = "[budget] hours_per_run, as stated"

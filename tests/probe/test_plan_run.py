@@ -108,7 +108,7 @@ def test_a_training_with_steps_as_large_prices_it(go: Path, here: Path, capsys: 
     (whole,) = (price for price in found if price["what"] == "this spec")
     assert whole["hours"] == pytest.approx(whole["runs"] * (3 + 64 * 2) / 3600)
     assert (whole["money"], whole["currency"]) == (pytest.approx(0.1 * whole["hours"]), "USD")
-    assert "trainings like it (halfway)" in whole["source"]
+    assert "runs like it (halfway)" in whole["source"]
 
 
 @pytest.fixture
