@@ -50,6 +50,7 @@ from probe.analysis.statistics.thresholds import (
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.records.idle import idle_settings
 from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Word
 
@@ -458,7 +459,7 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
     # These come first in every verdict: they say that the numbers may be of another update.
     first = doubts(evidence.records, evidence.pools)
-    sentences = [*first, *_excluded(evidence)]
+    sentences = [*first, *idle_settings(evidence.records), *_excluded(evidence)]
     mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
