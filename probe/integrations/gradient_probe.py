@@ -15,10 +15,10 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -44,7 +44,6 @@ NOT_FINITE = "gradient is not finite"
 OTHER_OPTIMIZER = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
 NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
 PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
-MEASURED = ("cos_in", "mean_cos_in", "hackward_frac_in", "haar_sd", *PROJECTED)  # fields of a record that may be null
 
 
 class ProbeOptions(TypedDict, total=False):
@@ -100,7 +99,7 @@ class GradientProbe:
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
         self._has_warned = False
-        self._pending: GradientRecord | None = None  # between before_step and after_step
+        self._pending: dict[str, Any] = {}  # fields of the record, between before_step and after_step
 
     def start(self, optimizer: object, model: nn.Module | None = None) -> Optimizer:
         """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
@@ -156,7 +155,7 @@ class GradientProbe:
         """
         stepped = stepped_by(self._optimizer)
         has_changed = self._measured.refresh(stepped)
-        if all(parameter.grad is None for parameter in stepped.values()):
+        if all(parameter.grad is None for parameter in stepped):
             raise InputError(
                 "optimizer.step()",
                 expected="a gradient in `.grad` of some parameter that it steps",
@@ -174,15 +173,19 @@ class GradientProbe:
             reason = NOT_FINITE if norm is None else NO_GRADIENT
         projected = self._project and reason is None
         if projected:
-            self._measured.project(projection.gradients)
+            self._measured.project(self._vectors, projection.gradients)
             after = sample_cosines(self._measured.gradients(), self._vectors)
             measures |= _numbers(
                 {"cos_out": after.cos, "mean_cos_out": after.mean_cos, "hackward_frac_out": after.hackward_frac}
             )
-        norm = None if norm is None else norm / loss_scale
-        self._pending = self._record(
-            step, reason, measures if reason is None else {}, grad_norm=norm, projected=projected, changed=has_changed
-        )
+        self._pending = measures if reason is None else {}
+        self._pending |= {
+            "step": step,
+            "grad_norm": None if norm is None else norm / loss_scale,
+            "projected": projected,
+            "changed": has_changed,
+            "null_reason": reason,
+        }
         self._measured.remember()
 
     @torch.no_grad()
@@ -191,14 +194,10 @@ class GradientProbe:
 
         The update is turned round, u = before - after, so that like a gradient of the loss it points uphill.
         """
-        assert self._pending is not None, "before_step comes first"
-        record, update = self._pending, self._measured.update()
-        if update is not None:
+        if (update := self._measured.update()) is not None:
             cosines = sample_cosines(update, self._vectors)
-            realised = _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
-            record = replace(record, **realised)
-        self._pending = None
-        return self._keep(record)
+            self._pending |= _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
+        return self._keep(self._pending)
 
     def is_moved_by(self, optimizer: Optimizer) -> bool:
         """Return whether the next step of an optimizer moves modules of the directions."""
@@ -206,45 +205,28 @@ class GradientProbe:
 
     def skip_step(self, step: int) -> None:
         """Record, without numbers, a step of an optimizer that the probe is not attached to."""
-        self._keep(self._record(step, OTHER_OPTIMIZER, {}))
+        self._keep({"step": step, "null_reason": OTHER_OPTIMIZER})
 
-    def _record(
-        self,
-        step: int,
-        reason: str | None,
-        measures: Mapping[str, float | None],
-        *,
-        grad_norm: float | None = None,
-        projected: bool = False,
-        changed: bool = False,
-    ) -> GradientRecord:
-        """Make a record, and warn at the first one without numbers."""
-        if reason is not None and not self._has_warned:
+    def _keep(self, values: dict[str, Any]) -> GradientRecord:
+        """Make a record, null in the fields without a value, and write it; warn at the first one without numbers."""
+        null: dict[str, Any] = dict.fromkeys(field.name for field in fields(GradientRecord))
+        standing = {"projected": False, "changed": False, "directions": self._directions_sha}
+        record = GradientRecord(**null | standing | values)
+        if record.null_reason is not None and not self._has_warned:
             self._has_warned = True
             effect = "nothing was projected" if self._project else "the step has no number"
-            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
-        return GradientRecord(
-            step=step,
-            **dict.fromkeys(MEASURED) | dict(measures),
-            grad_norm=grad_norm,
-            cos_update=None,
-            hackward_frac_update=None,
-            projected=projected,
-            changed=changed,
-            null_reason=reason,
-            directions=self._directions_sha,
-        )
-
-    def _keep(self, record: GradientRecord) -> GradientRecord:
+            LOGGER.warning(
+                "step %d: %s: %s; later steps say it in null_reason", record.step, effect, record.null_reason
+            )
         self.records.append(record)
         if self._file is not None:
             self._file.append(record)
         return record
 
 
-def stepped_by(optimizer: Optimizer) -> dict[int, nn.Parameter]:
-    """Return the parameters of an optimizer by identity: == of two tensors compares their values."""
-    return {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+def stepped_by(optimizer: Optimizer) -> set[nn.Parameter]:
+    """Return the parameters of an optimizer."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def means(records: Sequence[GradientRecord]) -> dict[str, float]:

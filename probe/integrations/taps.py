@@ -15,7 +15,7 @@ reads its weight goes round the layer), and the witness's `.grad` is what the ba
 (clipping, a loss scale); gradients that a loop combines itself, as PCGrad does, are not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import torch
@@ -32,26 +32,37 @@ from replay_pools.errors import InputError
 
 NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
 SAMPLED = 256  # entries of the witness's gradient that are compared
+MOST_NAMED = 3
+BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
 
 
 class Taps:
-    """Hooks on layers, between `start` and `stop`.
+    """Hooks on layers, until `stop`.
 
     Args:
         layers: {module: Linear or Conv1D}.
-        frames: {module: Frame} of these modules and others.
-        scaler: scales the trainer's loss; None: nothing does, or float16 gradients are refused.
+        frames: {module: Frame} of all modules of the directions.
+        witness: a parameter that the trainer steps, and zeroes the `.grad` of.
+        groups: over which the trainer averages gradients.
+        scaler: scales the trainer's loss; without one, float16 gradients are refused.
 
     Attributes:
-        unseen: modules that no backward came through, in the sums that `gradients` last returned.
-        is_by_hand: the witness's `.grad` was then another one than the backwards gave.
+        reason: why the sums that `gradients` last returned are not the step's gradient; None where they are.
     """
 
     def __init__(
-        self, layers: Mapping[str, nn.Module], frames: Mapping[str, Frame], scaler: torch.amp.GradScaler | None
+        self,
+        layers: Mapping[str, nn.Module],
+        frames: Mapping[str, Frame],
+        witness: nn.Parameter,
+        groups: Groups,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self._layers, self._scaler = layers, scaler
-        self._taps = {module: frames[module].tap(module) for module in layers}
+        self._modules, self._witness, self._groups, self._scaler = list(frames), witness, groups, scaler
+        self.reason: str | None = None
+        self._has_seen = False
+        self._backward = NO_BACKWARD  # the last one whose end is waited for
+        self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
         # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
@@ -61,30 +72,14 @@ class Taps:
         *sums, counts, self._given = self._total.split(self._sizes)
         self._sums = dict(zip(layers, sums, strict=True))
         self._counts = dict(zip(layers, counts, strict=True))
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._has_seen = False
-        self.unseen: list[str] = []
-        self.is_by_hand = False
-
-    def start(self, witness: nn.Parameter, groups: Groups) -> None:
-        """Watch the layers.
-
-        Args:
-            witness: a parameter that the trainer steps, and whose `.grad` it zeroes.
-            groups: over which the trainer averages gradients.
-        """
-        self.stop()
-        self._witness, self._groups = witness, groups
-        self._backward = NO_BACKWARD  # the last one whose end is waited for
-        self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
-        self._was_filled = torch.zeros((), dtype=torch.bool, device=self._total.device)
+        self._was_filled = torch.zeros((), dtype=torch.bool, device=device)
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
             witness.register_hook(self._see_witness),
-            witness.register_post_accumulate_grad_hook(lambda _: self._fill()),
+            witness.register_post_accumulate_grad_hook(self._fill),
         ]
-        for module, layer in self._layers.items():
-            tap = self._taps[module]
+        for module, layer in layers.items():
+            tap = frames[module].tap(module)
             if tap.keep is None:
                 self._handles.append(layer.register_forward_pre_hook(partial(self._watch_input, tap)))
             else:
@@ -94,7 +89,6 @@ class Taps:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
 
     def gradients(self, loss_scale: float) -> dict[str, Tensor]:
         """{module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
@@ -105,10 +99,12 @@ class Taps:
         total = self._total.clone()
         total.split(self._sizes)[-2].clamp_(max=1)
         *means, seen, given = average(total, self._groups).split(self._sizes)
-        self.is_by_hand = self._differs(given)
         # Of a process that has not seen a module, its part of the mean is missing.
         shares = dict(zip(self._sums, seen.tolist(), strict=True))
-        self.unseen = [module for module, share in shares.items() if share < 1]
+        unseen = [module for module, share in shares.items() if share < 1]
+        self.reason = BY_HAND if self._differs(given) else None
+        if unseen:
+            self.reason = f"no backward came through {named(unseen, self._modules)}"
         self._has_seen = self._has_seen or any(shares.values())
         if not self._has_seen and self._witness.grad is not None:
             raise InputError(
@@ -164,16 +160,11 @@ class Taps:
         # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
         self._has_stepped = self._may_be_zeroed = False
 
-    def _fill(self) -> None:
-        """Note that the witness has a `.grad` now, and so the sums are no longer empty."""
-        self._is_empty = False
+    def _fill(self, *_: Tensor) -> None:
+        """Note that the sums are no longer empty, if the trainer let the backward's gradients into `.grad`."""
         if self._witness.grad is not None:
+            self._is_empty = False
             self._was_filled = whole(self._witness.grad.any())
-
-    def _fill_if_there(self) -> None:
-        """`_fill` at the end of a backward, if the trainer let its gradients into `.grad`."""
-        if self._witness.grad is not None:
-            self._fill()
 
     def _watches(self) -> bool:
         """Return whether a backward that adds to `.grad` can follow the forward of a layer."""
@@ -213,7 +204,7 @@ class Taps:
         backward = torch._C._current_graph_task_id()
         if isinstance(self._witness, DTensor) and backward != self._backward:
             # FSDP2 sets `.grad` at the end of a backward, past the hooks of the parameter.
-            torch.autograd.Variable._execution_engine.queue_callback(self._fill_if_there)
+            torch.autograd.Variable._execution_engine.queue_callback(self._fill)
             self._backward = backward
         self._counts[tap.module] += 1
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
@@ -232,3 +223,9 @@ def _sample(gradient: Tensor) -> Tensor:
         return torch.zeros(0, device=gradient.device)
     entries = gradient.detach().flatten()
     return entries[:: -(-len(entries) // SAMPLED)]
+
+
+def named(modules: Collection[str], of: Collection[str]) -> str:
+    """Return "2 of 14 modules: NAME, NAME"."""
+    more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
+    return f"{len(modules)} of {len(of)} modules: {', '.join([*modules][:MOST_NAMED])}{more}"
