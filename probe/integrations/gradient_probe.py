@@ -69,6 +69,7 @@ class GradientProbe:
 
     Attributes:
         records: list[GradientRecord], one a step.
+        next_step: the number of the step after the last record, which may be in the file already.
     """
 
     def __init__(
@@ -93,11 +94,11 @@ class GradientProbe:
         self._measured = Measured(
             where, unwrapped(model), directions, project=project, cache_dir=cache_dir, scaler=scaler
         )
-        _check_sizes(where, directions, self._measured.sizes)
         self._vectors = directions.to(self._measured.device).vectors
         self._projection = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
+        self.next_step = 0 if self._file is None else self._file.next_step
         self._has_warned = False
         self._pending: dict[str, Any] = {}  # fields of the record, between before_step and after_step
 
@@ -133,13 +134,6 @@ class GradientProbe:
             LOGGER.warning("the projection removed nothing in %d steps", len(self.records))
         elif (share := means(self.records).get("hackward_frac_update")) is not None:
             LOGGER.info("%.1f%% of the realised updates (norm) still point toward the hack", 100 * share)
-
-    @property
-    def next_step(self) -> int:
-        """The number of the step after the last record, which may be in the file already."""
-        if self.records:
-            return self.records[-1].step + 1
-        return 0 if self._file is None else self._file.next_step
 
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
@@ -199,13 +193,10 @@ class GradientProbe:
             self._pending |= _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
         return self._keep(self._pending)
 
-    def is_moved_by(self, optimizer: Optimizer) -> bool:
-        """Return whether the next step of an optimizer moves modules of the directions."""
-        return self._measured.is_moved_by(stepped_by(optimizer))
-
-    def skip_step(self, step: int) -> None:
-        """Record, without numbers, a step of an optimizer that the probe is not attached to."""
-        self._keep({"step": step, "null_reason": OTHER_OPTIMIZER})
+    def see_other(self, optimizer: Optimizer) -> None:
+        """Record, without numbers, a step that another optimizer is making, if it moves modules of the directions."""
+        if self._measured.is_moved_by(stepped_by(optimizer)):
+            self._keep({"step": self.next_step, "null_reason": OTHER_OPTIMIZER})
 
     def _keep(self, values: dict[str, Any]) -> GradientRecord:
         """Make a record, null in the fields without a value, and write it; warn at the first one without numbers."""
@@ -219,6 +210,7 @@ class GradientProbe:
                 "step %d: %s: %s; later steps say it in null_reason", record.step, effect, record.null_reason
             )
         self.records.append(record)
+        self.next_step = record.step + 1
         if self._file is not None:
             self._file.append(record)
         return record
@@ -242,20 +234,6 @@ def means(records: Sequence[GradientRecord]) -> dict[str, float]:
                 is_would = name in PROJECTED and not record.projected
                 values[f"would_{name}" if is_would else name].append(value)
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -> None:
-    """InputError unless there are directions, of the right length, for exactly these modules."""
-    lengths = {module: V.shape[-1] for module, V in directions.vectors.items()}
-    differing = [module for module in {**sizes, **lengths} if sizes.get(module) != lengths.get(module)]
-    if differing:
-        module = differing[0]
-        raise InputError(
-            f"{where}, module {module}",
-            expected=f"{sizes.get(module, 'no')} coordinates",
-            found=str(lengths.get(module, "no directions")),
-            fix="run probe extract",
-        )
 
 
 def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float | None]:

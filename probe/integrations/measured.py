@@ -22,8 +22,7 @@ component toward the hack, V J g' = min(V J g, 0).
 Shapes: W (d_out, d_in), A (rank, d_in), B (d_out, rank), r coordinates and k directions of a module.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -53,29 +52,26 @@ TAPS_RESTART = "the trained parameters or adapters changed since the last step, 
 Stepped = Set[nn.Parameter]  # the parameters of an optimizer; a tensor is hashed by identity
 
 
-class Part(ABC):
-    """The parameters that move the weight of one module, and how.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The parameters that move the weight W of one module, and how.
 
     Attributes:
+        moved: (changes, start) -> (r,), the change of c(W) where the parameters came from `start` by `changes`.
+        pulled: v (r,) -> J^T v, a tensor in the shape of each parameter.
         is_isometric: J J^T = 1. J g is then the gradient of the loss, too.
     """
 
-    is_isometric = True
-
-    def __init__(self, frame: Frame, parameters: Sequence[nn.Parameter], stepped: Stepped) -> None:
-        self.frame, self.parameters, self._stepped = frame, tuple(parameters), stepped
-
-    @abstractmethod
-    def moved(self, changes: Sequence[Tensor], start: Sequence[Tensor]) -> Tensor:
-        """Return the change (r,) of c(W) when the parameters, now at their end, change by `changes` from `start`."""
-
-    @abstractmethod
-    def pulled(self, v: Tensor) -> list[Tensor]:
-        """Return J^T v, a tensor in the shape of each parameter."""
+    frame: Frame
+    parameters: tuple[nn.Parameter, ...]
+    stepped: Stepped
+    moved: Callable[[Sequence[Tensor], Sequence[Tensor]], Tensor]
+    pulled: Callable[[Tensor], list[Tensor]]
+    is_isometric: bool = True
 
     def gradients(self) -> list[Tensor | None]:
         """Return the `.grad` of each parameter; None where the optimizer leaves the parameter as it is."""
-        return [parameter.grad if parameter in self._stepped else None for parameter in self.parameters]
+        return [parameter.grad if parameter in self.stepped else None for parameter in self.parameters]
 
     def step(self) -> Tensor:
         """Return J g (r,), with g in `.grad`."""
@@ -91,7 +87,7 @@ class Part(ABC):
     def project(self, V: Tensor, wanted: Tensor) -> None:
         """Make the smallest change of `.grad`, in place, for V J g to be `wanted`: V (k, r), wanted (k,)."""
         gradients = self.gradients()
-        if not len(V) or not any(gradient is not None for gradient in gradients):
+        if not len(V) or all(gradient is None for gradient in gradients):
             return
         gram = V @ V.T  # V J J^T V^T (k, k)
         if not self.is_isometric:
@@ -104,55 +100,36 @@ class Part(ABC):
                 gradient.add_(spread_as(gradient, change))
 
 
-class LinearPart(Part):
-    """A trained weight: J = c."""
+def _linear(frame: Frame, layer: nn.Linear | Conv1D, stepped: Stepped) -> Part:
+    """Return the part of a trained weight: J = c."""
 
-    def __init__(self, frame: Frame, layer: nn.Linear | Conv1D, stepped: Stepped) -> None:
-        super().__init__(frame, [cast(nn.Parameter, layer.weight)], stepped)
-        self._is_transposed = isinstance(layer, Conv1D)
+    def turned(matrix: Tensor) -> Tensor:
+        return matrix.T if isinstance(layer, Conv1D) else matrix
 
-    def moved(self, changes: Sequence[Tensor], start: Sequence[Tensor]) -> Tensor:
-        """Return c(change of W)."""
-        return self.frame.coordinates(changes[0].T if self._is_transposed else changes[0])
+    def pulled(v: Tensor) -> list[Tensor]:
+        left, right = frame.factors(v)
+        return [turned(left @ right)]
 
-    def pulled(self, v: Tensor) -> list[Tensor]:
-        """Return the matrix of v."""
-        left, right = self.frame.factors(v)
-        matrix = left @ right
-        return [matrix.T if self._is_transposed else matrix]
+    parameters = (cast(nn.Parameter, layer.weight),)
+    moved = lambda changes, _: frame.coordinates(turned(changes[0]))  # noqa: E731
+    return Part(frame=frame, parameters=parameters, stepped=stepped, moved=moved, pulled=pulled)
 
 
-class DeltaSPart(Part):
-    """A trained delta_S in the frame of the directions: J = 1."""
+def _lora(frame: Frame, layer: LoraLayer, adapter: str, stepped: Stepped) -> Part:
+    """Return the part of a LoRA, W + s B A, with A and B trained, or one of them."""
+    factors, scale = lora_factors(layer, adapter), layer.scaling[adapter]
 
-    def moved(self, changes: Sequence[Tensor], start: Sequence[Tensor]) -> Tensor:
-        """Return the change of delta_S."""
-        return changes[0]
+    def moved(changes: Sequence[Tensor], start: Sequence[Tensor]) -> Tensor:
+        # With A of the start and B of the end the sum is exact, and a small step is not lost in rounding.
+        (d_A, d_B), A, B = changes, whole(start[0]), whole(factors[1])
+        return scale * (frame.coordinates(B, d_A) + frame.coordinates(d_B, A))
 
-    def pulled(self, v: Tensor) -> list[Tensor]:
-        """Return v."""
-        return [v]
+    def pulled(v: Tensor) -> list[Tensor]:
+        left, right = frame.factors(v)
+        A, B = (whole(factor).to(left.dtype) for factor in factors)
+        return [scale * ((B.T @ left) @ right), scale * (left @ (right @ A.T))]
 
-
-class LoraPart(Part):
-    """LoRA, W + s B A, with A and B trained, or one of them."""
-
-    is_isometric = False
-
-    def __init__(self, frame: Frame, layer: LoraLayer, adapter: str, stepped: Stepped) -> None:
-        super().__init__(frame, lora_factors(layer, adapter), stepped)
-        self._scale = layer.scaling[adapter]
-
-    def moved(self, changes: Sequence[Tensor], start: Sequence[Tensor]) -> Tensor:
-        """Return s c(dB A + B dA), exact with A of the start and B of the end; a small step is not lost in rounding."""
-        (d_A, d_B), A, B = changes, whole(start[0]), whole(self.parameters[1])
-        return self._scale * (self.frame.coordinates(B, d_A) + self.frame.coordinates(d_B, A))
-
-    def pulled(self, v: Tensor) -> list[Tensor]:
-        """Return s B^T M and s M A^T with M the matrix of v."""
-        left, right = self.frame.factors(v)
-        A, B = (whole(factor).to(left.dtype) for factor in self.parameters)
-        return [self._scale * ((B.T @ left) @ right), self._scale * (left @ (right @ A.T))]
+    return Part(frame=frame, parameters=factors, stepped=stepped, moved=moved, pulled=pulled, is_isometric=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,23 +145,10 @@ class Setup:
 
 
 class Measured:
-    """A model in the coordinates of a direction file.
-
-    Args:
-        where: the direction file, for messages.
-        model: any model; adapters of peft may lie around its layers.
-        directions: with the fingerprint of their basis.
-        project: measure and project the step; otherwise the gradient of the loss is measured.
-        cache_dir: folder of the SVD cache; None computes without one.
-        scaler: scales the loss (`Taps`).
+    """A model in the coordinates of a direction file; arguments and refusals as in `probe.attach`.
 
     Attributes:
-        sizes: {module: r}.
         device: of the gradients.
-
-    Raises:
-        InputError: directions of other weights; an adapter that taps cannot read (`check_adapters`); with `project`, a
-            model whose steps along the directions are not defined.
     """
 
     def __init__(
@@ -204,7 +168,6 @@ class Measured:
         bases = {module: base_layer(layer) for module, layer in layers.items()}
         frozen = [m for m, base in bases.items() if not project and not any(p.requires_grad for p in base.parameters())]
         self._frames = dict(make_frames(where, layers, fingerprint, cache_dir, frozen=frozen))
-        self.sizes = {module: frame.size for module, frame in self._frames.items()}
         self.device = _weight(next(iter(bases.values()))).device
         self._frozen: dict[str, tuple[Tensor, Tensor]] = {}  # {module: (weight, its sketch at the last step)}
         self._changed: dict[str, None] = {}  # modules with a frozen weight that changed, in order
@@ -214,15 +177,15 @@ class Measured:
         self._check()
 
     def start(self, stepped: Stepped, groups: Groups | None) -> None:
-        """Take what the optimizer steps, and begin to watch the model.
+        """Begin to watch the model.
 
         Args:
             stepped: the parameters of the optimizer.
             groups: over which the trainer averages gradients (`averaging_groups`).
 
         Raises:
-            InputError: the optimizer leaves out a trained parameter of a module, or steps none of the model; taps are
-                needed, and no groups are known (None), or not all of their processes are here.
+            InputError: as `refresh`; taps are needed, and no groups are known (None), or some of their processes do
+                not attach.
         """
         self._meet, self._frozen = cache(partial(meet, groups)), {}
         self.refresh(stepped)
@@ -279,7 +242,7 @@ class Measured:
         """Why the last `gradients` are no measurement; None where they are."""
         now, watched = self._now, self._watched
         if self._changed:
-            return f"the frozen weight changed since attach (a merged adapter?) in {named(self._changed, self.sizes)}"
+            return f"the frozen weight changed since attach (a merged adapter?) in {named(self._changed, self._frames)}"
         if now.refusal is not None:
             return f"{now.refusal.where}: found {now.refusal.found}"
         if not now.tapped:
@@ -403,18 +366,20 @@ def _weight(layer: nn.Module) -> Tensor:
 def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
     """Return what is trained of a layer, where steps of it are defined."""
     if isinstance(layer, nn.Linear | Conv1D):
-        return LinearPart(frame, layer, stepped) if _is_trained(_weight(layer), stepped) else None
+        return _linear(frame, layer, stepped) if _is_trained(_weight(layer), stepped) else None
     if not isinstance(layer, BaseTunerLayer) or _is_trained(_weight(layer.get_base_layer()), stepped):
         return None
     if isinstance(layer, LoraLayer) and is_plain(layer):
         factors = {name: lora_factors(layer, name) for name in layer.active_adapters if name in layer.lora_A}
         moving = [name for name, both in factors.items() if any(_is_trained(factor, stepped) for factor in both)]
-        return LoraPart(frame, layer, moving[0], stepped) if len(moving) == 1 else None
+        return _lora(frame, layer, moving[0], stepped) if len(moving) == 1 else None
     if isinstance(layer, DeltaSLayer) and isinstance(frame, SvdFrame):
         moving = [name for name in layer.active_adapters if _is_trained(layer.delta_S[name], stepped)]
         # The same weight and rank: the same triplets.
         if len(moving) == 1 and layer.S.shape == frame.held.S.shape and torch.allclose(layer.S, frame.held.S):
-            return DeltaSPart(frame, [layer.delta_S[moving[0]]], stepped)
+            parameters = (layer.delta_S[moving[0]],)
+            moved = lambda changes, _: changes[0]  # noqa: E731
+            return Part(frame=frame, parameters=parameters, stepped=stepped, moved=moved, pulled=lambda v: [v])
     return None
 
 

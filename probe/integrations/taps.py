@@ -17,6 +17,7 @@ reads its weight goes round the layer), and the witness's `.grad` is what the ba
 
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +81,8 @@ class Taps:
         ]
         for module, layer in layers.items():
             tap = frames[module].tap(module)
-            if tap.keep is None:
-                self._handles.append(layer.register_forward_pre_hook(partial(self._watch_input, tap)))
-            else:
-                self._handles.append(layer.register_forward_hook(partial(self._watch_output, tap)))
+            register = layer.register_forward_pre_hook if tap.keep is None else layer.register_forward_hook
+            self._handles.append(register(partial(self._watch, tap)))
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -175,19 +174,18 @@ class Taps:
             self._may_be_zeroed = True
         return torch.is_grad_enabled()
 
-    def _watch_input(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Pre-hook: let dL/dx pass by `_add`."""
+    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> Any:
+        """Hook before the forward, or after it with `output`: let dL/dx, or dL/dy, pass by `_add`."""
         if not self._watches():
             return None
         device = inputs[0].device.type
         # Under autocast dL/dx may be float32, of a product in float16.
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return watch_input(partial(self._add, tap, dtype), layer, inputs)
-
-    def _watch_output(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Forward hook: let dL/dy pass by `_add`."""
-        assert tap.keep is not None
-        return watch_output(partial(self._add, tap, None), tap.keep, layer, inputs, output) if self._watches() else None
+        receive = partial(
+            self._add, tap, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        )
+        if tap.keep is None:
+            return watch_input(receive, layer, inputs)
+        return watch_output(receive, tap.keep, layer, inputs, *output)
 
     def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
         """Add what a backward gives; `dtype`: of the products of the layer, where autocast chooses it."""

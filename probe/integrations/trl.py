@@ -51,27 +51,19 @@ class GradientProbeCallback(TrainerCallback):
         """Return one record for every optimizer step; `step` is the trainer's `global_step` before it."""
         return self._probe.records
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Refuse an optimizer that the probe cannot serve, which the trainer makes only now; begin to watch."""
         self._probe.start(kwargs["optimizer"], self._trainer.model_wrapped)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop watching the model."""
         self._probe.stop()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Measure the gradient; with `project`, project it."""
         self._probe.before_step(state.global_step)
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Measure the update."""
         self._probe.after_step()
 

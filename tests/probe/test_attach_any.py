@@ -335,7 +335,7 @@ def test_a_loss_scaler_is_divided_out(basis, cache: Path, fused: bool) -> None:
     model = stock_lora()
     optimizer = optimizer_of(model, torch.optim.AdamW, lr=0.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    options = {"cache_dir": cache, "scaler": scaler, "allow_scaled": fused}
+    options = {"cache_dir": cache, "scaler": scaler}
     with probe.attach(optimizer, directions, model=model, **options) as attached:
         for factor in (1.0,) if fused else (torch.inf, 1.0):
             scaler.scale(factor * loss_of(model)).backward()
@@ -443,14 +443,15 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     query = [name.replace("q_proj", "query") for name in fingerprint["targets"]]
     partitioned = organism()
     next(partitioned.parameters()).ds_id = 0  # as DeepSpeed marks what it has partitioned
-    renamed = replace(directions, metadata={"fingerprint": {**fingerprint, "targets": query}})
+    vectors = dict(zip(query, directions.vectors.values(), strict=True))
+    renamed = replace(directions, vectors=vectors, metadata={"fingerprint": {**fingerprint, "targets": query}})
 
     fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
     trained_b = [p for name, p in model.named_parameters() if "lora_B" in name]
     cases: list[tuple[dict, str]] = [
         ({"model": moved}, "weights_sha256"),
         ({"directions": renamed}, "layers.0.self_attn.query"),
-        ({"directions": replace(directions, vectors=fewer)}, "found no directions"),
+        ({"directions": replace(directions, vectors=fewer)}, "1 modules in one of the two alone"),
         ({"optimizer": torch.optim.SGD(trained_b, lr=1)}, "every trained parameter"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1), "model": norms_alone()}, "found none"),
         ({"model": norms_alone(), "project": True}, "found nothing"),
