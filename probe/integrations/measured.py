@@ -169,7 +169,7 @@ class Measured:
         frozen = [m for m, base in bases.items() if not project and not any(p.requires_grad for p in base.parameters())]
         self._frames = dict(make_frames(where, layers, fingerprint, cache_dir, frozen=frozen))
         self.device = _weight(next(iter(bases.values()))).device
-        self._frozen: dict[str, tuple[Tensor, Tensor]] = {}  # {module: (weight, its sketch at the last step)}
+        self._frozen: dict[str, Tensor] = {}  # {module: `_sketch` of its weight at the last step}
         self._changed: dict[str, None] = {}  # modules with a frozen weight that changed, in order
         self._taps: Taps | None = None
         self._watched: Setup | None = None  # the one that the taps are of
@@ -329,23 +329,17 @@ class Measured:
 
     def _compare_frozen(self, layers: Mapping[str, nn.Module], stepped: Stepped) -> None:
         """Note the modules with a frozen weight that moved by more than rounding since the last step."""
-        found, is_moved = {}, []
-        for module, layer in layers.items():
-            weight = _weight(base_layer(layer))
-            if module in self._frozen or not _is_trained(weight, stepped):
-                found[module] = weight, _sketch(weight)
-        for module, (weight, sketch) in self._frozen.items():
-            now, new = found[module]
-            if now is not weight or new.shape != sketch.shape:
-                is_moved.append(torch.ones((), dtype=torch.bool, device=new.device))
-            else:
-                most = min(16 * torch.finfo(sketch.dtype).eps, MAX_ROUNDING)
-                is_moved.append((new - sketch).norm() > most * sketch.norm())
+        weights = {module: _weight(base_layer(layer)) for module, layer in layers.items()}
+        trained = {module for module, weight in weights.items() if _is_trained(weight, stepped)}
+        sketches = {m: _sketch(weight) for m, weight in weights.items() if m in self._frozen or m not in trained}
+        has_moved = []
+        for module, old in self._frozen.items():
+            most = min(16 * torch.finfo(old.dtype).eps, MAX_ROUNDING)
+            has_moved.append((sketches[module] - old).norm() > most * old.norm())
         # Stacked: a GPU waits for one transfer instead of one for every module.
-        for module, moved in zip(self._frozen, torch.stack(is_moved).tolist() if is_moved else [], strict=True):
-            if moved:
-                self._changed[module] = None
-        self._frozen = {module: pair for module, pair in found.items() if not _is_trained(pair[0], stepped)}
+        flags = torch.stack(has_moved).tolist() if has_moved else []
+        self._changed |= dict.fromkeys(module for module, flag in zip(self._frozen, flags, strict=True) if flag)
+        self._frozen = {module: sketch for module, sketch in sketches.items() if module not in trained}
 
     def _watch(self) -> None:
         """Watch the modules that are now read by taps, and no others."""
@@ -401,9 +395,9 @@ def _state(layers: Mapping[str, nn.Module], stepped: Stepped) -> list[tuple]:
 
 @torch.no_grad()
 def _sketch(weight: Tensor) -> Tensor:
-    """Return (d,), a fixed combination of the rows of a weight: any merge changes it. Nothing for a quantised one."""
+    """Return (d,), a fixed combination of the rows of a weight: any merge changes it. 0 for a quantised one."""
     if is_quantised(weight):
-        return torch.zeros(0, device=weight.device)
+        return torch.zeros(1, device=weight.device)
     # Every process looks at its own rows.
     rows = (weight.to_local() if isinstance(weight, DTensor) else weight).detach()
     return torch.arange(len(rows), device=rows.device).cos().to(rows.dtype) @ rows

@@ -34,46 +34,43 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without DistributedDataParallel and torch.compile.
 
     Raises:
-        InputError: it is sharded in another way than by `fully_shard`, or on several devices.
+        InputError: its parameters are neither whole, on one device, nor sharded by `fully_shard` over one mesh.
     """
     while isinstance(model, DistributedDataParallel | OptimizedModule):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    if isinstance(model, nn.DataParallel):
-        fix = "train with torchrun, a process for each GPU"
-        raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)
-    if (sharding := _other_sharding(model)) is not None:
-        fix = "shard it by fully_shard (FSDP2), or train with DistributedDataParallel"
-        raise InputError("model", expected="whole parameters, or FSDP2", found=sharding, fix=fix)
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
+    if (found := _unserved(model)) is not None:
         raise InputError(
             "model",
-            expected="all of it on one device",
-            found=f"parts on {', '.join(devices)}",
-            fix="load it without a device_map",
+            expected="whole parameters on one device, or sharded by fully_shard (FSDP2)",
+            found=found,
+            fix="use DistributedDataParallel or FSDP2, one process for each GPU, and no device_map",
         )
     return model
 
 
-def _other_sharding(model: nn.Module) -> str | None:
-    """Return how the parameters are sharded; None where whole, or by FSDP2 alone over one mesh."""
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+def _unserved(model: nn.Module) -> str | None:
+    """Return how the parameters are laid out, if taps and `.grad` cannot be read off them."""
+    modules, parameters = list(model.modules()), list(model.parameters())
+    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    units = [module for module in modules if isinstance(module, FSDPModule)]
+    devices = sorted({str(parameter.device) for parameter in parameters})
+    if isinstance(model, nn.DataParallel):
+        return "DataParallel"
+    if any(isinstance(module, FullyShardedDataParallel) for module in modules):
         return "FullyShardedDataParallel (FSDP1)"
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "parameters of DeepSpeed ZeRO-3"
-    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    if not sharded:
-        return None
+    if len(devices) > 1:
+        return f"parts on {', '.join(devices)}"
     for parameter in sharded:
         shards = [type(placement) for placement in parameter.placements if type(placement) is not Replicate]
         if shards not in ([], [Shard]):
             return f"parameters sharded as {parameter.placements}"
-    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+    if sharded and not units:
         return "parameters of tensor parallelism"
     if len({parameter.device_mesh for parameter in sharded}) > 1:
         return "parameters on several device meshes"
     # With one, `.grad` is no mean over the processes, which taps are.
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
     if any(group.gradient_divide_factor is not None for group in groups):
         return "a gradient divide factor of FSDP2"
