@@ -1,14 +1,8 @@
 """GradientProbe: cosines and the projection, on the gradients that another trainer made.
 
-    before_step    g of the model: cosines before and after the projection; with `project`, `.grad` is projected
-    after_step     u = coordinates before the step - coordinates after it, the realised update: its cosine
-
 The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the
 projection, since a one-sided one does not commute with it. Only the modules of the directions are measured; all else
 that the optimizer steps is left out of every norm and cosine.
-
-`probe.integrations.measured` defines g, `probe.step.projection` the projection. `probe.integrations` shows how to serve
-a new trainer.
 """
 
 import logging
@@ -47,7 +41,7 @@ PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 
 
 class ProbeOptions(TypedDict, total=False):
-    """The keywords that `GradientProbe`, `probe.attach` and the callbacks of trainers have in common."""
+    """The keywords that `probe.attach` and the callbacks of trainers pass to `GradientProbe`."""
 
     project: bool
     gate: Gate
@@ -99,15 +93,14 @@ class GradientProbe:
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
         self.next_step = 0 if self._file is None else self._file.next_step
-        self._has_warned = False
         self._pending: dict[str, Any] = {}  # fields of the record, between before_step and after_step
 
     def start(self, optimizer: object, model: nn.Module | None = None) -> Optimizer:
-        """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
+        """Begin to watch the model; return the optimizer without accelerate's wrapper.
 
         Args:
             optimizer: steps the model in the loop.
-            model: the model in the wrappers that it has got since the probe was made.
+            model: with its present wrappers, if it got them after the probe was made.
 
         Raises:
             InputError: no torch optimizer (DeepSpeed has others), or one that leaves out what is measured; processes
@@ -184,10 +177,7 @@ class GradientProbe:
 
     @torch.no_grad()
     def after_step(self) -> GradientRecord:
-        """Measure the update that the optimizer made since `before_step`; completes the record, writes and returns it.
-
-        The update is turned round, u = before - after, so that like a gradient of the loss it points uphill.
-        """
+        """Measure the realised update, before - after, which points uphill as a gradient does; write the record."""
         if (update := self._measured.update()) is not None:
             cosines = sample_cosines(update, self._vectors)
             self._pending |= _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
@@ -199,12 +189,11 @@ class GradientProbe:
             self._keep({"step": self.next_step, "null_reason": OTHER_OPTIMIZER})
 
     def _keep(self, values: dict[str, Any]) -> GradientRecord:
-        """Make a record, null in the fields without a value, and write it; warn at the first one without numbers."""
+        """Write a record, null in the fields without a value; warn at the first one without numbers."""
         null: dict[str, Any] = dict.fromkeys(field.name for field in fields(GradientRecord))
         standing = {"projected": False, "changed": False, "directions": self._directions_sha}
         record = GradientRecord(**null | standing | values)
-        if record.null_reason is not None and not self._has_warned:
-            self._has_warned = True
+        if record.null_reason is not None and all(earlier.null_reason is None for earlier in self.records):
             effect = "nothing was projected" if self._project else "the step has no number"
             LOGGER.warning(
                 "step %d: %s: %s; later steps say it in null_reason", record.step, effect, record.null_reason
@@ -222,11 +211,7 @@ def stepped_by(optimizer: Optimizer) -> set[nn.Parameter]:
 
 
 def means(records: Sequence[GradientRecord]) -> dict[str, float]:
-    """Return {field: mean over the records}, without nulls and without fields that are no float.
-
-    Where the optimizer got the gradient as it was, the effect that a projection would have is called `would_cos_out`
-    and so on.
-    """
+    """Return {field: mean over the records that have it}; effects of a projection not made are `would_cos_out` etc."""
     values: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.to_json().items():

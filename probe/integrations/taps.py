@@ -1,18 +1,16 @@
 """Taps: coordinates of dL/dW from the forwards and backwards of a trainer, whether or not W is trained.
 
-    coordinates of dL/dW = sum over tokens t of a function of x_t and dL/dy_t       extraction.adapters.frames
+    coordinates of dL/dW = sum over tokens t of a function of x_t and dL/dy_t       extraction.adapters.coordinates
 
-The Linear below all adapters reads x and gives y, so this is the gradient of W itself. Padding has dL/dy = 0. A forward
-without gradients (generation, a reference) is not watched; a forward that is repeated under activation checkpointing
-has one backward; `torch.autograd.grad` and `torch.func.grad` add to no `.grad` and are left out. Sums live as long as
-`.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. They are averaged over the
-processes over which the trainer averages `.grad` (`probe.integrations.processes`).
+The Linear below all adapters reads x and gives y, so this is the gradient of W itself. Padding has dL/dy = 0. Forwards
+without gradients (generation, a reference) are not watched, a forward that is repeated under activation checkpointing
+has one backward, and `torch.autograd.grad` and `torch.func.grad`, which add to no `.grad`, are left out. Sums live as
+long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients.
 
-One trained parameter, the witness, tells when the trainer zeroes gradients: it is asked before a backward adds to
-anything. Where zeros stand in the place of None, only the values tell; they are compared where they lie, since a GPU
-would have to be waited for. Two checks say that the sums are the step's gradient: every layer was seen (a kernel that
-reads its weight goes round the layer), and the witness's `.grad` is what the backwards gave it, up to a factor
-(clipping, a loss scale); gradients that a loop combines itself, as PCGrad does, are not.
+One trained parameter, the witness, shows when the trainer zeroes gradients. Zeros in the place of None are compared on
+the device, so that nothing waits for a GPU. Two checks make the sums the step's gradient: every layer was seen (a
+kernel that reads its weight goes round the layer), and the witness's `.grad` is what the backwards gave it, up to a
+factor (clipping, a loss scale). Gradients that a loop combines itself, as PCGrad does, fail the second.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,7 +29,7 @@ from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
-NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
+NO_BACKWARD = -1  # torch's number of the running backward, outside of any
 SAMPLED = 256  # entries of the witness's gradient that are compared
 MOST_NAMED = 3
 BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
@@ -43,7 +41,7 @@ class Taps:
     Args:
         layers: {module: Linear or Conv1D}.
         frames: {module: Frame} of all modules of the directions.
-        witness: a parameter that the trainer steps, and zeroes the `.grad` of.
+        witness: a parameter that the trainer steps, with a `.grad` that it zeroes.
         groups: over which the trainer averages gradients.
         scaler: scales the trainer's loss; without one, float16 gradients are refused.
 
@@ -63,7 +61,7 @@ class Taps:
         self.reason: str | None = None
         self._has_seen = False
         self._backward = NO_BACKWARD  # the last one whose end is waited for
-        self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
+        self._is_empty, self._may_be_zeroed = True, False
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
         # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
@@ -90,7 +88,7 @@ class Taps:
             handle.remove()
 
     def gradients(self, loss_scale: float) -> dict[str, Tensor]:
-        """{module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
+        """Return {module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
 
         Raises:
             InputError: there is a `.grad`, but no backward has come through the layers.
@@ -98,7 +96,7 @@ class Taps:
         total = self._total.clone()
         total.split(self._sizes)[-2].clamp_(max=1)
         *means, seen, given = average(total, self._groups).split(self._sizes)
-        # Of a process that has not seen a module, its part of the mean is missing.
+        # A mean lacks the part of a process that has not seen the module.
         shares = dict(zip(self._sums, seen.tolist(), strict=True))
         unseen = [module for module, share in shares.items() if share < 1]
         self.reason = BY_HAND if self._differs(given) else None
@@ -118,7 +116,8 @@ class Taps:
 
     def stepped(self) -> None:
         """Note that the optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
-        self._has_stepped, self._may_be_zeroed, self._is_empty = True, True, False
+        self._is_empty, self._may_be_zeroed = False, True
+        self._was_filled = torch.ones_like(self._was_filled)  # zeros are now the trainer's, whatever the backward gave
 
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
@@ -145,7 +144,7 @@ class Taps:
     def _empty_with_grad(self) -> None:
         """Set the sums to 0 if the trainer has zeroed `.grad` since they were last added to.
 
-        Not at the optimizer's step alone: a loop skips a step whose gradients overflow.
+        The optimizer's step does not tell: a loop skips a step whose gradients overflow.
         """
         gradient = self._witness.grad
         if gradient is None:
@@ -153,11 +152,12 @@ class Taps:
                 self._total.zero_()
                 self._is_empty = True
         elif self._may_be_zeroed:
-            is_zero = ~whole(gradient.any())
-            # Without a step, zeros may be what the last backward gave.
-            self._total.masked_fill_(is_zero if self._has_stepped else is_zero & self._was_filled, 0.0)
+            # Zeros may also be what the last backward gave.
+            is_zeroed = self._was_filled & ~whole(gradient.any())
+            self._total.masked_fill_(is_zeroed, 0.0)
+            self._was_filled = self._was_filled & ~is_zeroed
         # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
-        self._has_stepped = self._may_be_zeroed = False
+        self._may_be_zeroed = False
 
     def _fill(self, *_: Tensor) -> None:
         """Note that the sums are no longer empty, if the trainer let the backward's gradients into `.grad`."""
@@ -188,7 +188,7 @@ class Taps:
         return watch_output(receive, tap.keep, layer, inputs, *output)
 
     def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
-        """Add what a backward gives; `dtype`: of the products of the layer, where autocast chooses it."""
+        """Add the gradient of a backward; `dtype`: what autocast makes the products of the layer, if it is on."""
         if not _adds_to_grad():
             return
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
