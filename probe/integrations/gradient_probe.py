@@ -33,10 +33,6 @@ from replay_pools.storage.tables import decode
 
 LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"
-NO_GRADIENT = "gradient is 0"
-NOT_FINITE = "gradient is not finite"
-OTHER_OPTIMIZER = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
-NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
 PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
 
 
@@ -54,12 +50,7 @@ class ProbeOptions(TypedDict, total=False):
 class GradientProbe:
     """Measures the gradient between a backward and an optimizer step, and projects it where `project` is true.
 
-    >>> probe = GradientProbe(model, "v_hack.safetensors")                                          # doctest: +SKIP
-    >>> probe.start(optimizer)                                                                      # doctest: +SKIP
-    >>> loss.backward(); probe.before_step(0); optimizer.step()                                     # doctest: +SKIP
-    >>> probe.after_step().cos_in                                                                   # doctest: +SKIP
-
-    Arguments and refusals: see `probe.attach`.
+    Arguments and refusals: see `probe.attach`; use: see `probe.integrations`.
 
     Attributes:
         records: list[GradientRecord], one a step.
@@ -82,12 +73,10 @@ class GradientProbe:
         self.records: list[GradientRecord] = []
         decode(GateConfig, {"gate": gate, "overshoot": overshoot}, "attach")
         where, directions = known_directions(directions)
-        self._wrapped = model
+        self._wrapped, self._scaler = model, scaler
         self._process_group: Averaged = process_group
         cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._measured = Measured(
-            where, unwrapped(model), directions, project=project, cache_dir=cache_dir, scaler=scaler
-        )
+        self._measured = Measured(where, unwrapped(model), directions, project=project, cache_dir=cache_dir)
         self._vectors = directions.to(self._measured.device).vectors
         self._projection = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
         self._project, self._directions_sha = project, directions_sha(directions)
@@ -103,19 +92,19 @@ class GradientProbe:
             model: with its present wrappers, if it got them after the probe was made.
 
         Raises:
-            InputError: no torch optimizer (DeepSpeed has others), or one that leaves out what is measured; processes
-                that are unknown or do not attach (`probe.integrations.processes`).
+            InputError: no torch optimizer; else as `Measured.start`.
         """
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         if not isinstance(optimizer, Optimizer):
-            found = type(optimizer).__qualname__
-            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=NO_TORCH_FIX)
+            found, fix = type(optimizer).__qualname__, "in place of DeepSpeed use DistributedDataParallel or FSDP2"
+            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=fix)
         if model is not None:
             unwrapped(model)
             self._wrapped = model
         self._optimizer = optimizer
-        self._measured.start(stepped_by(optimizer), averaging_groups(self._wrapped, self._process_group))
+        groups = averaging_groups(self._wrapped, self._process_group)
+        self._measured.start(stepped_by(optimizer), groups, self._scaler)
         return optimizer
 
     def stop(self) -> None:
@@ -157,7 +146,7 @@ class GradientProbe:
         if reason is not None:
             norm = None
         elif not norm:
-            reason = NOT_FINITE if norm is None else NO_GRADIENT
+            reason = "gradient is not finite" if norm is None else "gradient is 0"
         projected = self._project and reason is None
         if projected:
             self._measured.project(self._vectors, projection.gradients)
@@ -186,18 +175,18 @@ class GradientProbe:
     def see_other(self, optimizer: Optimizer) -> None:
         """Record, without numbers, a step that another optimizer is making, if it moves modules of the directions."""
         if self._measured.is_moved_by(stepped_by(optimizer)):
-            self._keep({"step": self.next_step, "null_reason": OTHER_OPTIMIZER})
+            reason = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
+            self._keep({"step": self.next_step, "null_reason": reason})
 
     def _keep(self, values: dict[str, Any]) -> GradientRecord:
         """Write a record, null in the fields without a value; warn at the first one without numbers."""
         null: dict[str, Any] = dict.fromkeys(field.name for field in fields(GradientRecord))
         standing = {"projected": False, "changed": False, "directions": self._directions_sha}
         record = GradientRecord(**null | standing | values)
-        if record.null_reason is not None and all(earlier.null_reason is None for earlier in self.records):
+        reason = record.null_reason
+        if reason is not None and all(earlier.null_reason is None for earlier in self.records):
             effect = "nothing was projected" if self._project else "the step has no number"
-            LOGGER.warning(
-                "step %d: %s: %s; later steps say it in null_reason", record.step, effect, record.null_reason
-            )
+            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", record.step, effect, reason)
         self.records.append(record)
         self.next_step = record.step + 1
         if self._file is not None:

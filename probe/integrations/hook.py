@@ -104,7 +104,7 @@ class Attached:
         return self._probe.records
 
     def means(self) -> dict[str, float]:
-        """Return {field: mean over the records that have it}; effects of a projection not made are `would_cos_out` etc."""
+        """Return {field: mean over the records}; effects of a projection that was not made are `would_cos_out` etc."""
         return means(self.records)
 
     def detach(self) -> None:

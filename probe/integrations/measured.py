@@ -48,11 +48,10 @@ from replay_pools.errors import InputError
 
 MAX_ROUNDING = 1e-2  # relative change of a frozen weight in a step that merging and unmerging may leave in bfloat16
 REPLACED_FIX = "attach after fully_shard or accelerator.prepare, to the optimizer that trains"
-TAPS_RESTART = "the trained parameters or adapters changed since the last step, and taps start again"
 Stepped = Set[nn.Parameter]  # the parameters of an optimizer; a tensor is hashed by identity
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Part:
     """The parameters that move the weight W of one module, and how.
 
@@ -110,9 +109,8 @@ def _linear(frame: Frame, layer: nn.Linear | Conv1D, stepped: Stepped) -> Part:
         left, right = frame.factors(v)
         return [turned(left @ right)]
 
-    parameters = (cast(nn.Parameter, layer.weight),)
-    moved = lambda changes, _: frame.coordinates(turned(changes[0]))  # noqa: E731
-    return Part(frame=frame, parameters=parameters, stepped=stepped, moved=moved, pulled=pulled)
+    weight = cast(nn.Parameter, layer.weight)
+    return Part(frame, (weight,), stepped, lambda changes, _: frame.coordinates(turned(changes[0])), pulled)
 
 
 def _lora(frame: Frame, layer: LoraLayer, adapter: str, stepped: Stepped) -> Part:
@@ -129,14 +127,14 @@ def _lora(frame: Frame, layer: LoraLayer, adapter: str, stepped: Stepped) -> Par
         A, B = (whole(factor).to(left.dtype) for factor in factors)
         return [scale * ((B.T @ left) @ right), scale * (left @ (right @ A.T))]
 
-    return Part(frame=frame, parameters=factors, stepped=stepped, moved=moved, pulled=pulled, is_isometric=False)
+    return Part(frame, factors, stepped, moved, pulled, is_isometric=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """The modules as they are trained in a step."""
 
-    state: list[tuple]  # everything that the other fields follow from
+    state: list[tuple]  # `_state`
     parts: Mapping[str, Part]
     tapped: Mapping[str, nn.Module]  # {module: the Linear below all adapters}, read by taps
     witness: nn.Parameter | None  # see `Taps`; None: the optimizer steps nothing of the model
@@ -145,25 +143,13 @@ class Setup:
 
 
 class Measured:
-    """A model in the coordinates of a direction file; arguments and refusals as in `probe.attach`.
-
-    Attributes:
-        device: of the gradients.
-    """
+    """A model in the coordinates of a direction file, on its `device`; arguments and refusals as in `probe.attach`."""
 
     def __init__(
-        self,
-        where: str,
-        model: nn.Module,
-        directions: Directions,
-        *,
-        project: bool,
-        cache_dir: Path | None,
-        scaler: torch.amp.GradScaler | None,
+        self, where: str, model: nn.Module, directions: Directions, *, project: bool, cache_dir: Path | None
     ) -> None:
         fingerprint = directions.metadata["fingerprint"]
-        self._model, self._targets = model, fingerprint["targets"]
-        self._project, self._scaler = project, scaler
+        self._model, self._targets, self._project = model, fingerprint["targets"], project
         layers = target_layers(model, self._targets)
         bases = {module: base_layer(layer) for module, layer in layers.items()}
         frozen = [m for m, base in bases.items() if not project and not any(p.requires_grad for p in base.parameters())]
@@ -174,22 +160,25 @@ class Measured:
         self._taps: Taps | None = None
         self._watched: Setup | None = None  # the one that the taps are of
         self._now = self._setup(layers, frozenset(), None)
-        self._check()
+        if self._now.refusal is not None:
+            raise self._now.refusal
 
-    def start(self, stepped: Stepped, groups: Groups | None) -> None:
+    def start(self, stepped: Stepped, groups: Groups | None, scaler: torch.amp.GradScaler | None) -> None:
         """Begin to watch the model.
 
         Args:
             stepped: the parameters of the optimizer.
             groups: over which the trainer averages gradients (`averaging_groups`).
+            scaler: scales the loss.
 
         Raises:
-            InputError: as `refresh`; taps are needed, and no groups are known (None), or some of their processes do
-                not attach.
+            InputError: what `refresh` refuses, or the projection is not defined; taps are needed, and no groups are
+                known (None), or some of their processes do not attach.
         """
-        self._meet, self._frozen = cache(partial(meet, groups)), {}
+        self._meet, self._scaler, self._frozen = cache(partial(meet, groups)), scaler, {}
         self.refresh(stepped)
-        self._check()
+        if self._now.refusal is not None:
+            raise self._now.refusal
         self._watch()
 
     def stop(self) -> None:
@@ -227,11 +216,7 @@ class Measured:
         return has_changed
 
     def gradients(self, loss_scale: float = 1.0) -> dict[str, Tensor]:
-        """Return {module: (r,)} of the loss, c(dL/dW), or with `project` of the step, J g; 0 where nothing is known.
-
-        Args:
-            loss_scale: the factor on every `.grad`.
-        """
+        """Return {module: (r,)}, c(dL/dW) or with `project` J g, times the `loss_scale` of `.grad`; 0 if not known."""
         tapped, taps = self._now.tapped, self._taps
         by_taps = taps.gradients(loss_scale) if tapped and taps is not None else {}
         read = {module: part.step() for module, part in self._now.parts.items() if module not in tapped}
@@ -248,7 +233,7 @@ class Measured:
         if not now.tapped:
             return None
         if watched is None or now.tapped.keys() - watched.tapped or now.witness is not watched.witness:
-            return TAPS_RESTART
+            return "the trained parameters or adapters changed since the last step, and taps start again"
         return None if self._taps is None else self._taps.reason
 
     def project(self, directions: Mapping[str, Tensor], projected: Mapping[str, Tensor]) -> None:
@@ -259,16 +244,11 @@ class Measured:
 
     def remember(self) -> None:
         """Copy the parameters that the optimizer is about to step; for trained weights that is a second copy."""
-        self._before: dict[str, list[Tensor]] = {}
-        for module, part in self._now.parts.items():
-            if any(gradient is not None for gradient in part.gradients()):
-                self._before[module] = [parameter.detach().clone() for parameter in part.parameters]
+        moving = {m: part for m, part in self._now.parts.items() if any(g is not None for g in part.gradients())}
+        self._before = {m: [p.detach().clone() for p in part.parameters] for m, part in moving.items()}
 
     def update(self) -> dict[str, Tensor] | None:
-        """Return {module: (r,)}, weights before minus after the step; the taps of the next step begin.
-
-        None where an adapter is trained whose steps are not defined, or the weights are not those of the directions.
-        """
+        """Return {module: (r,)}, weights before minus after the step, None if not known; watch the next step."""
         before, self._before = self._before, {}
         if self._watched is not self._now:
             self._watch()
@@ -280,11 +260,10 @@ class Measured:
 
     def is_moved_by(self, stepped: Stepped) -> bool:
         """Return whether an optimizer with these parameters moves a module."""
-        parameters = [p for part in self._now.parts.values() for p in part.parameters]
-        return any(parameter in stepped and parameter.grad is not None for parameter in parameters)
+        return any(p in stepped and p.grad is not None for part in self._now.parts.values() for p in part.parameters)
 
     def _setup(self, layers: Mapping[str, nn.Module], stepped: Stepped, witness: nn.Parameter | None) -> Setup:
-        """Find how the modules are trained; `witness`: of the last step, which stays if it can."""
+        """Find how the modules are trained; the `witness` of the last step stays if it can."""
         parts: dict[str, Part] = {}
         tapped: dict[str, nn.Module] = {}
         unknown: dict[str, str] = {}  # {module: type of an adapter with steps that are not defined}
@@ -301,16 +280,14 @@ class Measured:
             if not (self._project or is_read):
                 tapped[module] = base
         refusal = None
+        if self._project and (unknown or not parts):
+            module, found = next(iter(unknown.items()), ("any", "nothing"))
+            expected, fix = "trained weights, plain LoRA or delta_S", "without project=True any model is measured"
+            refusal = InputError(f"project: module {module}", expected=expected, found=found, fix=fix)
         try:
             check_adapters(layers, has_dropout=True)
         except InputError as error:
             refusal, tapped = error, {}
-        if refusal is None and self._project and (unknown or not parts):
-            module, kind = next(iter(unknown.items()), ("any", "nothing"))
-            fix = "without project=True any model is measured"
-            refusal = InputError(
-                f"project: module {module}", expected="trained weights, plain LoRA or delta_S", found=kind, fix=fix
-            )
         trained = [p for part in parts.values() for p in reversed(part.parameters)]
         # The last parameter of a module comes first: LoRA's B has a gradient at the start, where A has none.
         witnesses = dict.fromkeys(p for p in (*trained, *self._model.parameters()) if p.requires_grad and p in stepped)
@@ -322,10 +299,6 @@ class Measured:
             has_unknown=bool(unknown),
             refusal=refusal,
         )
-
-    def _check(self) -> None:
-        if self._now.refusal is not None:
-            raise self._now.refusal
 
     def _compare_frozen(self, layers: Mapping[str, nn.Module], stepped: Stepped) -> None:
         """Note the modules with a frozen weight that moved by more than rounding since the last step."""
@@ -371,9 +344,7 @@ def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
         moving = [name for name in layer.active_adapters if _is_trained(layer.delta_S[name], stepped)]
         # The same weight and rank: the same triplets.
         if len(moving) == 1 and layer.S.shape == frame.held.S.shape and torch.allclose(layer.S, frame.held.S):
-            parameters = (layer.delta_S[moving[0]],)
-            moved = lambda changes, _: changes[0]  # noqa: E731
-            return Part(frame=frame, parameters=parameters, stepped=stepped, moved=moved, pulled=lambda v: [v])
+            return Part(frame, (layer.delta_S[moving[0]],), stepped, lambda changes, _: changes[0], lambda v: [v])
     return None
 
 
@@ -383,7 +354,7 @@ def _is_trained(parameter: Tensor, stepped: Stepped) -> bool:
 
 
 def _state(layers: Mapping[str, nn.Module], stepped: Stepped) -> list[tuple]:
-    """Return all that a `Setup` is made from: parameters, which of them are trained, active adapters, their scale."""
+    """Return everything that a `Setup` follows from: parameters, which are trained, active adapters, scales."""
     rows = []
     for layer in layers.values():
         parameters = {parameter: (parameter.requires_grad, parameter in stepped) for parameter in layer.parameters()}

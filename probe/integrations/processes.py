@@ -1,12 +1,10 @@
-"""Wrappers that a trainer puts around a model, and the processes over which it averages the gradient.
+"""The processes over which a trainer averages the gradient, found by the wrappers of its model.
 
 Taps are averaged over the same processes, never over the whole world, where rollouts or other policies may live:
 
     DistributedDataParallel     its process group
     fully_shard (FSDP2)         the mesh of its parameters, every dimension in turn
-    neither                     `process_group=`; "self" where each process trains a model of its own
-
-Sharding of other kinds is refused by name: the parameters that are then in the model are not the weights.
+    neither                     `process_group=`; "self" where each process trains another model
 """
 
 from collections import Counter
@@ -24,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from replay_pools.errors import InputError
 
 Groups = tuple[ProcessGroup, ...]
-Averaged = ProcessGroup | Literal["self"] | None  # what a caller says; None leaves it to the wrappers
-# Long enough for a process that loads its model late, short beside the timeout of a collective call.
+Averaged = ProcessGroup | Literal["self"] | None  # given by a caller; None leaves it to the wrappers
+# Long enough for a process that loads its model late, much shorter than the timeout of a collective call.
 PATIENCE = timedelta(minutes=5)
 _met: Counter[tuple[int, ...]] = Counter()  # {ranks: probes that these have started}
 
@@ -80,12 +78,8 @@ def _unserved(model: nn.Module) -> str | None:
 def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None:
     """Return the groups over which the gradient of a model is averaged, one after the other; () for one process.
 
-    Args:
-        model: as it is trained, with its wrappers.
-        process_group: given by the caller, who knows more than the wrappers.
-
-    Returns:
-        None where several processes run and nothing says which of them train this model.
+    The caller's `process_group` comes before the wrappers of `model`. None: several processes run, and nothing says
+    which of them train this model.
     """
     if process_group == "self" or not distributed.is_available() or not distributed.is_initialized():
         return ()
@@ -113,7 +107,7 @@ def average(total: Tensor, groups: Groups) -> Tensor:
 def meet(groups: Groups | None) -> Groups:
     """Wait until every process of the groups has come here as often as this one; return the groups.
 
-    By the store, not by a collective call: where one process alone attaches, that would meet a call of the training.
+    A collective call in place of the store would meet a call of the training if one process alone attaches.
 
     Raises:
         InputError: no groups are known, or others have not come within PATIENCE.
@@ -121,11 +115,9 @@ def meet(groups: Groups | None) -> Groups:
     if groups is None:
         raise InputError(
             "process_group",
-            expected=f"a model wrapped by DistributedDataParallel or fully_shard, since "
-            f"{distributed.get_world_size()} processes run",
+            expected=f"DistributedDataParallel or fully_shard, since {distributed.get_world_size()} processes run",
             found="a model without",
-            fix='give attach the wrapped model, or process_group= (the group that averages its gradient; "self" where '
-            "each process trains a model of its own)",
+            fix='give attach the wrapped model, or process_group= ("self" where each process trains another model)',
         )
     for group in groups:
         ranks = tuple(distributed.get_process_group_ranks(group))
@@ -142,7 +134,7 @@ def meet(groups: Groups | None) -> Groups:
                 "attach",
                 expected=f"a probe in each of the {len(ranks)} processes that train the model",
                 found=f"none in rank {', '.join(map(str, absent))} after {PATIENCE.total_seconds():.0f} s",
-                fix="attach in every process, with path= in all of them or in one",
+                fix="attach in every process, with path= in one of them",
             ) from error
         _met[ranks] += 1
     return groups

@@ -30,8 +30,9 @@ from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
 NO_BACKWARD = -1  # torch's number of the running backward, outside of any
+# False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
+adds_to_grad = torch.autograd._is_checkpoint_valid
 SAMPLED = 256  # entries of the witness's gradient that are compared
-MOST_NAMED = 3
 BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
 
 
@@ -122,7 +123,7 @@ class Taps:
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
         self._empty_with_grad()
-        if _adds_to_grad():
+        if adds_to_grad():
             sampled = _sample(gradient)
             self._given[: len(sampled)] += sampled
 
@@ -189,7 +190,7 @@ class Taps:
 
     def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
         """Add the gradient of a backward; `dtype`: what autocast makes the products of the layer, if it is on."""
-        if not _adds_to_grad():
+        if not adds_to_grad():
             return
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
@@ -210,11 +211,6 @@ class Taps:
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
 
 
-def _adds_to_grad() -> bool:
-    """Return False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`."""
-    return torch.autograd._is_checkpoint_valid()
-
-
 def _sample(gradient: Tensor) -> Tensor:
     """Return at most SAMPLED entries, evenly spaced."""
     if gradient.layout is not torch.strided or isinstance(gradient, DTensor):
@@ -224,6 +220,5 @@ def _sample(gradient: Tensor) -> Tensor:
 
 
 def named(modules: Collection[str], of: Collection[str]) -> str:
-    """Return "2 of 14 modules: NAME, NAME"."""
-    more = f" and {len(modules) - MOST_NAMED} more" if len(modules) > MOST_NAMED else ""
-    return f"{len(modules)} of {len(of)} modules: {', '.join([*modules][:MOST_NAMED])}{more}"
+    """Return "2 of 14 modules, such as NAME"."""
+    return f"{len(modules)} of {len(of)} modules, such as {next(iter(modules))}"
