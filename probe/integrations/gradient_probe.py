@@ -119,7 +119,7 @@ class GradientProbe:
 
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
-        """Measure what is in `.grad`; with `project`, replace it by the projected gradient.
+        """Measure the gradient in `.grad`; with `project`, replace it by the projected one.
 
         Args:
             step: number that the record gets.
@@ -127,7 +127,7 @@ class GradientProbe:
                 is divided by it.
 
         Raises:
-            InputError: the optimizer no longer steps what is trained, or nothing that it steps has a gradient.
+            InputError: the optimizer leaves out trained parameters, or none of its parameters has a gradient.
         """
         stepped = stepped_by(self._optimizer)
         has_changed = self._measured.refresh(stepped)

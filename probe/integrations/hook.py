@@ -37,9 +37,9 @@ def attach(
 ) -> "Attached":
     """Measure every optimizer step against `directions`; with `project`, the optimizer gets the projected gradient.
 
-    Any model is measured, whatever is trained of it (spec/guide/trainers.md). Each step takes what is trained at that
-    moment; `changed` in the record marks a difference from the step before. A step that cannot be measured has no
-    numbers, is not projected, and says why in `null_reason`.
+    Any model is measured, whatever is trained of it (spec/guide/trainers.md). Each step takes the parameters that are
+    trained then; `changed` in the record marks a difference from the step before. A step that cannot be measured has no
+    numbers, is not projected, and gives the cause in `null_reason`.
 
     >>> import torch
     >>> model = probe.load("organism").model.requires_grad_(True)
@@ -65,7 +65,7 @@ def attach(
             exists. With several processes, attach in all of them, and give it in one.
         cache_dir: the folder where `probe extract` left the SVDs (out/cache/svd); None computes them.
         process_group: over which the gradient is averaged, where several processes run and no wrapper of `model` says
-            it; "self" where this process trains a model of its own.
+            it; "self" where every process trains another model.
 
     Returns:
         A handle with `records` and their `means()`. `detach()`, or the end of its `with` block, removes the probe.
@@ -159,6 +159,6 @@ class Attached:
 
 
 def _weak(method: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that keeps its object, and with it a model, no longer alive than the attached optimizer does."""
+    """Return a hook that does not keep its object, and with it a model, alive."""
     reference = WeakMethod(method)
     return lambda *args: None if (alive := reference()) is None else alive(*args)

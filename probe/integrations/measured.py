@@ -69,7 +69,7 @@ class Part:
     is_isometric: bool = True
 
     def gradients(self) -> list[Tensor | None]:
-        """Return the `.grad` of each parameter; None where the optimizer leaves the parameter as it is."""
+        """Return the `.grad` of each parameter; None for one that the optimizer does not step."""
         return [parameter.grad if parameter in self.stepped else None for parameter in self.parameters]
 
     def step(self) -> Tensor:
@@ -136,9 +136,9 @@ class Setup:
 
     state: list[tuple]  # `_state`
     parts: Mapping[str, Part]
-    tapped: Mapping[str, nn.Module]  # {module: the Linear below all adapters}, read by taps
+    tapped: Mapping[str, nn.Module]  # {module: the Linear below all adapters} that taps read
     witness: nn.Parameter | None  # see `Taps`; None: the optimizer steps nothing of the model
-    has_unknown: bool  # some adapter is trained whose steps are not defined
+    has_unknown: bool  # some trained adapter has no defined step
     refusal: InputError | None  # a tap or the projection is not defined
 
 
@@ -158,7 +158,7 @@ class Measured:
         self._frozen: dict[str, Tensor] = {}  # {module: `_sketch` of its weight at the last step}
         self._changed: dict[str, None] = {}  # modules with a frozen weight that changed, in order
         self._taps: Taps | None = None
-        self._watched: Setup | None = None  # the one that the taps are of
+        self._watched: Setup | None = None  # the set-up that the taps were made for
         self._now = self._setup(layers, frozenset(), None)
         if self._now.refusal is not None:
             raise self._now.refusal
@@ -266,7 +266,7 @@ class Measured:
         """Find how the modules are trained; the `witness` of the last step stays if it can."""
         parts: dict[str, Part] = {}
         tapped: dict[str, nn.Module] = {}
-        unknown: dict[str, str] = {}  # {module: type of an adapter with steps that are not defined}
+        unknown: dict[str, str] = {}  # {module: type of a trained adapter without a defined step}
         for module, layer in layers.items():
             base = base_layer(layer)
             if _is_trained(_weight(base), stepped):
@@ -331,7 +331,7 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def _part(frame: Frame, layer: nn.Module, stepped: Stepped) -> Part | None:
-    """Return what is trained of a layer, where steps of it are defined."""
+    """Return the trained part of a layer; None without one, or if its step is not defined."""
     if isinstance(layer, nn.Linear | Conv1D):
         return _linear(frame, layer, stepped) if _is_trained(_weight(layer), stepped) else None
     if not isinstance(layer, BaseTunerLayer) or _is_trained(_weight(layer.get_base_layer()), stepped):

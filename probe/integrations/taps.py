@@ -61,7 +61,7 @@ class Taps:
         self._modules, self._witness, self._groups, self._scaler = list(frames), witness, groups, scaler
         self.reason: str | None = None
         self._has_seen = False
-        self._backward = NO_BACKWARD  # the last one whose end is waited for
+        self._backward = NO_BACKWARD  # the last one with a callback at its end
         self._is_empty, self._may_be_zeroed = True, False
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
@@ -145,7 +145,7 @@ class Taps:
     def _empty_with_grad(self) -> None:
         """Set the sums to 0 if the trainer has zeroed `.grad` since they were last added to.
 
-        The optimizer's step does not tell: a loop skips a step whose gradients overflow.
+        The optimizer's step alone does not show it: a loop skips steps after an overflow.
         """
         gradient = self._witness.grad
         if gradient is None:
@@ -195,8 +195,8 @@ class Taps:
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
                 f"gradient of module {tap.module}",
-                expected="one whose loss scale is known",
-                found="float16, which a loss scaler scales",
+                expected="a known loss scale",
+                found="float16 without a scaler",
                 fix="attach with scaler=, the GradScaler of the loop",
             )
         self._empty_with_grad()
