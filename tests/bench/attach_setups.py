@@ -372,6 +372,7 @@ def sharded_before_start(rank: int) -> float:
     loss_of(model, mine(rank)).backward()
     probe_of_model.before_step(0)
     record = probe_of_model.after_step()
+    probe_of_model.stop()
     if record.cos_in is None:
         raise InputError("step", expected="a number", found=str(record.null_reason))
     return abs(record.cos_in - float(by_autograd(away(), backward)[0]))
