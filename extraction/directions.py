@@ -183,7 +183,8 @@ def known_directions(directions: "Directions | str | Path") -> tuple[str, Direct
     """Return (a name for messages, the directions), given as they are or by their file.
 
     Raises:
-        InputError: no such file, directions without a fingerprint, or no direction in any module.
+        InputError: no such file, directions without a fingerprint, no direction in any module, or other modules than
+            those of the fingerprint.
     """
     where = "directions"
     if not isinstance(directions, Directions):
@@ -192,6 +193,9 @@ def known_directions(directions: "Directions | str | Path") -> tuple[str, Direct
     if not fingerprint or not directions.num_directions():
         problem = "no direction: all fell below the noise floor" if fingerprint else "no fingerprint"
         raise InputError(where, expected="directions with the fingerprint of their basis", found=problem)
+    if differing := directions.vectors.keys() ^ fingerprint["targets"]:
+        found = f"{len(differing)} modules in one of the two alone, such as {min(differing)}"
+        raise InputError(where, expected="directions for the modules of their basis", found=found)
     return where, directions
 
 

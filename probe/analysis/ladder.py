@@ -311,12 +311,13 @@ def elo_values(
 
     A reference's value is its Elo where the policy as it is now is the zero, from their matches alone: it falls while
     the policy comes to beat it. `base_low` and `base_high` are the ends of the 95% interval of `base`, None for an end
-    that nothing bounds. `gap` is the best evaluation so far above the base.
+    that nothing bounds. `gap` is the best evaluation of a trained policy so far above the base, negative if all are
+    below it; None at the first evaluation, which is the base's own.
 
     Args:
         policy: of the policy as it is now.
         references: {name: shares}, the base among them.
-        earlier: what this returned at the earlier evaluations.
+        earlier: what this returned at the earlier evaluations, the base's own first.
     """
     values: dict[str, dict[str, float | None]] = {}
     for ladder in LADDERS:
@@ -325,8 +326,9 @@ def elo_values(
         gaps = {name: elo_gap(_row(shares[ladder], tasks), now) for name, shares in references.items()}
         interval = rate([now, _row(references[BASE][ladder], tasks)], [problem for _, problem in tasks]).intervals[1]
         ends = {f"{BASE}_low": _finite(interval.low), f"{BASE}_high": _finite(interval.high)}
-        lowest = min([gaps[BASE], *(before[ladder][BASE] for before in earlier)])
-        values[ladder] = {**gaps, **ends, "gap": 0.0 - lowest}  # not -lowest, which may be minus zero
+        trained = [gaps[BASE], *(before[ladder][BASE] for before in earlier[1:])]
+        # 0.0 - x and not -x, which may be minus zero.
+        values[ladder] = {**gaps, **ends, "gap": 0.0 - min(trained) if earlier else None}
     return values
 
 

@@ -196,7 +196,7 @@ def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
 STEP_METRICS = (
     *("cos_in", "cos_out", "mean_cos_in", "mean_cos_out", "hackward_frac_in", "hackward_frac_out", "frac_fired"),
     *("reward_mean", "reward_std", "reward_spread", "solve", "loss", "grad_norm", "num_effective", "additivity_error"),
-    "exec_surprisal_var",
+    *("entropy", "exec_surprisal_var"),
     *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
 )
 # The other fields of steps, flattened as on the wire.
@@ -208,7 +208,7 @@ _STEP_NAMES = (
 )
 # Of steps in which the policy moves, and with it its reference, its directions and the strength of its penalty.
 _MOVING = (
-    *("cos_update", "hackward_frac_update", "direction_overlap", "ratio/staleness"),
+    *("cos_update", "hackward_frac_update", "direction_overlap", "entropy", "ratio/staleness"),
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
 _PERMUTED = ("N2", "N3")  # the nulls that draw directions, of `probe.analysis.statistics.permutation`

@@ -38,7 +38,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from extraction.words import kind_of
 from probe.analysis.cosines import TRIVIAL
@@ -51,21 +50,23 @@ from probe.analysis.statistics.geometry import (
     weighted,
 )
 from probe.analysis.statistics.intervals import (
+    MANY,
     Array,
     Bounded,
     Interval,
+    errors_beyond,
     fieller_interval,
+    first_count,
     mean_covariance,
     prompt_means,
     student_quantile,
     varies,
 )
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels
+from probe.analysis.statistics.overlap import Overlap, overlaps
 from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt
-from probe.analysis.statistics.support import Support, common_support
-from probe.analysis.statistics.thresholds import POWER
 from probe.records.records import SampleRecord
 
 TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
@@ -74,7 +75,6 @@ NO_UPDATE = (
     "no group has two rollouts that do not hack, all labelled, with different rewards",
     "no group has an update",
 )
-MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
 PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
 
@@ -98,7 +98,7 @@ class Share:
     sd_pairs_ceiling: float | None = None  # of the denominator, likewise
     correlation: float | None = None  # of the two over half-samples
     num_hacks: int | None = None  # of `contrast`: paid hacks
-    support: tuple[Support, ...] = ()  # of `contrast`: whether hacks have clean answers like them
+    overlaps: tuple[Overlap, ...] = ()  # of `contrast`, a score each: whether hacks have clean answers like them
     reason: str | None
 
 
@@ -176,14 +176,15 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
     prompts = [sample.problem_id for sample in samples]
     hacked = {sample.problem_id for sample in samples if sample.hacked}
     both = len(hacked & {sample.problem_id for sample in samples if not sample.hacked})  # prompts with two sides
-    support = tuple(common_support(covariates, labels.hacked.tolist(), prompts))
+    in_scores = tuple(overlaps(covariates, labels.hacked.tolist(), prompts))
     effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
     if effects is None:
-        reason = "trivial scores determine which sample is a hack"
-        row = _undefined("contrast", ceiling, reason if both else "no prompt has both sides among its paid samples")
+        row = _undefined("contrast", ceiling, "no prompt has both sides among its paid samples")
+        if both:  # trivial scores determine which sample is a hack: in so few samples, or by `overlaps`
+            row = replace(row, reason=TOO_FEW_PROMPTS, num_prompts=both)
     else:
         row = _share("contrast", effects, ceiling, num_prompts=both)
-    return replace(row, support=support, num_hacks=int(labels.hacked.sum()))
+    return replace(row, overlaps=in_scores, num_hacks=int(labels.hacked.sum()))
 
 
 def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Share:
@@ -267,7 +268,7 @@ def pairs_to_reach(share: Share) -> int | None:
         return None
     one = share.sd_ceiling**2 + share.num_held_out * (share.sd_pairs_ceiling or 0.0) ** 2
     counts = np.arange(max(share.num_held_out, 2), MANY)
-    return _first(counts, share.ceiling**2 > _errors_beyond(counts - 1) ** 2 * one / counts)
+    return first_count(counts, share.ceiling**2 > errors_beyond(counts - 1) ** 2 * one / counts)
 
 
 def _prompts(share: Share, threshold: float, pairs: int) -> int | None:
@@ -281,17 +282,7 @@ def _prompts(share: Share, threshold: float, pairs: int) -> int | None:
     distance = abs(measured - threshold * ceiling)
     counts = np.arange(max(share.num_prompts, 2), MANY)
     variances = sd_prompts**2 / counts + of_pairs
-    return _first(counts, distance**2 > _errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
-
-
-def _first(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
-    """The first count that decides; None where none does."""
-    return int(counts[decides.argmax()]) if decides.any() else None
-
-
-def _errors_beyond(df: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Standard errors that a value lies beyond a threshold, for its 95% interval to exclude it with POWER."""
-    return stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df)
+    return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,12 +126,13 @@ TABLES: Sequence[Table] = (
         "sd pairs = sd_pairs:.3f",
     ),
     (
-        "support",
+        "overlap",
         1,
-        "Common support (paid hacks with clean answers to their prompt on both sides of them, or within 0.2 sd; by "
-        "chance: of labels that are shuffled within prompts)",
-        lambda analysis: [row for share in analysis.shares for row in share.support],
-        "score = score | hacks = num_hacks | share = share:.2f | by chance = by_chance:.2f | lacking = lacking:yes",
+        "Overlap (rewarded hacks with clean answers to their prompt on both sides of them, or within 0.2 sd; by "
+        "chance: with labels shuffled within prompts; ratio over prompts, 0.5 is needed)",
+        lambda analysis: [row for share in analysis.shares for row in share.overlaps],
+        "score = score | hacks = num_hacks | prompts = num_prompts | share = share:.2f | by chance = by_chance:.2f | "
+        "ratio = ratio.value:.2f | 95% = ratio.interval:.2f | lacking = is_lacking:yes",
     ),
     (
         "ceilings",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from probe.cli._frame import AnyFunction, echo, echo_json, echo_table
+from probe.records.idle import idle_settings
 from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.records.timings import describe_timings
@@ -37,11 +38,13 @@ def say(text: str) -> None:
 
 
 def echo_end(run: Run) -> None:
-    """Print why a run stopped early and its warnings, and on stderr its times and the peak memory of this process."""
+    """Print why a run stopped early, its warnings and idle settings, and on stderr its times and peak memory."""
     if reason := run.manifest["stopped"]:
         echo(f"STOPPED after {len({step.step for step in run.steps})} steps: {reason}")
     for warning in run.manifest["warnings"]:
         echo(f"WARNING: {warning}")
+    for sentence in idle_settings(run):
+        echo(f"caution: {sentence}")
     say(f"{describe_timings(run.path)}; peak memory {peak_memory() / GIB:.2f} GiB")
 
 

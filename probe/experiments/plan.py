@@ -19,6 +19,7 @@ from probe.analysis.statistics.thresholds import ALPHA, POWER
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.records.idle import WITHOUT_GTPO
 from probe.records.timings import mean_times
 from probe.runs.alike import runs_alike, step_size
 from probe.settings.run import StepConfig, TrainConfig
@@ -143,6 +144,8 @@ def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
         parts[f"conditions.{name}.settings.objective.advantage_clip"] = _never_binds(condition)
         parts[f"conditions.{name}.settings.objective.hicra_alpha"] = _no_phrases(condition, out_dir)
         config = condition.config
+        if config.objective.sepa_lambda and not config.objective.gtpo_beta:
+            parts[f"conditions.{name}.settings.objective.sepa_lambda"] = WITHOUT_GTPO
         numbers = replace(config, intervention=replace(config.intervention, arms=("vanilla",)))
         for other, (arms, others) in settings.items():
             if {*arms} & {*condition.arms} and others == numbers:

@@ -1,24 +1,18 @@
 """GradientProbe: cosines and the projection, on the gradients that another trainer made.
 
-    before_step    g of the model: cosines before and after the projection; with `project`, `.grad` is projected
-    after_step     u = coordinates before the step - coordinates after it, the realised update: its cosine
-
 The trainer makes the gradients: its loss, accumulation and mean over processes. The mean has to come before the
 projection, since a one-sided one does not commute with it. Only the modules of the directions are measured; all else
 that the optimizer steps is left out of every norm and cosine.
-
-`probe.integrations.measured` defines g, `probe.step.projection` the projection. `probe.integrations` shows how to serve
-a new trainer.
 """
 
 import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
@@ -39,16 +33,11 @@ from replay_pools.storage.tables import decode
 
 LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"
-NO_GRADIENT = "gradient is 0"
-NOT_FINITE = "gradient is not finite"
-OTHER_OPTIMIZER = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
-NO_TORCH_FIX = "DeepSpeed keeps gradients in partitions of its own: train with DistributedDataParallel or FSDP2"
 PROJECTED = ("cos_out", "mean_cos_out", "hackward_frac_out", "frac_fired")
-MEASURED = ("cos_in", "mean_cos_in", "hackward_frac_in", "haar_sd", *PROJECTED)  # fields of a record that may be null
 
 
 class ProbeOptions(TypedDict, total=False):
-    """The keywords that `GradientProbe`, `probe.attach` and the callbacks of trainers have in common."""
+    """The keywords that `probe.attach` and the callbacks of trainers pass to `GradientProbe`."""
 
     project: bool
     gate: Gate
@@ -61,15 +50,11 @@ class ProbeOptions(TypedDict, total=False):
 class GradientProbe:
     """Measures the gradient between a backward and an optimizer step, and projects it where `project` is true.
 
-    >>> probe = GradientProbe(model, "v_hack.safetensors")                                          # doctest: +SKIP
-    >>> probe.start(optimizer)                                                                      # doctest: +SKIP
-    >>> loss.backward(); probe.before_step(0); optimizer.step()                                     # doctest: +SKIP
-    >>> probe.after_step().cos_in                                                                   # doctest: +SKIP
-
-    Arguments and refusals: see `probe.attach`.
+    Arguments and refusals: see `probe.attach`; use: see `probe.integrations`.
 
     Attributes:
         records: list[GradientRecord], one a step.
+        next_step: the number of the step after the last record, which may be in the file already.
     """
 
     def __init__(
@@ -88,41 +73,38 @@ class GradientProbe:
         self.records: list[GradientRecord] = []
         decode(GateConfig, {"gate": gate, "overshoot": overshoot}, "attach")
         where, directions = known_directions(directions)
-        self._wrapped = model
+        self._wrapped, self._scaler = model, scaler
         self._process_group: Averaged = process_group
         cache_dir = None if cache_dir is None else Path(cache_dir)
-        self._measured = Measured(
-            where, unwrapped(model), directions, project=project, cache_dir=cache_dir, scaler=scaler
-        )
-        _check_sizes(where, directions, self._measured.sizes)
+        self._measured = Measured(where, unwrapped(model), directions, project=project, cache_dir=cache_dir)
         self._vectors = directions.to(self._measured.device).vectors
         self._projection = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
-        self._has_warned = False
-        self._pending: GradientRecord | None = None  # between before_step and after_step
+        self.next_step = 0 if self._file is None else self._file.next_step
+        self._pending: dict[str, Any] = {}  # fields of the record, between before_step and after_step
 
     def start(self, optimizer: object, model: nn.Module | None = None) -> Optimizer:
-        """Check the optimizer and begin to watch the model; returns the optimizer, without accelerate's wrapper.
+        """Begin to watch the model; return the optimizer without accelerate's wrapper.
 
         Args:
             optimizer: steps the model in the loop.
-            model: the model in the wrappers that it has got since the probe was made.
+            model: with its present wrappers, if it got them after the probe was made.
 
         Raises:
-            InputError: no torch optimizer (DeepSpeed has others), or one that leaves out what is measured; processes
-                that are unknown or do not attach (`probe.integrations.processes`).
+            InputError: no torch optimizer; else as `Measured.start`.
         """
         if isinstance(optimizer, AcceleratedOptimizer):
             optimizer = optimizer.optimizer
         if not isinstance(optimizer, Optimizer):
-            found = type(optimizer).__qualname__
-            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=NO_TORCH_FIX)
+            found, fix = type(optimizer).__qualname__, "in place of DeepSpeed use DistributedDataParallel or FSDP2"
+            raise InputError("optimizer", expected="a torch optimizer", found=found, fix=fix)
         if model is not None:
             unwrapped(model)
             self._wrapped = model
         self._optimizer = optimizer
-        self._measured.start(stepped_by(optimizer), averaging_groups(self._wrapped, self._process_group))
+        groups = averaging_groups(self._wrapped, self._process_group)
+        self._measured.start(stepped_by(optimizer), groups, self._scaler)
         return optimizer
 
     def stop(self) -> None:
@@ -135,16 +117,9 @@ class GradientProbe:
         elif (share := means(self.records).get("hackward_frac_update")) is not None:
             LOGGER.info("%.1f%% of the realised updates (norm) still point toward the hack", 100 * share)
 
-    @property
-    def next_step(self) -> int:
-        """The number of the step after the last record, which may be in the file already."""
-        if self.records:
-            return self.records[-1].step + 1
-        return 0 if self._file is None else self._file.next_step
-
     @torch.no_grad()
     def before_step(self, step: int, *, loss_scale: float = 1.0) -> None:
-        """Measure what is in `.grad`; with `project`, replace it by the projected gradient.
+        """Measure the gradient in `.grad`; with `project`, replace it by the projected one.
 
         Args:
             step: number that the record gets.
@@ -152,11 +127,11 @@ class GradientProbe:
                 is divided by it.
 
         Raises:
-            InputError: the optimizer no longer steps what is trained, or nothing that it steps has a gradient.
+            InputError: the optimizer leaves out trained parameters, or none of its parameters has a gradient.
         """
         stepped = stepped_by(self._optimizer)
         has_changed = self._measured.refresh(stepped)
-        if all(parameter.grad is None for parameter in stepped.values()):
+        if all(parameter.grad is None for parameter in stepped):
             raise InputError(
                 "optimizer.step()",
                 expected="a gradient in `.grad` of some parameter that it steps",
@@ -171,88 +146,61 @@ class GradientProbe:
         if reason is not None:
             norm = None
         elif not norm:
-            reason = NOT_FINITE if norm is None else NO_GRADIENT
+            reason = "gradient is not finite" if norm is None else "gradient is 0"
         projected = self._project and reason is None
         if projected:
-            self._measured.project(projection.gradients)
+            self._measured.project(self._vectors, projection.gradients)
             after = sample_cosines(self._measured.gradients(), self._vectors)
             measures |= _numbers(
                 {"cos_out": after.cos, "mean_cos_out": after.mean_cos, "hackward_frac_out": after.hackward_frac}
             )
-        norm = None if norm is None else norm / loss_scale
-        self._pending = self._record(
-            step, reason, measures if reason is None else {}, grad_norm=norm, projected=projected, changed=has_changed
-        )
+        self._pending = measures if reason is None else {}
+        self._pending |= {
+            "step": step,
+            "grad_norm": None if norm is None else norm / loss_scale,
+            "projected": projected,
+            "changed": has_changed,
+            "null_reason": reason,
+        }
         self._measured.remember()
 
     @torch.no_grad()
     def after_step(self) -> GradientRecord:
-        """Measure the update that the optimizer made since `before_step`; completes the record, writes and returns it.
-
-        The update is turned round, u = before - after, so that like a gradient of the loss it points uphill.
-        """
-        assert self._pending is not None, "before_step comes first"
-        record, update = self._pending, self._measured.update()
-        if update is not None:
+        """Measure the realised update, before - after, which points uphill as a gradient does; write the record."""
+        if (update := self._measured.update()) is not None:
             cosines = sample_cosines(update, self._vectors)
-            realised = _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
-            record = replace(record, **realised)
-        self._pending = None
-        return self._keep(record)
+            self._pending |= _numbers({"cos_update": cosines.cos, "hackward_frac_update": cosines.hackward_frac})
+        return self._keep(self._pending)
 
-    def is_moved_by(self, optimizer: Optimizer) -> bool:
-        """Return whether the next step of an optimizer moves modules of the directions."""
-        return self._measured.is_moved_by(stepped_by(optimizer))
+    def see_other(self, optimizer: Optimizer) -> None:
+        """Record, without numbers, a step that another optimizer is making, if it moves modules of the directions."""
+        if self._measured.is_moved_by(stepped_by(optimizer)):
+            reason = "another optimizer than the attached one moved the modules: attach to the optimizer that trains"
+            self._keep({"step": self.next_step, "null_reason": reason})
 
-    def skip_step(self, step: int) -> None:
-        """Record, without numbers, a step of an optimizer that the probe is not attached to."""
-        self._keep(self._record(step, OTHER_OPTIMIZER, {}))
-
-    def _record(
-        self,
-        step: int,
-        reason: str | None,
-        measures: Mapping[str, float | None],
-        *,
-        grad_norm: float | None = None,
-        projected: bool = False,
-        changed: bool = False,
-    ) -> GradientRecord:
-        """Make a record, and warn at the first one without numbers."""
-        if reason is not None and not self._has_warned:
-            self._has_warned = True
+    def _keep(self, values: dict[str, Any]) -> GradientRecord:
+        """Write a record, null in the fields without a value; warn at the first one without numbers."""
+        null: dict[str, Any] = dict.fromkeys(field.name for field in fields(GradientRecord))
+        standing = {"projected": False, "changed": False, "directions": self._directions_sha}
+        record = GradientRecord(**null | standing | values)
+        reason = record.null_reason
+        if reason is not None and all(earlier.null_reason is None for earlier in self.records):
             effect = "nothing was projected" if self._project else "the step has no number"
-            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", step, effect, reason)
-        return GradientRecord(
-            step=step,
-            **dict.fromkeys(MEASURED) | dict(measures),
-            grad_norm=grad_norm,
-            cos_update=None,
-            hackward_frac_update=None,
-            projected=projected,
-            changed=changed,
-            null_reason=reason,
-            directions=self._directions_sha,
-        )
-
-    def _keep(self, record: GradientRecord) -> GradientRecord:
+            LOGGER.warning("step %d: %s: %s; later steps say it in null_reason", record.step, effect, reason)
         self.records.append(record)
+        self.next_step = record.step + 1
         if self._file is not None:
             self._file.append(record)
         return record
 
 
-def stepped_by(optimizer: Optimizer) -> dict[int, nn.Parameter]:
-    """Return the parameters of an optimizer by identity: == of two tensors compares their values."""
-    return {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+def stepped_by(optimizer: Optimizer) -> set[nn.Parameter]:
+    """Return the parameters of an optimizer."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def means(records: Sequence[GradientRecord]) -> dict[str, float]:
-    """Return {field: mean over the records}, without nulls and without fields that are no float.
-
-    Where the optimizer got the gradient as it was, the effect that a projection would have is called `would_cos_out`
-    and so on.
-    """
+    """Return {field: mean over the records that have it}; effects of a projection not made are `would_cos_out` etc."""
     values: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.to_json().items():
@@ -260,20 +208,6 @@ def means(records: Sequence[GradientRecord]) -> dict[str, float]:
                 is_would = name in PROJECTED and not record.projected
                 values[f"would_{name}" if is_would else name].append(value)
     return {name: sum(numbers) / len(numbers) for name, numbers in values.items()}
-
-
-def _check_sizes(where: str, directions: Directions, sizes: Mapping[str, int]) -> None:
-    """InputError unless there are directions, of the right length, for exactly these modules."""
-    lengths = {module: V.shape[-1] for module, V in directions.vectors.items()}
-    differing = [module for module in {**sizes, **lengths} if sizes.get(module) != lengths.get(module)]
-    if differing:
-        module = differing[0]
-        raise InputError(
-            f"{where}, module {module}",
-            expected=f"{sizes.get(module, 'no')} coordinates",
-            found=str(lengths.get(module, "no directions")),
-            fix="run probe extract",
-        )
 
 
 def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float | None]:

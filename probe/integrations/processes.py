@@ -1,12 +1,10 @@
-"""Wrappers that a trainer puts around a model, and the processes over which it averages the gradient.
+"""The processes over which a trainer averages the gradient, found by the wrappers of its model.
 
 Taps are averaged over the same processes, never over the whole world, where rollouts or other policies may live:
 
     DistributedDataParallel     its process group
     fully_shard (FSDP2)         the mesh of its parameters, every dimension in turn
-    neither                     `process_group=`; "self" where each process trains a model of its own
-
-Sharding of other kinds is refused by name: the parameters that are then in the model are not the weights.
+    neither                     `process_group=`; "self" where each process trains another model
 """
 
 from collections import Counter
@@ -24,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from replay_pools.errors import InputError
 
 Groups = tuple[ProcessGroup, ...]
-Averaged = ProcessGroup | Literal["self"] | None  # what a caller says; None leaves it to the wrappers
-# Long enough for a process that loads its model late, short beside the timeout of a collective call.
+Averaged = ProcessGroup | Literal["self"] | None  # given by a caller; None leaves it to the wrappers
+# Long enough for a process that loads its model late, much shorter than the timeout of a collective call.
 PATIENCE = timedelta(minutes=5)
 _met: Counter[tuple[int, ...]] = Counter()  # {ranks: probes that these have started}
 
@@ -34,46 +32,43 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without DistributedDataParallel and torch.compile.
 
     Raises:
-        InputError: it is sharded in another way than by `fully_shard`, or on several devices.
+        InputError: its parameters are neither whole, on one device, nor sharded by `fully_shard` over one mesh.
     """
     while isinstance(model, DistributedDataParallel | OptimizedModule):
         model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    if isinstance(model, nn.DataParallel):
-        fix = "train with torchrun, a process for each GPU"
-        raise InputError("model", expected="one copy in a process", found="DataParallel", fix=fix)
-    if (sharding := _other_sharding(model)) is not None:
-        fix = "shard it by fully_shard (FSDP2), or train with DistributedDataParallel"
-        raise InputError("model", expected="whole parameters, or FSDP2", found=sharding, fix=fix)
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
+    if (found := _unserved(model)) is not None:
         raise InputError(
             "model",
-            expected="all of it on one device",
-            found=f"parts on {', '.join(devices)}",
-            fix="load it without a device_map",
+            expected="whole parameters on one device, or sharded by fully_shard (FSDP2)",
+            found=found,
+            fix="use DistributedDataParallel or FSDP2, one process for each GPU, and no device_map",
         )
     return model
 
 
-def _other_sharding(model: nn.Module) -> str | None:
-    """Return how the parameters are sharded; None where whole, or by FSDP2 alone over one mesh."""
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+def _unserved(model: nn.Module) -> str | None:
+    """Return how the parameters are laid out, if taps and `.grad` cannot be read off them."""
+    modules, parameters = list(model.modules()), list(model.parameters())
+    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    units = [module for module in modules if isinstance(module, FSDPModule)]
+    devices = sorted({str(parameter.device) for parameter in parameters})
+    if isinstance(model, nn.DataParallel):
+        return "DataParallel"
+    if any(isinstance(module, FullyShardedDataParallel) for module in modules):
         return "FullyShardedDataParallel (FSDP1)"
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+    if any(hasattr(parameter, "ds_id") for parameter in parameters):
         return "parameters of DeepSpeed ZeRO-3"
-    sharded = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    if not sharded:
-        return None
+    if len(devices) > 1:
+        return f"parts on {', '.join(devices)}"
     for parameter in sharded:
         shards = [type(placement) for placement in parameter.placements if type(placement) is not Replicate]
         if shards not in ([], [Shard]):
             return f"parameters sharded as {parameter.placements}"
-    if not any(isinstance(module, FSDPModule) for module in model.modules()):
+    if sharded and not units:
         return "parameters of tensor parallelism"
     if len({parameter.device_mesh for parameter in sharded}) > 1:
         return "parameters on several device meshes"
     # With one, `.grad` is no mean over the processes, which taps are.
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     groups = [group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups]
     if any(group.gradient_divide_factor is not None for group in groups):
         return "a gradient divide factor of FSDP2"
@@ -83,12 +78,8 @@ def _other_sharding(model: nn.Module) -> str | None:
 def averaging_groups(model: nn.Module, process_group: Averaged) -> Groups | None:
     """Return the groups over which the gradient of a model is averaged, one after the other; () for one process.
 
-    Args:
-        model: as it is trained, with its wrappers.
-        process_group: given by the caller, who knows more than the wrappers.
-
-    Returns:
-        None where several processes run and nothing says which of them train this model.
+    The caller's `process_group` comes before the wrappers of `model`. None: several processes run, and nothing says
+    which of them train this model.
     """
     if process_group == "self" or not distributed.is_available() or not distributed.is_initialized():
         return ()
@@ -116,7 +107,7 @@ def average(total: Tensor, groups: Groups) -> Tensor:
 def meet(groups: Groups | None) -> Groups:
     """Wait until every process of the groups has come here as often as this one; return the groups.
 
-    By the store, not by a collective call: where one process alone attaches, that would meet a call of the training.
+    A collective call in place of the store would meet a call of the training if one process alone attaches.
 
     Raises:
         InputError: no groups are known, or others have not come within PATIENCE.
@@ -124,11 +115,9 @@ def meet(groups: Groups | None) -> Groups:
     if groups is None:
         raise InputError(
             "process_group",
-            expected=f"a model wrapped by DistributedDataParallel or fully_shard, since "
-            f"{distributed.get_world_size()} processes run",
+            expected=f"DistributedDataParallel or fully_shard, since {distributed.get_world_size()} processes run",
             found="a model without",
-            fix='give attach the wrapped model, or process_group= (the group that averages its gradient; "self" where '
-            "each process trains a model of its own)",
+            fix='give attach the wrapped model, or process_group= ("self" where each process trains another model)',
         )
     for group in groups:
         ranks = tuple(distributed.get_process_group_ranks(group))
@@ -145,7 +134,7 @@ def meet(groups: Groups | None) -> Groups:
                 "attach",
                 expected=f"a probe in each of the {len(ranks)} processes that train the model",
                 found=f"none in rank {', '.join(map(str, absent))} after {PATIENCE.total_seconds():.0f} s",
-                fix="attach in every process, with path= in all of them or in one",
+                fix="attach in every process, with path= in one of them",
             ) from error
         _met[ranks] += 1
     return groups

@@ -1,4 +1,4 @@
-"""The file of a probe's records, which goes on after a requeue: a JSON line a step, all along the same directions."""
+"""The file of a probe's records, a JSON line a step, all along the same directions; a requeued job continues it."""
 
 import os
 from pathlib import Path
@@ -13,19 +13,15 @@ DIGITS = 16
 
 
 def directions_sha(directions: Directions) -> str:
-    """Return the name of directions in a record: the first digits of a sha256 of all vectors."""
+    """Return the name of directions in a record: the first DIGITS of a sha256 of all vectors."""
     return checksum(*directions.vectors.values())[:DIGITS]
 
 
 class RecordFile:
-    """Appends records, after those that are there already; steps that a resumed loop does again are replaced.
-
-    Args:
-        path: a new file, or one of this class.
-        directions: `directions_sha` of what is measured along now.
+    """Appends records to a new file or an earlier one; steps that a resumed loop repeats are replaced.
 
     Raises:
-        InputError: a file of other directions, or none of records.
+        InputError: records along other `directions` (`directions_sha`), or another kind of file.
     """
 
     def __init__(self, path: Path, directions: str) -> None:
@@ -38,12 +34,8 @@ class RecordFile:
             record = GradientRecord.from_json(row, f"{path} line {number}")
             self.next_step = record.step + 1
             if record.directions != directions:
-                raise InputError(
-                    f"{path} line {number}",
-                    expected=f"a record along the directions {directions}",
-                    found=record.directions,
-                    fix="name another file",
-                )
+                where, expected = f"{path} line {number}", f"a record along the directions {directions}"
+                raise InputError(where, expected=expected, found=record.directions, fix="name another file")
         os.truncate(path, len(complete) + bool(complete))
 
     def append(self, record: GradientRecord) -> None:

@@ -1,22 +1,21 @@
 """Taps: coordinates of dL/dW from the forwards and backwards of a trainer, whether or not W is trained.
 
-    coordinates of dL/dW = sum over tokens t of a function of x_t and dL/dy_t       extraction.adapters.frames
+    coordinates of dL/dW = sum over tokens t of a function of x_t and dL/dy_t       extraction.adapters.coordinates
 
-The Linear below all adapters reads x and gives y, so this is the gradient of W itself. Padding has dL/dy = 0. A forward
-without gradients (generation, a reference) is not watched; a forward that is repeated under activation checkpointing
-has one backward; `torch.autograd.grad` and `torch.func.grad` add to no `.grad` and are left out. Sums live as long as
-`.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients. They are averaged over the
-processes over which the trainer averages `.grad` (`probe.integrations.processes`).
+The Linear below all adapters reads x and gives y, so this is the gradient of W itself. Padding has dL/dy = 0. Forwards
+without gradients (generation, a reference) are not watched, a forward that is repeated under activation checkpointing
+has one backward, and `torch.autograd.grad` and `torch.func.grad`, which add to no `.grad`, are left out. Sums live as
+long as `.grad` does: over the micro-batches of a step, until the trainer zeroes the gradients.
 
-One trained parameter, the witness, tells when the trainer zeroes gradients: it is asked before a backward adds to
-anything. Where zeros stand in the place of None, only the values tell; they are compared where they lie, since a GPU
-would have to be waited for. Two checks say that the sums are the step's gradient: every layer was seen (a kernel that
-reads its weight goes round the layer), and the witness's `.grad` is what the backwards gave it, up to a factor
-(clipping, a loss scale); gradients that a loop combines itself, as PCGrad does, are not.
+One trained parameter, the witness, shows when the trainer zeroes gradients. Zeros in the place of None are compared on
+the device, so that nothing waits for a GPU. Two checks make the sums the step's gradient: every layer was seen (a
+kernel that reads its weight goes round the layer), and the witness's `.grad` is what the backwards gave it, up to a
+factor (clipping, a loss scale). Gradients that a loop combines itself, as PCGrad does, fail the second.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,28 +29,40 @@ from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
 from replay_pools.errors import InputError
 
-NO_BACKWARD = -1  # the number of the backward in which code runs that runs in none
+NO_BACKWARD = -1  # torch's number of the running backward, outside of any
+# False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.
+adds_to_grad = torch.autograd._is_checkpoint_valid
 SAMPLED = 256  # entries of the witness's gradient that are compared
+BY_HAND = "`.grad` is not the sum of the backwards: combined, clipped by value or changed by hand"
 
 
 class Taps:
-    """Hooks on layers, between `start` and `stop`.
+    """Hooks on layers, until `stop`.
 
     Args:
         layers: {module: Linear or Conv1D}.
-        frames: {module: Frame} of these modules and others.
-        scaler: scales the trainer's loss; None: nothing does, or float16 gradients are refused.
+        frames: {module: Frame} of all modules of the directions.
+        witness: a parameter that the trainer steps, with a `.grad` that it zeroes.
+        groups: over which the trainer averages gradients.
+        scaler: scales the trainer's loss; without one, float16 gradients are refused.
 
     Attributes:
-        unseen: modules that no backward came through, in the sums that `gradients` last returned.
-        is_by_hand: the witness's `.grad` was then another one than the backwards gave.
+        reason: why the sums that `gradients` last returned are not the step's gradient; None where they are.
     """
 
     def __init__(
-        self, layers: Mapping[str, nn.Module], frames: Mapping[str, Frame], scaler: torch.amp.GradScaler | None
+        self,
+        layers: Mapping[str, nn.Module],
+        frames: Mapping[str, Frame],
+        witness: nn.Parameter,
+        groups: Groups,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self._layers, self._scaler = layers, scaler
-        self._taps = {module: frames[module].tap(module) for module in layers}
+        self._modules, self._witness, self._groups, self._scaler = list(frames), witness, groups, scaler
+        self.reason: str | None = None
+        self._has_seen = False
+        self._backward = NO_BACKWARD  # the last one with a callback at its end
+        self._is_empty, self._may_be_zeroed = True, False
         sizes = [frames[module].size for module in layers]
         device = next(next(iter(layers.values())).parameters()).device
         # In one piece, so that one operation sets all of it to 0: the sums, how often each layer was seen, and entries
@@ -61,43 +72,24 @@ class Taps:
         *sums, counts, self._given = self._total.split(self._sizes)
         self._sums = dict(zip(layers, sums, strict=True))
         self._counts = dict(zip(layers, counts, strict=True))
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._has_seen = False
-        self.unseen: list[str] = []
-        self.is_by_hand = False
-
-    def start(self, witness: nn.Parameter, groups: Groups) -> None:
-        """Watch the layers.
-
-        Args:
-            witness: a parameter that the trainer steps, and whose `.grad` it zeroes.
-            groups: over which the trainer averages gradients.
-        """
-        self.stop()
-        self._witness, self._groups = witness, groups
-        self._backward = NO_BACKWARD  # the last one whose end is waited for
-        self._is_empty, self._has_stepped, self._may_be_zeroed = True, False, False
-        self._was_filled = torch.zeros((), dtype=torch.bool, device=self._total.device)
+        self._was_filled = torch.zeros((), dtype=torch.bool, device=device)
         self._handles = [
             # Before and after a gradient is added to `.grad`, which may come before or after the layers' own.
             witness.register_hook(self._see_witness),
-            witness.register_post_accumulate_grad_hook(lambda _: self._fill()),
+            witness.register_post_accumulate_grad_hook(self._fill),
         ]
-        for module, layer in self._layers.items():
-            tap = self._taps[module]
-            if tap.keep is None:
-                self._handles.append(layer.register_forward_pre_hook(partial(self._watch_input, tap)))
-            else:
-                self._handles.append(layer.register_forward_hook(partial(self._watch_output, tap)))
+        for module, layer in layers.items():
+            tap = frames[module].tap(module)
+            register = layer.register_forward_pre_hook if tap.keep is None else layer.register_forward_hook
+            self._handles.append(register(partial(self._watch, tap)))
 
     def stop(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
-        self._handles = []
 
     def gradients(self, loss_scale: float) -> dict[str, Tensor]:
-        """{module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
+        """Return {module: (r,)}, the mean over processes, with the factor `loss_scale` that `.grad` has too.
 
         Raises:
             InputError: there is a `.grad`, but no backward has come through the layers.
@@ -105,10 +97,12 @@ class Taps:
         total = self._total.clone()
         total.split(self._sizes)[-2].clamp_(max=1)
         *means, seen, given = average(total, self._groups).split(self._sizes)
-        self.is_by_hand = self._differs(given)
-        # Of a process that has not seen a module, its part of the mean is missing.
+        # A mean lacks the part of a process that has not seen the module.
         shares = dict(zip(self._sums, seen.tolist(), strict=True))
-        self.unseen = [module for module, share in shares.items() if share < 1]
+        unseen = [module for module, share in shares.items() if share < 1]
+        self.reason = BY_HAND if self._differs(given) else None
+        if unseen:
+            self.reason = f"no backward came through {named(unseen, self._modules)}"
         self._has_seen = self._has_seen or any(shares.values())
         if not self._has_seen and self._witness.grad is not None:
             raise InputError(
@@ -123,12 +117,13 @@ class Taps:
 
     def stepped(self) -> None:
         """Note that the optimizer has stepped: the next gradients start anew, unless the trainer keeps the old ones."""
-        self._has_stepped, self._may_be_zeroed, self._is_empty = True, True, False
+        self._is_empty, self._may_be_zeroed = False, True
+        self._was_filled = torch.ones_like(self._was_filled)  # zeros are now the trainer's, whatever the backward gave
 
     def _see_witness(self, gradient: Tensor) -> None:
         """Hook before `gradient` is added to the `.grad` of the witness."""
         self._empty_with_grad()
-        if _adds_to_grad():
+        if adds_to_grad():
             sampled = _sample(gradient)
             self._given[: len(sampled)] += sampled
 
@@ -150,7 +145,7 @@ class Taps:
     def _empty_with_grad(self) -> None:
         """Set the sums to 0 if the trainer has zeroed `.grad` since they were last added to.
 
-        Not at the optimizer's step alone: a loop skips a step whose gradients overflow.
+        The optimizer's step alone does not show it: a loop skips steps after an overflow.
         """
         gradient = self._witness.grad
         if gradient is None:
@@ -158,22 +153,18 @@ class Taps:
                 self._total.zero_()
                 self._is_empty = True
         elif self._may_be_zeroed:
-            is_zero = ~whole(gradient.any())
-            # Without a step, zeros may be what the last backward gave.
-            self._total.masked_fill_(is_zero if self._has_stepped else is_zero & self._was_filled, 0.0)
+            # Zeros may also be what the last backward gave.
+            is_zeroed = self._was_filled & ~whole(gradient.any())
+            self._total.masked_fill_(is_zeroed, 0.0)
+            self._was_filled = self._was_filled & ~is_zeroed
         # Once a backward: from its first gradient on, `.grad` may have zeros that are not yet added to.
-        self._has_stepped = self._may_be_zeroed = False
+        self._may_be_zeroed = False
 
-    def _fill(self) -> None:
-        """Note that the witness has a `.grad` now, and so the sums are no longer empty."""
-        self._is_empty = False
+    def _fill(self, *_: Tensor) -> None:
+        """Note that the sums are no longer empty, if the trainer let the backward's gradients into `.grad`."""
         if self._witness.grad is not None:
+            self._is_empty = False
             self._was_filled = whole(self._witness.grad.any())
-
-    def _fill_if_there(self) -> None:
-        """`_fill` at the end of a backward, if the trainer let its gradients into `.grad`."""
-        if self._witness.grad is not None:
-            self._fill()
 
     def _watches(self) -> bool:
         """Return whether a backward that adds to `.grad` can follow the forward of a layer."""
@@ -184,46 +175,40 @@ class Taps:
             self._may_be_zeroed = True
         return torch.is_grad_enabled()
 
-    def _watch_input(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-        """Pre-hook: let dL/dx pass by `_add`."""
+    def _watch(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], *output: Tensor) -> Any:
+        """Hook before the forward, or after it with `output`: let dL/dx, or dL/dy, pass by `_add`."""
         if not self._watches():
             return None
         device = inputs[0].device.type
         # Under autocast dL/dx may be float32, of a product in float16.
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return watch_input(partial(self._add, tap, dtype), layer, inputs)
-
-    def _watch_output(self, tap: Tap, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """Forward hook: let dL/dy pass by `_add`."""
-        assert tap.keep is not None
-        return watch_output(partial(self._add, tap, None), tap.keep, layer, inputs, output) if self._watches() else None
+        receive = partial(
+            self._add, tap, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        )
+        if tap.keep is None:
+            return watch_input(receive, layer, inputs)
+        return watch_output(receive, tap.keep, layer, inputs, *output)
 
     def _add(self, tap: Tap, dtype: torch.dtype | None, kept: Tensor, gradient: Tensor) -> None:
-        """Add what a backward gives; `dtype`: of the products of the layer, where autocast chooses it."""
-        if not _adds_to_grad():
+        """Add the gradient of a backward; `dtype`: what autocast makes the products of the layer, if it is on."""
+        if not adds_to_grad():
             return
         if torch.float16 in (dtype, gradient.dtype) and self._scaler is None:
             raise InputError(
                 f"gradient of module {tap.module}",
-                expected="one whose loss scale is known",
-                found="float16, which a loss scaler scales",
+                expected="a known loss scale",
+                found="float16 without a scaler",
                 fix="attach with scaler=, the GradScaler of the loop",
             )
         self._empty_with_grad()
         backward = torch._C._current_graph_task_id()
         if isinstance(self._witness, DTensor) and backward != self._backward:
             # FSDP2 sets `.grad` at the end of a backward, past the hooks of the parameter.
-            torch.autograd.Variable._execution_engine.queue_callback(self._fill_if_there)
+            torch.autograd.Variable._execution_engine.queue_callback(self._fill)
             self._backward = backward
         self._counts[tap.module] += 1
         kept, gradient = kept.flatten(0, -2), gradient.flatten(0, -2)
         everything = torch.ones(1, len(kept), dtype=torch.bool, device=kept.device)
         self._sums[tap.module] += tap.reduce(kept, gradient, Segments(((0, len(kept)),), everything))[0]
-
-
-def _adds_to_grad() -> bool:
-    """Return False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`."""
-    return torch.autograd._is_checkpoint_valid()
 
 
 def _sample(gradient: Tensor) -> Tensor:
@@ -232,3 +217,8 @@ def _sample(gradient: Tensor) -> Tensor:
         return torch.zeros(0, device=gradient.device)
     entries = gradient.detach().flatten()
     return entries[:: -(-len(entries) // SAMPLED)]
+
+
+def named(modules: Collection[str], of: Collection[str]) -> str:
+    """Return "2 of 14 modules, such as NAME"."""
+    return f"{len(modules)} of {len(of)} modules, such as {next(iter(modules))}"

@@ -1,7 +1,5 @@
 """GradientProbeCallback: a GradientProbe in TRL's GRPOTrainer, or in any trainer built on transformers' Trainer.
 
-The trainer clips, then calls `on_pre_optimizer_step`: the probe measures the accumulated mean gradient, and the
-optimizer gets what it projects. Any model will do, also with a LoRA that the trainer makes of its `peft_config`.
 With KL (`beta` above 0) GRPOTrainer 1.16 adds an adapter `ref`, for LoRA with a copy of its values; a `delta_S` adapter
 `ref` stays at 0, so that the reference is the base model.
 """
@@ -29,15 +27,10 @@ class GradientProbeCallback(TrainerCallback):
         path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
     Raises:
-        InputError: as in `probe.attach`. What is wrong with the optimizer is raised when training starts.
+        InputError: as in `probe.attach`; a fault of the optimizer is raised when training starts.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        directions: Directions | str | Path,
-        **options: Unpack[ProbeOptions],
-    ) -> None:
+    def __init__(self, trainer: Trainer, directions: Directions | str | Path, **options: Unpack[ProbeOptions]) -> None:
         model = trainer.model
         assert isinstance(model, nn.Module)
         self._trainer = trainer
@@ -51,27 +44,19 @@ class GradientProbeCallback(TrainerCallback):
         """Return one record for every optimizer step; `step` is the trainer's `global_step` before it."""
         return self._probe.records
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
         """Refuse an optimizer that the probe cannot serve, which the trainer makes only now; begin to watch."""
         self._probe.start(kwargs["optimizer"], self._trainer.model_wrapped)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """Stop watching the model."""
         self._probe.stop()
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         """Measure the gradient; with `project`, project it."""
         self._probe.before_step(state.global_step)
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Measure the update."""
         self._probe.after_step()
 

@@ -3,8 +3,8 @@
 GradientRecord is the line of an optimizer step in another trainer (`probe.integrations`). Records never repeat prompts
 or completions: those are in the pools, at (src_pool, src_step, src_sample).
 
-To add a field: write it here as `name: Annotated[type, "meaning"]`, raise RUN_SCHEMA, and make spec/SCHEMA.md again
-with `python -m probe.records.tables`, which reads the meanings.
+To add a field: write it here as `name: Annotated[type, "meaning"]`, and make spec/SCHEMA.md again with
+`python -m probe.records.tables`, which reads the meanings. A field without a default raises RUN_SCHEMA.
 """
 
 import math
@@ -170,6 +170,10 @@ class StepRecord(Record):
     exec_surprisal_var: Annotated[float | None, "variance of the surprisal of the other completion tokens"]
     direction_age: Annotated[int, "optimizer steps since the directions were extracted"]
     direction_overlap: Annotated[float | None, "with those of the start: mean squared cosine of the principal angles"]
+    entropy: Annotated[
+        float | None,
+        "of a training: mean surprisal of the tokens that the policy sampled, nats; None in a step without any",
+    ] = None
     # Whole numbers stay whole: a resumed run writes again what it read.
     kl: Annotated[dict[str, int | float | None], "empty without KL"] = field(default_factory=dict)
     ratio: Annotated[dict[str, int | float | None], "empty at ratio 1"] = field(default_factory=dict)

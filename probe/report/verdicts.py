@@ -130,7 +130,7 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
 
 def _measures(analysis: Analysis) -> list[TextTable]:
     """The tables behind the three questions."""
-    return all_tables(analysis, ("shares", "support", "ceilings", "forecast"))
+    return all_tables(analysis, ("shares", "overlap", "ceilings", "forecast"))
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:

@@ -231,13 +231,13 @@ class TrainingState:
         result: StepResult,
         rollouts: Sequence[Rollout],
         sampled_by_policy: Sequence[bool],
-        on_policy: Sequence[bool],
+        entropy: float | None,
     ) -> dict[str, float]:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
             sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
-            on_policy: which of these the step reads as they were sampled, and so have an entropy of the policy.
+            entropy: of the policy in this step, nats a token; None without a rollout of its own.
 
         Returns:
             What the controller of beta did, by wire names without "kl/"; empty without a KL.
@@ -247,14 +247,13 @@ class TrainingState:
             self.past_self.finish_step()
         (arm,) = result.arms
         kl = result.weightings[arm.measure.condition].kl
-        # A step of nothing but a teacher's rollouts still has a solve rate; its entropy would be the teacher's.
+        # A step of nothing but a teacher's rollouts still has a solve rate.
         solving = [i for i, sampled in enumerate(sampled_by_policy) if sampled] or list(range(len(rollouts)))
-        kept = [i for i, counts in enumerate(on_policy) if counts]
         measured = {
             "kl/mean": kl.get("mean"),
             "kl/max": kl.get("max"),
             "grad_norm": float(arm.projection.before.norm),
-            "entropy": float(result.nll[kept].mean()) if kept else None,
+            "entropy": entropy,
             "logprob": self.logprob,
         }
         self.logprob = None

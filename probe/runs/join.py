@@ -129,6 +129,7 @@ def step_record(
     reward_range: float,
     solve: tuple[float | None, float | None],
     staleness: int | None = None,
+    entropy: float | None = None,
 ) -> StepRecord:
     """The record of one step under the condition and arm of `arm`.
 
@@ -138,6 +139,7 @@ def step_record(
         reward_range: largest minus smallest reward that the loss can see.
         solve: shares of the policy's rollouts and of a teacher's that solve.
         staleness: updates since the policy that sampled the rollouts; None where sampling does not run ahead.
+        entropy: of a training, as in the record.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.measure.condition], arm.projection
@@ -176,6 +178,7 @@ def step_record(
         exec_surprisal_var=result.exec_surprisal_var,
         direction_age=arm.measure.age,
         direction_overlap=arm.measure.overlap,
+        entropy=entropy,
         kl={**weighting.kl, **control},
         ratio={**weighting.ratio, **({} if staleness is None else {"staleness": float(staleness)})},
     )

@@ -193,8 +193,11 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
             recorder.record(step, unit, weights)
     control: dict[str, float] = {}
     staleness: int | None = None
+    entropy: float | None = None
     if training is not None:
-        control = training.finish_step(result, rollouts, by_policy, on_policy)
+        if any(on_policy):  # the surprisal of a teacher's tokens says nothing of the policy
+            entropy = float(result.nll[[i for i, counts in enumerate(on_policy) if counts]].mean())
+        control = training.finish_step(result, rollouts, by_policy, entropy)
         staleness = None if training.past is None else training.past.staleness(step)
     if world.is_main:
         for arm in result.arms:
@@ -213,6 +216,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
             setup.reward_range,
             solve,
             staleness=staleness,
+            entropy=entropy,
         )
         for arm in result.arms
     ]

@@ -34,6 +34,7 @@ from probe.analysis.statistics.significance import (
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 from many_arms import Bench  # noqa: E402
+from overlapping import simulated  # noqa: E402
 from planted import gradients_along, pair_gram  # noqa: E402
 
 SIMS = 1000
@@ -113,6 +114,22 @@ def areas() -> Iterator[tuple]:
                             now.append(covers(interval, truth))
                     cells.append(share(now))
                 yield truth, correlation, n, *cells
+
+
+def overlap_rule() -> Iterator[tuple]:
+    """Overlap: logs of 8 rollouts a prompt read CONFOUNDED, by the distance of hacks from honest answers in sd.
+
+    Three scores; the distance is in one of them, or shared by all.
+    """
+    yield "prompts", "hack rate", "no distance", "1.75 sd", "3 sd", "3 sd together"
+    for n in (8, 12, 20, 64):
+        for rate in (0.3, 0.45, 0.6):
+            cells = []
+            for distances in ((0, 0, 0), (1.75, 0, 0), (3, 0, 0), (3 / math.sqrt(3),) * 3):
+                rng = np.random.default_rng(n)
+                logs = [simulated(n, rate, distances, rng) for _ in range(SIMS)]
+                cells.append(share(any(row.is_lacking for row in log) for log in logs))
+            yield n, rate, *cells
 
 
 def rates() -> Iterator[tuple]:
@@ -250,7 +267,7 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
 def main() -> None:
     tables = {
         table.__name__: table
-        for table in (means, contrasts, areas, rates, arms_at_once, powers, paid_axis, live_modules)
+        for table in (means, contrasts, areas, overlap_rule, rates, arms_at_once, powers, paid_axis, live_modules)
     }
     for table in [tables[name] for name in sys.argv[1:]] or tables.values():
         rows = iter(table())

@@ -152,6 +152,33 @@ def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, wo
     assert (found["D3"], found["D4"]) == words
 
 
+@pytest.mark.parametrize(
+    ("gate", "cosines", "fired", "says"),
+    [
+        ("one_sided", [(0.2, -0.1)] * 4, 0.65, "PASS"),
+        ("one_sided", [(0.2, -0.1)] * 4, 0.01, "INCONCLUSIVE"),  # the seed's "only fires on a few modules"
+        ("two_sided", [(0.2, 0.0)] * 4, 1.0, "PASS"),
+        ("two_sided", [(0.2, 0.0), (-0.1, 0.0)] * 2, 1.0, "FAIL"),  # raised from below 0, though hackward_frac falls
+    ],
+)
+def test_the_seeds_v3_compares_cosines_and_names_the_gate(gate, cosines, fired, says):
+    """cos_out < cos_in on 80% of the steps, and the modules fire."""
+    steps = []
+    for i, (cos_in, cos_out) in enumerate(cosines):
+        steps.append(replace(a_step(i, "projected", cos_in, cos_out=cos_out), frac_fired=fired))
+    config = {"settings": {"verb": "replay", "intervention": {"gate": {"gate": gate}}}}
+    evidence = Evidence(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
+    found = {row.name: row for row in seed_tables(evidence)}["V3"]
+    assert found.says == says
+    assert gate in found.text
+
+
+def test_the_seeds_v2_says_that_the_sign_is_reversed():
+    """A cos_in below 0 on most steps, with the advantages that turned it; one above 0 says nothing of signs."""
+    assert "reverse sign" in checks(analyze(synthetic(aligned=-0.3)))["V2"].text
+    assert "reverse sign" not in checks(analyze(synthetic(aligned=0.3)))["V2"].text
+
+
 def test_a_random_direction_that_separates_hacks_is_no_evidence():
     """Hack gradients differ from clean ones by .03 along the directions, on every prompt: as a Haar direction would."""
     run = synthetic(num_steps=16)

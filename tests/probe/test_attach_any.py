@@ -335,7 +335,7 @@ def test_a_loss_scaler_is_divided_out(basis, cache: Path, fused: bool) -> None:
     model = stock_lora()
     optimizer = optimizer_of(model, torch.optim.AdamW, lr=0.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    options = {"cache_dir": cache, "scaler": scaler, "allow_scaled": fused}
+    options = {"cache_dir": cache, "scaler": scaler}
     with probe.attach(optimizer, directions, model=model, **options) as attached:
         for factor in (1.0,) if fused else (torch.inf, 1.0):
             scaler.scale(factor * loss_of(model)).backward()
@@ -415,6 +415,22 @@ def test_another_adapter_is_measured_without_its_update(basis, cache: Path) -> N
     assert (record.cos_in is None, record.cos_update, record.hackward_frac_update) == (False, None, None)
 
 
+def test_a_new_scale_of_lora_is_a_change(basis, cache: Path) -> None:
+    """Projected with the scale of the step; the record marks the step."""
+    model = lora_of_all()
+    optimizer = optimizer_of(model)
+    with probe.attach(optimizer, basis[0], model=model, cache_dir=cache, project=True) as attached:
+        for scale in (2.0, 2.0, 5.0, 5.0):
+            for layer in model.modules():
+                if isinstance(layer, LoraLayer):
+                    layer.scaling["default"] = scale
+            loss_of(model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [record.changed for record in attached.records] == [False, False, True, False]
+    assert all(record.hackward_frac_out < 1e-6 for record in attached.records)
+
+
 def test_refusals_at_attach(basis, cache: Path) -> None:
     """None leaves a hook behind."""
     directions, _, coordinates = basis
@@ -427,17 +443,18 @@ def test_refusals_at_attach(basis, cache: Path) -> None:
     query = [name.replace("q_proj", "query") for name in fingerprint["targets"]]
     partitioned = organism()
     next(partitioned.parameters()).ds_id = 0  # as DeepSpeed marks what it has partitioned
-    renamed = replace(directions, metadata={"fingerprint": {**fingerprint, "targets": query}})
+    vectors = dict(zip(query, directions.vectors.values(), strict=True))
+    renamed = replace(directions, vectors=vectors, metadata={"fingerprint": {**fingerprint, "targets": query}})
 
     fewer = {module: V for module, V in directions.vectors.items() if module != fingerprint["targets"][0]}
     trained_b = [p for name, p in model.named_parameters() if "lora_B" in name]
     cases: list[tuple[dict, str]] = [
         ({"model": moved}, "weights_sha256"),
         ({"directions": renamed}, "layers.0.self_attn.query"),
-        ({"directions": replace(directions, vectors=fewer)}, "found no directions"),
+        ({"directions": replace(directions, vectors=fewer)}, "1 modules in one of the two alone"),
         ({"optimizer": torch.optim.SGD(trained_b, lr=1)}, "every trained parameter"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1), "model": norms_alone()}, "found none"),
-        ({"model": norms_alone(), "project": True}, "something trained"),
+        ({"model": norms_alone(), "project": True}, "found nothing"),
         ({"model": ia3(), "project": True}, "plain LoRA"),
         ({"model": nn.DataParallel(model)}, "DataParallel"),
         ({"model": partitioned}, "ZeRO-3"),
@@ -474,5 +491,5 @@ def test_a_module_that_a_kernel_goes_round_is_named(basis, cache: Path) -> None:
             optimizer.zero_grad()
     bypassed, whole_step = attached.records
     assert (bypassed.cos_in, bypassed.grad_norm) == (None, None)
-    assert "1 of 28 modules: model.layers.1.self_attn.o_proj" in str(bypassed.null_reason)
+    assert "1 of 28 modules, such as model.layers.1.self_attn.o_proj" in str(bypassed.null_reason)
     assert whole_step.grad_norm == pytest.approx(float(torch.cat(list(expected.values())).norm()))

@@ -132,12 +132,13 @@ def finish(state: TrainingState, kl: float, own: list[bool], on_policy: list[boo
     """A step of four rollouts, of which the first `solved` solve, with entropies of 1, 2, 3 and 10."""
     projection = SimpleNamespace(before=SimpleNamespace(norm=torch.tensor(3.0)))
     result = SimpleNamespace(
-        nll=torch.tensor([1.0, 2.0, 3.0, 10.0]),
         arms=[SimpleNamespace(measure=SimpleNamespace(condition="x"), projection=projection)],
         weightings={"x": SimpleNamespace(kl={"mean": kl, "max": kl})},
     )
     rollouts = [SimpleNamespace(gt_pass=i < solved, labelled=True) for i in range(4)]
-    return state.finish_step(result, rollouts, own, on_policy or own)  # pyright: ignore
+    kept = [value for value, counts in zip((1.0, 2.0, 3.0, 10.0), on_policy or own, strict=True) if counts]
+    entropy = sum(kept) / len(kept) if kept else None
+    return state.finish_step(result, rollouts, own, entropy)  # pyright: ignore
 
 
 @pytest.mark.parametrize("cut", range(5))

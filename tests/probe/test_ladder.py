@@ -203,7 +203,7 @@ def test_the_values_of_a_training_follow_the_policy() -> None:
     shares = lambda solved: {name: dict(zip(tasks, solved, strict=True)) for name in ("solve", "honest")}  # noqa: E731
     references = {BASE: shares(BASE_SOLVES), "stub": shares([0] * 12)}
     start = elo_values(references[BASE], references, [])["solve"]
-    assert (start["base"], start["gap"]) == (0, 0)
+    assert (start["base"], start["gap"]) == (0, None)
     assert (start["base_low"], start["base_high"]) == (None, None)
     better = elo_values(shares(BETTER), references, [{"solve": start, "honest": start}])["solve"]
     assert better["base"] == pytest.approx(-elo_gap(BETTER, BASE_SOLVES))
@@ -213,6 +213,8 @@ def test_the_values_of_a_training_follow_the_policy() -> None:
     fallen = elo_values(shares([0] * 12), references, earlier)["solve"]
     assert fallen["base"] > 0
     assert fallen["gap"] == better["gap"]
+    only_worse = elo_values(shares([0] * 12), references, earlier[:1])["solve"]
+    assert only_worse["gap"] == -only_worse["base"] < 0
 
 
 def test_a_training_records_what_its_pools_say(out: Path, preset: Callable[..., str], capsys) -> None:
@@ -227,7 +229,7 @@ def test_a_training_records_what_its_pools_say(out: Path, preset: Callable[..., 
         row = record.evals[-1]["elo"][name]
         rated = make_ladder(name, players).ratings[1]
         assert row["base"] == pytest.approx(-rated.elo)
-        assert row["gap"] == max(0.0, -row["base"])
+        assert row["gap"] == -row["base"]
         assert {*row} == {"base", "base_low", "base_high", "gap", *BOTS}
     capsys.readouterr()
     assert run(cli, ["policy", "ladder", "ladder-real", "--out", str(out)]) == 0

@@ -46,9 +46,14 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks; permuted pairs"),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks, "),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
+    "overlap": (
+        World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30),
+        "UNDERPOWERED",
+        "whether hacks and honest answers overlap in length",
+    ),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
     "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
@@ -71,6 +76,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     ),
     "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
+    "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on its own hacks"),
     "likely": (FEW, "LIKELY", "decide pull with 80% power, 6 so far"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "(240 held out, 60 so far)"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
@@ -95,7 +101,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
-SEEDS = {"likely": 9, "underpowered": 9}  # of the worlds whose own is not 0
+SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
             "outweighed", "pasted", "open-gate", "two-prompts", "held-out-1", "lora-skip", "lora-gate"}  # fmt: skip
@@ -267,7 +273,7 @@ def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytes
 
 
 def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12))
+    directory = make_run(tmp_path / "runs" / "run", World(num_steps=12, pools=("base", "base-hinted")))
     assert run(cli, ["analyze", str(directory), "--draws", "99"]) == 0
     brief = capsys.readouterr().out
     assert run(cli, ["analyze", str(directory), "--draws", "99", "--full"]) == 0

@@ -44,6 +44,7 @@ class World:
     gain: float = 0.0  # of hacks and held-out pairs along an axis on which other pairs differ by their prompts at most
     gain_in_prompts: bool = True  # whether they do
     amounts: tuple[float, float, float] = (1.0, 0.0, 0.0)  # along it: of hacks, honest solutions, failures
+    off_pairs: float = 0.0  # of hacks along an axis of which no pair knows
     long_hacks: bool = False  # hacked completions are longer, and length has a gradient axis of its own
     told_by: Literal["hint", "length"] | None = None  # what determines which sample is a hack
     shuffled_labels: bool = False  # `hacked` of the batch says nothing
@@ -153,6 +154,7 @@ def make_run(directory: Path, world: World, seed: int = 0) -> Path:
             noise(world, rng, 8),
             along(world.hacks_point_at, world.strength * amounts),
             along("gain", world.gain * HACKED),
+            along("off pairs", world.off_pairs * HACKED),
             along("length" if world.long_hacks else None, (lengths - 50) / 40),
         )
         for recorder in recorders:

@@ -30,7 +30,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
+from probe.analysis.statistics.thresholds import POWER
+
 Array = NDArray[np.float64]
+MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
 ROUNDING = 1e-12  # values that differ by this share of the largest differ by rounding alone
 
 
@@ -269,6 +272,27 @@ def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, l
     below = np.hypot(a.mean() - one.low, other.high - b.mean())
     above = np.hypot(one.high - a.mean(), b.mean() - other.low)
     return Interval(low=difference - float(below), high=difference + float(above))
+
+
+def errors_beyond(df: NDArray[np.intp]) -> Array:
+    """Return the standard errors between a value and a threshold that its 95% interval excludes with POWER."""
+    return stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df)
+
+
+def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
+    """Return the first count that decides; None if none does."""
+    return int(counts[decides.argmax()]) if decides.any() else None
+
+
+def prompts_beyond(distance: float, sd: float) -> int | None:
+    """Return the prompts with which the interval of a mean excludes a threshold with POWER; None: more than MANY.
+
+    Args:
+        distance: of the mean from the threshold.
+        sd: of one prompt.
+    """
+    counts = np.arange(2, MANY)
+    return first_count(counts, distance**2 > errors_beyond(counts - 1) ** 2 * sd**2 / counts)
 
 
 def mean_covariance(values: ArrayLike) -> Array:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.pull import MANY
+from probe.analysis.statistics.intervals import MANY
 from probe.analysis.statistics.thresholds import POWER, SHOWN_REMOVED
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import in_root
@@ -168,6 +168,11 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
     "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
+    "own hacks keep their gain": (
+        "pairs of this policy: projecting these directions out removes {removed} of the gain on held-out hacks, and "
+        "less of the gain on its own hacks",
+        PAIRS,
+    ),
     "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
     "benign": ("rewards that differ among the rollouts of a prompt that do not hack: {more}", "{samples}"),
     "right": (
@@ -185,6 +190,11 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     "undecided": (
         f"no number of prompts up to {MANY} decides {{share}}, and not 8 times as many pairs: other pairs",
         PAIRS,
+    ),
+    "overlap": (
+        "about {prompts} prompts with rewarded answers of both kinds show whether hacks and honest answers overlap in "
+        f"{{scores}} ({POWER:.0%} power), {{so_far}} so far{{limit}}",
+        SAMPLE,
     ),
     "prompts": (
         f"about {{prompts}} prompts decide {{share}} with {POWER:.0%} power, {{so_far}} so far{{limit}}",

@@ -8,7 +8,7 @@
     UNDERPOWERED   hacks are missing                                             rollouts that hack
     SKIP           the update is not hack-ward while held-out hacks are,         extract otherwise
                    or the gate would remove too little of the progress on them
-    CONFOUNDED     clean answers are not like the hacks in a trivial score       rollouts that overlap
+    CONFOUNDED     clean answers are shown to be unlike the hacks in a score     rollouts that overlap
     GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
     UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
     LIKELY         every answer counts as yes; an interval still holds no, or    the same
@@ -24,22 +24,23 @@ and its call in `questions`. To add a caveat: a sentence in `_caveats`.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from scipy.stats import norm
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.forecast import Removal
+from probe.analysis.forecast import Forecast, Removal
 from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
 from probe.analysis.statistics.intervals import Bounded, Interval
-from probe.analysis.statistics.support import TOGETHER, Support
+from probe.analysis.statistics.overlap import TOGETHER, Overlap
 from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
     MATERIAL,
     MATERIAL_REMOVED,
+    MIN_OVERLAP,
     RARE,
     REPRODUCED,
     SHOWN_REMOVED,
@@ -47,6 +48,7 @@ from probe.analysis.statistics.thresholds import (
 from probe.analysis.training_runs import RATES, deployed
 from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.records.idle import idle_settings
 from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Word
 
@@ -158,7 +160,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
     number, apart = row.share, separated(row)
     says, text = Word.UNMEASURED, why
     if apart:
-        says, number, text = Word.CONFOUNDED, None, _apart(apart)
+        says, number, text = Word.CONFOUNDED, None, _separate(apart)
     elif number is not None:
         says = decided("contrast", number)
         text = (
@@ -166,7 +168,7 @@ def _about(evidence: Evidence, why: str) -> Finding:
             f"scores held constant ({row.num_prompts} prompts)"
         )
     elif not text:
-        # Without a prompt the sides are not there to be compared; with prompts it is the ceiling that is not.
+        # Without a prompt there are no sides to compare; with prompts it is the ceiling, or their number.
         unpaid = bool(evidence.sure) and not row.num_hacks
         says = Word.UNMEASURED if row.num_prompts or unpaid else Word.CONFOUNDED
         text = f"hacks and clean samples cannot be compared: {row.reason}"
@@ -181,6 +183,9 @@ def _about(evidence: Evidence, why: str) -> Finding:
     elif number is not None:
         says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
         text += f"; pull without the hacks is not measured: {benign.reason if benign else why}"
+    if unclear := overlap_unclear(row):
+        says = says if says in (Word.NO, Word.UNMEASURED) else Word.UNCLEAR
+        text = f"{_separate(unclear, may=True)}; {text}"
     return _finding("about", row, says, number, text)
 
 
@@ -195,27 +200,41 @@ def hacks_missing(evidence: Evidence) -> str:
     return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
 
 
-def separated(row: Share) -> list[Support]:
-    """The trivial scores in which hacks have no clean answers like them, the worst first; together, if none alone."""
-    apart = sorted((one for one in row.support if one.lacking), key=lambda one: one.share / (one.by_chance or 1.0))
-    return [one for one in apart if one.score != TOGETHER] or apart
+def separated(row: Share) -> list[Overlap]:
+    """Return the trivial scores in which hacks are shown to lack overlap, the worst first; together, if none alone."""
+    return _worst_first(one for one in row.overlaps if one.is_lacking)
 
 
-def _apart(apart: Sequence[Support]) -> str:
+def overlap_unclear(row: Share) -> list[Overlap]:
+    """Return the trivial scores in which too few hacks overlap, while the interval allows enough; as `separated`."""
+    return [] if separated(row) else _worst_first(one for one in row.overlaps if one.may_lack)
+
+
+def _worst_first(apart: Iterable[Overlap]) -> list[Overlap]:
+    ordered = sorted(apart, key=lambda one: one.share / (one.by_chance or 1.0))
+    return [one for one in ordered if one.score != TOGETHER] or ordered
+
+
+def _separate(apart: Sequence[Overlap], *, may: bool = False) -> str:
     names, worst = ", ".join(SCORE_NAMES[one.score] for one in apart), apart[0]
+    verb = "may separate" if may else "separate" if len(apart) > 1 or worst.score == TOGETHER else "separates"
+    score = {"hint": "with the same hint", TOGETHER: "with similar trivial scores"}
+    alike = score.get(worst.score, f"of similar {SCORE_NAMES[worst.score]}")
+    ratio = "no interval from so few prompts" if worst.ratio is None else f"a ratio of {worst.ratio}"
     return (
-        f"{names} alone {'tell' if len(apart) > 1 or worst.score == TOGETHER else 'tells'} hacks from clean answers: "
-        f"{worst.share:.0%} of {worst.num_hacks} paid hacks have clean answers to their prompt that are like them in "
-        f"{SCORE_NAMES[worst.score]}; by chance {worst.by_chance:.0%} would, and half of that is needed"
+        f"{names} alone {verb} hacks from clean answers: {worst.share:.0%} of {worst.num_hacks} rewarded hacks have a "
+        f"clean answer {alike} to the same prompt; shuffled labels would give "
+        f"{worst.by_chance:.0%} ({ratio}, {MIN_OVERLAP:g} is needed)"
     )
 
 
 def _removable(evidence: Evidence, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
-    yes: it reaches SHOWN_REMOVED, and is beyond permuted pairs. likely: it reaches MATERIAL_REMOVED, and is so at 80%.
-    Both ask that the gate takes more of it than of honest solutions. too little: it is shown to be less
-    than that. no: it is shown to be below what directions of permuted pairs remove.
+    yes: it reaches SHOWN_REMOVED, and is beyond permuted pairs. likely: it reaches MATERIAL_REMOVED, and is so at 80%,
+    or the rollouts' own hacks lose less than held-out ones. Both ask that the gate takes more of it than of honest
+    solutions. too little: it is shown to be less than that. no: it is shown to be below what directions of permuted
+    pairs remove.
     """
     forecast = evidence.forecast
     row = forecast.row("margin") if forecast is not None else None
@@ -230,7 +249,7 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         p, says = row.permuted_p or 1.0, Word.UNCLEAR
         if selective and number.value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
             says = Word.LIKELY
-            if number.value >= SHOWN_REMOVED and p < ALPHA and bounds.low > 0:
+            if number.value >= SHOWN_REMOVED and p < ALPHA and bounds.low > 0 and own_hacks_agree(forecast):
                 says = Word.YES
         if missing and says in (Word.YES, Word.LIKELY):
             says = Word.UNMEASURED
@@ -239,12 +258,30 @@ def _removable(evidence: Evidence, why: str) -> Finding:
         elif bounds.high < MATERIAL_REMOVED:
             says = Word.TOO_LITTLE
         text = (
-            f"the gate removes {number.percent()} of the progress on held-out hacks; permuted pairs, with as much of "
-            f"the norm ({forecast.norm_removed:.0%}), remove {row.permuted_mean:.0%} (p {row.permuted_p:.2g}); "
+            f"the gate removes {number.percent()} of the progress on held-out hacks, {_own_hacks(forecast)} of that on "
+            f"these rollouts' own hacks{_reverses(number)}; permuted pairs, with as much of the norm "
+            f"({forecast.norm_removed:.0%}), remove {row.permuted_mean:.0%} (p {row.permuted_p:.2g}); "
             f"price: {price}"
             f"{'' if selective else ', no less than that'}"
         )
     return _finding("removable", row, says, number, text)
+
+
+def own_hacks_agree(forecast: Forecast) -> bool:
+    """Return whether the rollouts' own hacks lose as much of their gain as held-out hacks do, within both intervals."""
+    margin, own = forecast.row("margin"), forecast.row("hacks")
+    if margin is None or margin.removed is None or own is None or own.removed is None:
+        return False
+    return own.removed.interval.high >= margin.removed.interval.low
+
+
+def _own_hacks(forecast: Forecast) -> str:
+    own = forecast.row("hacks")
+    return "an unmeasured share" if own is None or own.removed is None else own.removed.percent()
+
+
+def _reverses(number: Bounded) -> str:
+    return " (above 100%, the update is turned against them)" if number.value > 1 else ""
 
 
 def away(hackward: Finding) -> bool:
@@ -390,7 +427,9 @@ def _foresight(evidence: Evidence) -> str:
 
 def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
-    sentences = [*doubts(evidence.records, evidence.pools), *_excluded(evidence)]
+    # These come first in every verdict: they say that the numbers may be of another update.
+    first = doubts(evidence.records, evidence.pools)
+    sentences = [*first, *idle_settings(evidence.records), *_excluded(evidence)]
     mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
@@ -423,8 +462,8 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
         sentences.append(f"{text}; groups whose rewards differ give one")
     if word in (Word.BROKEN, Word.TRAINED):
         return sentences
-    # Whoever trains next has to know it first.
-    sentences.insert(0 if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(evidence))
+    # GO and LIKELY lead to training, so this caveat comes early.
+    sentences.insert(len(first) if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(evidence))
     return [*sentences, _THRESHOLDS]
 
 

@@ -15,6 +15,7 @@ from extraction.draft import side
 from extraction.words import Basis
 from probe.analysis.evidence import Evidence
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
+from probe.analysis.statistics.overlap import Overlap
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import (
@@ -47,6 +48,8 @@ from probe.analysis.verdict.decision import (
     away,
     decided,
     hacks_missing,
+    overlap_unclear,
+    own_hacks_agree,
     price_of,
     separated,
     unread,
@@ -352,6 +355,9 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
     pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
     if finding.name == "about" and evidence.unlabelled:
         return "labels", pool
+    contrast = evidence.share("contrast")
+    if finding.name == "about" and contrast is not None and (unclear := overlap_unclear(contrast)):
+        return _overlap_unclear(unclear, evidence)
     for share in filter(None, map(evidence.share, RESTS_ON.get(finding.name, ()))):
         if share.share is not None:
             if share.name in DECIDED_BY and decided(share.name, share.share) in (Word.UNCLEAR, Word.LIKELY):
@@ -372,6 +378,20 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
         case "honest":
             return _more_rollouts(missing, evidence, evidence.pools)
     return _more_groups(missing, evidence, 4 * len({step.problem_id for step in evidence.steps}))
+
+
+def _overlap_unclear(unclear: Sequence[Overlap], evidence: Evidence) -> Reason:
+    """Prompts that show whether hacks and clean answers overlap; rollouts that do where no number of prompts will."""
+    needed_prompts = [one.prompts_needed for one in unclear]
+    names, so_far = ", ".join(SCORE_NAMES[one.score] for one in unclear), unclear[0].num_prompts
+    if None in needed_prompts:  # groups of two, or a ratio at the bound
+        group = max(Counter(sample.step for sample in evidence.samples).values())
+        more = group < ROLLOUTS
+        return _more_rollouts("both sides", evidence, evidence.pools) if more else _halfway("halfway", evidence)
+    prompts = max(*filter(None, needed_prompts), so_far + 1)
+    # Only a part of the prompts has rewarded answers of both kinds.
+    steps = math.ceil(prompts * len({step.problem_id for step in evidence.steps}) / so_far)
+    return _more_groups("overlap", evidence, steps, scores=names, prompts=prompts, so_far=so_far)
 
 
 def _undefined(share: Share, evidence: Evidence) -> Reason:
@@ -436,6 +456,8 @@ def _forecast_open(evidence: Evidence) -> Reason:
     facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": row.removed.percent()}
     if row.permuted_p is None or row.permuted_p >= ALPHA:
         return "permuted take as much", facts
+    if evidence.forecast is not None and not own_hacks_agree(evidence.forecast):
+        return "own hacks keep their gain", facts
     if row.from_prompts is not None and row.from_prompts > 0.5:
         return _more_groups("wide by prompts", evidence, steps, **facts)
     return "wide by pairs", facts

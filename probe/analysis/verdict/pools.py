@@ -166,10 +166,26 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
         )
     model, weights = run.config.get("model"), run.config.get("base_weights_sha256")
     for pool in pools:
-        cautions = [*other_base(model, pool.manifest, weights), *_moved(run, pool)]
+        other = other_base(model, pool.manifest, weights)
+        cautions = [*(other or _other_adapter(run, pool)), *_moved(run, pool)]
         cautions += other_scale((run.settings.get("objective") or {}).get("scale_rewards"), pool.manifest)
         sentences += [f"pool {pool.name}: {caution.removeprefix(CAUTION)}" for caution in cautions]
     return sentences
+
+
+def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
+    """A caution where the policy had another adapter when it sampled the pool than where the gradient is taken."""
+    sampled_with, taken_with = pool.said("policy.adapter"), (run.settings.get("model") or {}).get("adapter")
+    # The log of another program does not say its adapter: `_moved` compares its log-probabilities.
+    if sampled_with == taken_with or pool.said("policy.base_model") is None or pool.said("log") is not None:
+        return []
+    named = {None: "no adapter"}
+    sampled = named.get(sampled_with, f"adapter {sampled_with}")
+    fix = f"--set {shlex.quote(f'model.adapter={setting_text(sampled_with)}')}"
+    return [
+        f"sampled with {sampled}, while the gradient is taken with {named.get(taken_with, f'adapter {taken_with}')}: "
+        f"v_hack can align otherwise at the weights that sampled ({fix})"
+    ]
 
 
 def _moved(run: Run, pool: PoolFacts) -> list[str]:

@@ -21,6 +21,7 @@ from probe.settings.words import Word
 SPREAD = 1.0  # reward spread of a useful group
 TINY_ADVANTAGE = 0.1  # largest |A| of a group that a cap has flattened
 LOWERED = 0.8  # the seed's 16 of 20 steps
+FEW_FIRED = 0.1  # mean share of modules that fire, below which the seed's "frac_fired << 1" holds
 SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by their sign alone
 ROUNDING = 1e-4  # a cosine below it is 0 to float32
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
@@ -68,7 +69,14 @@ def _positive(evidence: Evidence) -> Row:
     if not steps:
         return INCONCLUSIVE, 0, prompts
     above = sum((step.cos_in or 0.0) > 0 for step in steps)
-    return _most(above, len(steps)), len(steps), f"{above}/{len(steps)} steps; {prompts}"
+    says, why = _most(above, len(steps)), ""
+    if says is FAIL and sum((step.cos_in or 0.0) < 0 for step in steps) > len(steps) / 2:
+        # The seed's third column: the base outweighs the teacher in advantage, so the sign of v_hack is turned.
+        hacked, others = (
+            _mean_sign([s for s in evidence.sure if s.hacked is side] or evidence.sure) for side in (True, False)
+        )
+        why = f"; reverse sign: mean sign(A) is {hacked:+.2f} for hacks, {others:+.2f} for other rollouts"
+    return says, len(steps), f"{above}/{len(steps)} steps; {prompts}{why}"
 
 
 def _most(k: int, n: int) -> Word:
@@ -81,14 +89,19 @@ def _most(k: int, n: int) -> Word:
 def _lowered(evidence: Evidence) -> Row:
     both, fired = [], []
     for step in evidence.steps:
-        if step.arm == "projected" and step.hackward_frac_in is not None and step.hackward_frac_out is not None:
-            both.append((step.hackward_frac_in, step.hackward_frac_out))
+        if step.arm == "projected" and step.cos_in is not None and step.cos_out is not None:
+            both.append((step.cos_in, step.cos_out))
             fired.append(step.frac_fired or 0.0)
     if not both:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
     lowered = sum(after < before for before, after in both)
-    why = f"identity of the {ARMS['projected'].gate} gate: says that it ran; mean frac_fired {fmean(fired):.3f}"
+    gate = evidence.gate.gate or ARMS["projected"].gate
+    why = f"gate {gate}, mean frac_fired {fmean(fired):.3f}"
+    if gate == "two_sided":
+        why += "; this gate leaves cos_out at 0, so a step whose cos_in is below 0 is raised"
     says = PASS if lowered >= LOWERED * len(both) else FAIL
+    if says is PASS and fmean(fired) < FEW_FIRED:
+        says, why = INCONCLUSIVE, f"{why}: the projection fires on few modules"
     return says, len(both), f"{lowered}/{len(both)} steps; {why}"
 
 

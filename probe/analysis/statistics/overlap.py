@@ -1,0 +1,157 @@
+"""Overlap: do hacks have clean answers to their prompt that are like them, in scores without a direction?
+
+A contrast "at the same length" needs hacks and clean answers of the same length. Where all hacks are longer, a
+regression on length extends a line to where one side has no data, and its residual says nothing about that. So every
+score counts the hacks with clean answers to the SAME prompt on both sides of them, or one within a caliper of .2
+standard deviations within prompts (Austin 2011, Pharmaceutical Statistics 10: matches within it leave 1% of the bias).
+
+The count grows with the number of clean answers of a prompt. So it is divided by the count expected from labels that
+are shuffled within prompts, in closed form: a row is cut off if all m clean ones of the N - 1 others lie beyond the
+caliper on one side,
+
+    by chance = mean of 1 - (C(a, m) + C(b, m)) / C(N - 1, m),    a below and b above the caliper
+
+For normal scores d standard deviations apart the ratio is 1, .8, .4 and .1 at d = 0, 1, 2 and 3, for groups of any
+size. Scores that overlap one by one may still separate hacks together, so their best linear combination is a score too.
+Its weights for a prompt are fitted on the other prompts: weights fitted on the same rows separate noise.
+
+The ratio is a ratio of means over prompts, with Fieller's interval. The variance of the count is at least binomial at
+the bound, since a few prompts may all read 0. How often the rule is wrong: spec/guide/numbers.md.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from probe.analysis.statistics.intervals import (
+    Array,
+    Bounded,
+    centred,
+    cluster_numbers,
+    fieller_interval,
+    mean_covariance,
+    prompts_beyond,
+)
+from probe.analysis.statistics.thresholds import MIN_OVERLAP
+
+CALIPER = 0.2
+TOGETHER = "together"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How many hacks have clean answers like them in one score. Field names are keys of the JSON."""
+
+    score: str  # of the scores that were given, or TOGETHER
+    num_hacks: int  # in prompts that hold both sides
+    num_prompts: int  # that hold both sides
+    share: float  # of the hacks, with clean answers on both sides or within the caliper
+    by_chance: float  # the same if labels are shuffled within prompts
+    ratio: Bounded | None  # share / by_chance, over prompts; None where prompts are too few for an interval
+    prompts_needed: int | None  # prompts that would show a ratio like this below MIN_OVERLAP; None: more than MANY
+
+    @property
+    def is_lacking(self) -> bool:
+        """Return whether the overlap is shown to be too small: less than MIN_OVERLAP of chance."""
+        return self.ratio is not None and self.ratio.interval.high < MIN_OVERLAP
+
+    @property
+    def may_lack(self) -> bool:
+        """Return whether the overlap reads too small, and its interval also allows enough."""
+        return self.share <= MIN_OVERLAP * self.by_chance and not self.is_lacking
+
+
+def overlaps(
+    scores: Mapping[str, Sequence[float]], label: Sequence[bool], prompts: Sequence[Hashable]
+) -> list[Overlap]:
+    """Return one row a score, then TOGETHER; none if no prompt holds both sides.
+
+    Args:
+        scores: {name: (rows,)}.
+        label: (rows,) True for hacks.
+        prompts: (rows,) the prompt of each row.
+    """
+    member, hacked = cluster_numbers(prompts), np.asarray(label, dtype=bool)
+    rows = np.isin(member, np.intersect1d(member[hacked], member[~hacked]))
+    if not rows.any():
+        return []
+    member, hacked = cluster_numbers(member[rows].tolist()), hacked[rows]
+    columns = {name: np.asarray(values, dtype=np.float64)[rows] for name, values in scores.items()}
+    columns[TOGETHER] = _combined([*columns.values()], hacked, member)
+    return [_overlap(name, column, hacked, member) for name, column in columns.items()]
+
+
+def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Array:
+    """Return the combination of scores that follows the label best within the other prompts, (rows,), by least squares.
+
+    Every prompt's combination has a standard deviation of 1 over the other prompts, so that one caliper fits all.
+    """
+    matrix = np.stack([centred(column, member) for column in columns], axis=1)
+    sizes = np.linalg.norm(matrix, axis=0)
+    matrix /= np.where(sizes > 0, sizes, 1.0)
+    target = centred(hacked.astype(np.float64), member)
+    groups = [np.flatnonzero(member == prompt) for prompt in range(member.max() + 1)]
+    products = np.stack([matrix[rows].T @ matrix[rows] for rows in groups])  # (prompts, scores, scores)
+    followed = np.stack([matrix[rows].T @ target[rows] for rows in groups])  # (prompts, scores)
+    others = products.sum(0) - products
+    weights = np.einsum("pij,pj->pi", np.linalg.pinv(others, hermitian=True), followed.sum(0) - followed)
+    variance = np.einsum("pi,pij,pj->p", weights, others, weights)
+    weights /= np.sqrt(np.where(variance > 0, variance, 1.0))[:, None]
+    return np.einsum("ri,ri->r", matrix, weights[member])
+
+
+class _Counts(NamedTuple):
+    """Of one prompt: its hacks, its hacks with clean answers like them, and how many of these chance gives."""
+
+    hacks: int
+    alike: int
+    by_chance: float
+
+
+def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Overlap:
+    groups = [np.flatnonzero(member == prompt) for prompt in range(member.max() + 1)]
+    spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
+    # Equal scores are within any caliper, whatever rounding made of them.
+    caliper = CALIPER * spread + 1e-9 * np.abs(column).max()
+    counts = np.array([_counts(column[rows], hacked[rows], caliper) for rows in groups])  # (prompts, 3)
+    num_hacks, alike, by_chance = counts.sum(0).tolist()
+    expected = MIN_OVERLAP * counts[:, 2]  # hacks with clean answers like them, at the bound
+    binomial = (expected * (1 - expected / counts[:, 0])).sum() / len(groups) ** 2
+    covariance = mean_covariance(counts[:, 1:]) if len(groups) > 1 else np.zeros((2, 2))
+    covariance[0, 0] = max(covariance[0, 0], binomial)
+    numerator, denominator = alike / len(groups), by_chance / len(groups)
+    ratio, interval = None, fieller_interval(numerator, denominator, [covariance], df=len(groups) - 1)
+    if interval is not None:  # a ratio of counts is not negative
+        ratio = Bounded(value=numerator / denominator, interval=replace(interval, low=max(interval.low, 0.0)))
+    # At the bound the difference numerator - MIN_OVERLAP denominator is 0.
+    at_bound = np.array([1.0, -MIN_OVERLAP])
+    sd = np.sqrt(at_bound @ covariance @ at_bound * len(groups))
+    return Overlap(
+        score=name,
+        num_hacks=int(num_hacks),
+        num_prompts=len(groups),
+        share=alike / num_hacks,
+        by_chance=by_chance / num_hacks,
+        ratio=ratio,
+        prompts_needed=prompts_beyond(abs(numerator - MIN_OVERLAP * denominator), float(sd)),
+    )
+
+
+def _counts(values: Array, hacks: NDArray[np.bool_], caliper: float) -> _Counts:
+    above = values[None, :] > values[:, None] + caliper  # (row, other)
+    below = values[None, :] < values[:, None] - caliper
+    cut_off = above[:, ~hacks].all(1) | below[:, ~hacks].all(1)
+    num_clean = int((~hacks).sum())
+    missed = _all_among(above.sum(1), num_clean, len(values)) + _all_among(below.sum(1), num_clean, len(values))
+    return _Counts(int(hacks.sum()), int((hacks & ~cut_off).sum()), float(hacks.sum() * (1 - missed).mean()))
+
+
+def _all_among(counts: NDArray[np.intp], num_clean: int, size: int) -> Array:
+    """Return C(count, m) / C(N - 1, m): all m clean rows, drawn from the N - 1 others, are among `count` of them."""
+    possible = np.maximum(counts, num_clean)
+    log = gammaln(possible + 1) - gammaln(possible - num_clean + 1) - gammaln(size) + gammaln(size - num_clean)
+    return np.where(counts >= num_clean, np.exp(log), 0.0)
