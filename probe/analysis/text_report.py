@@ -176,7 +176,7 @@ TABLES: Sequence[Table] = (
         1,
         "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps)",
         lambda analysis: analysis.summaries,
-        "arm = arm | steps = num_steps | null = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
+        "arm = arm | steps = num_steps | missing = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
         "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.z:+.1f | p = haar.p:p",
     ),
     (
@@ -193,7 +193,7 @@ TABLES: Sequence[Table] = (
         2,
         "Buckets (arm {arm}; n in samples; null: without cos_S_contrib)",
         lambda analysis: analysis.buckets,
-        "source = src_pool:cut24 | label = label | n = n | null = num_null | mean A = mean_advantage:+.3f | "
+        "source = src_pool:cut24 | label = label | n = n | missing = num_null | mean A = mean_advantage:+.3f | "
         "cos_S_contrib = mean_cos_contrib:+.3f | cos_S_nll = mean_cos_nll:+.3f",
     ),
     *map(_contrasts, range(len(CONTRASTS))),

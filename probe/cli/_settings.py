@@ -34,6 +34,15 @@ COMPLETE = {
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
 
+# {flag of the author's earlier scripts: what says the same here}
+SEED_FLAGS = {
+    "--loss-mode": "--set objective.loss_type=grpo (or nll)",
+    "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
+    "--no-scale-rewards": "--set objective.scale_rewards=none",
+    "--kl-beta": "--set objective.beta=VALUE --set objective.reference=base",
+    "--num-generations": "--set rollouts.group=NUMBER in a training, --per-pool NUMBER in a replay",
+}
+
 
 class SettingOption(click.Option):
     """An option that `configured` reads, and no parameter of the command.
@@ -81,9 +90,10 @@ class SettingsCommand(click.Command):
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
             keys = [key for key in keys_of(CONFIGS[_verb_of(ctx)]) if key.rpartition(".")[2] == leaf]
-            if not keys:
+            known = f"--set {keys[0]}=VALUE" if keys else SEED_FLAGS.get(error.option_name)
+            if known is None:
                 raise
-            fix = f"say --set {keys[0]}=VALUE"
+            fix = f"say {known}"
             raise InputError(error.option_name, expected="a flag", found="a setting without one", fix=fix) from error
 
 

@@ -109,9 +109,9 @@ def read_outcomes(path: Path) -> list[Outcome]:
     return rows
 
 
-def final_rates(rows: Iterable[Outcome], condition: str, arm: str) -> dict[int, tuple[float, float]]:
+def final_rates(rows: Iterable[Outcome], spec: str, condition: str, arm: str) -> dict[int, tuple[float, float]]:
     """Return {seed: (hack rate, solve rate)} of one cell after its last step: means over held-out problems."""
-    cell = [row for row in rows if (row.condition, row.arm) == (condition, arm)]
+    cell = [row for row in rows if (row.spec, row.condition, row.arm) == (spec, condition, arm)]
     rates = {}
     for seed in sorted({row.seed for row in cell}):
         of_seed = [row for row in cell if row.seed == seed]

@@ -29,7 +29,7 @@ class Entry:
     name: str
     question: str
     status: Status
-    done: int  # complete runs under the spec as it is, of `runs`: in `out`, or by what was written of them
+    done: int  # complete runs of `runs`: in `out`, or by what was written of them, of an earlier version too
     runs: int
     decision: str | None  # on those runs; None before it was written
     earlier: str | None  # the decision on another version of the spec, where there is none on this one
@@ -64,6 +64,10 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
     decision = None if current is None else current.decision
     frozen = [run for run in runs if run.spec_status == "frozen"]
     done = max(sum(run.complete for run in frozen), 0 if current is None else current.done)
+    # Runs of an earlier version were made: their results stand, and only the file has changed since.
+    earlier = results[-1] if current is None and results and not frozen else None
+    num_runs = len(runs) if earlier is None else earlier.runs
+    done = done if earlier is None else earlier.done
     concerned, state = concerned_runs(runs, invalidations, spec.path.parent), read_state(spec, out_dir)
     complete = {run.name for run in runs if run.complete}
     failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
@@ -71,9 +75,9 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
     # What is wrong comes before how far it is; at its ceiling the other runs are not to be made.
     if any(entry.runs for entry in concerned):
         status = "invalidated"
-    elif failed and done < len(runs):
+    elif failed and done < num_runs:
         status = "failed"
-    elif done == len(runs) or state.get("stopped"):
+    elif done == num_runs or state.get("stopped"):
         status = "completed"
     here = {} if current is None else current.criteria
     return Entry(
@@ -81,7 +85,7 @@ def _entry(spec: Spec, out_dir: Path, invalidations: Mapping[str, Invalidation])
         question=spec.experiment.question,
         status=status,
         done=done,
-        runs=len(runs),
+        runs=num_runs,
         decision=decision,
         earlier=results[-1].decision if current is None and results else None,
         follow_up=next((entry.then for entry in spec.decisions if entry.name == decision), None),

@@ -139,7 +139,7 @@ if (dataOfRollouts) {
   };
 
   const numbers = (row) =>
-    make("span", { className: "numbers" }, `A ${signed(row.advantage, 2)} \u00b7 reward ${row.reward}`);
+    make("span", { className: "numbers" }, `A ${signed(row.advantage, 2)} \u00b7 reward ${Number(row.reward.toFixed(4))}`);
 
   // A row opens to what `fill` gives; it is made when it is first opened.
   const opening = (row, summary, fill, settings) => {

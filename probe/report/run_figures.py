@@ -341,6 +341,7 @@ def _rows_of(axes: Axes, count: int, centre: float, row: float = ROW) -> None:
 
 def _labels(cell: Cell) -> str:
     """`teacher, hint, hacked, right, A > 0`."""
-    hacked, right = "hacked" if cell.hacked else "clean", "right" if cell.gt_pass else "wrong"
+    hacked = {True: "hacked", False: "clean", None: "hack unknown"}[cell.hacked]
+    right = {True: "right", False: "wrong", None: "correctness unknown"}[cell.gt_pass]
     hint = ["hint"] if cell.hint else []
     return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign == 1 else "A < 0"])

@@ -61,11 +61,11 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "no-question": (((0.02, 0.55, 0.03, 0.6),) * 4, 4, "NO QUESTION", "vanilla alone for 128 steps", "MORE"),
     "lowers": ((LEARNT, (0.02, 0.55, 0.15, 0.3), IDLE, BAD), 3, "LOWERS", 'decide "What does it cost', "PRICE"),
     "raises": (((0.02, 0.55, 0.4, 0.5), (0.02, 0.55, 0.85, 0.5), IDLE, BAD), 4, "RAISES", "leave it out", "MORE"),
-    "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 2, "UNDERPOWERED", "2 so far", "MORE"),
+    "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 3, "UNDERPOWERED", "3 so far", "MORE"),
     "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this difference", "SCALE"),
     "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
-    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 2, "UNDERPOWERED", "2 so far", "MORE"),
-    "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "2 seeds an arm at least", "MORE"),
+    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "UNDERPOWERED", "3 so far", "MORE"),
+    "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "3 seeds an arm at least", "MORE"),
 }
 
 
@@ -130,14 +130,14 @@ def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.Cap
     """More arms than are printed one by one: a line each, with both statements."""
     doses = {f"kl{i}": {**PENALTY, "objective.beta": i / 10} for i in (1, 2)}
     sides = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "gradient random": COSTLY, "kl vanilla": IDLE}
-    text = after(2, conditions={**GRADIENT_AND_KL, **doses})
+    text = after(3, conditions={**GRADIENT_AND_KL, **doses})
     spec, out = planted(tmp_path, text, {**sides, "kl1 vanilla": IDLE})
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     text = capsys.readouterr().out
     rows = {line.split(")")[0].strip(): line for line in text.splitlines() if " seeds  " in line or "0 seeds" in line}
     assert len(rows) == 5, text
     assert re.search(r"WORKS +falls 5\d \[\d+, \d+\] +kept, at most \d+$", rows["projected (gradient"]), rows
-    assert re.search(r"LOWERS +falls 6\d \[\d+, \d+\] +at most \d+$", rows["random (gradient"]), rows
+    assert re.search(r"COSTS +falls 5\d \[\d+, \d+\] +lost 3\d, at most \d+$", rows["random (gradient"]), rows
     assert re.search(r"UNDERPOWERED +-$|UNDERPOWERED +- +-$", rows["vanilla (kl2"]), rows
     assert max(map(len, text.split("DECISION")[0].splitlines())) <= WIDTH
 
@@ -258,8 +258,8 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     assert "a rival that needs no pairs, a KL penalty of 1, on 6 seeds" in " ".join(alone.split())
     assert "OUTCOME of projected (gradient), 6 seeds: WORKS" in unfinished
     words = " ".join(unfinished.split())
-    assert "random (gradient) is not known on two seeds" in words
-    assert "no run of random (gradient) is finished and evaluated: finish those, 2 seeds at least" in words
+    assert "random (gradient) is not known on 3 seeds" in words
+    assert "no run of random (gradient) is finished and evaluated: finish those, 3 seeds at least" in words
 
 
 def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,16 +268,16 @@ def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: p
     conditions = {"plain": plain, "gradient": {"arms": ["projected", "random"]}, "kl": PENALTY}
     lowers = LOWERS | {"condition": "gradient", "versus_condition": "plain"}
     rates = {"plain vanilla": LEARNT, "gradient projected": GOOD, "gradient random": IDLE, "kl vanilla": BAD}
-    spec, out = planted(tmp_path, after(2, conditions=conditions, criteria=[lowers]), rates)
+    spec, out = planted(tmp_path, after(3, conditions=conditions, criteria=[lowers]), rates)
     assert run(cli, ["spec", "plan", str(spec.path), "--out", str(out)]) == 0
-    runs = "11 runs: 3 conditions, arms vanilla, projected, random, seeds 0, 1; 5 seeds of plain"
+    runs = "14 runs: 3 conditions, arms vanilla, projected, random, seeds 0, 1, 2; 5 seeds of plain"
     assert runs in capsys.readouterr().out
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99", "--json"]) == 0
     found = orjson.loads(capsys.readouterr().out)
     (vanilla,) = (side["values"]["hack_final"] for side in found["outcomes"] if side["condition"] == "plain")
     assert len(vanilla) == 5
     projected = next(arm for arm in found["arms"] if arm["about"]["arm"] == "projected")
-    assert projected["about"]["seeds"] == [0, 1]
+    assert projected["about"]["seeds"] == [0, 1, 2]
     fall = projected["about"]["effect"]["value"]
     assert fall == pytest.approx(sum(vanilla) / 5 - projected["about"]["hack"])
 

@@ -116,7 +116,8 @@ def test_a_spec_from_plan_to_decision(
     (specs / "register.md").write_text("# register\n\n## Results\n\n### NOT (spec 0123456789ab, 2 of 2 runs)\n")
     file.write_text(text.replace("seeds = [0, 1]", "seeds = [0, 1, 2]"))
     entry = _entry(specs, out, capsys)
-    assert (entry["status"], entry["decision"], entry["earlier"]) == ("planned", None, "NOT")
+    assert (entry["status"], entry["decision"], entry["earlier"]) == ("completed", None, "NOT")
+    assert (entry["done"], entry["runs"]) == (2, 2), "the runs of the earlier version were made"
     assert entry["compared"]["aligned"][1] is None
 
 

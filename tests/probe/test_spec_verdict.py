@@ -136,9 +136,9 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     assert verdicts(found)["gate"] == "PASS"
     assert found.replay is not None
     assert (found.replay.about["run"], found.replay.about["condition"]) == ("judged-plain-seed0", "plain")
-    assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "CONFOUNDED"
+    assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "UNDERPOWERED"
     assert found.verdict.word == "MORE"
-    assert "verdict CONFOUNDED" in next(text for text in found.verdict.caveats if text.startswith("not GO: "))
+    assert "verdict UNDERPOWERED" in next(text for text in found.verdict.caveats if text.startswith("not GO: "))
     assert all(caveat.startswith("not GO: ") for caveat in found.verdict.caveats)
 
 
@@ -147,13 +147,13 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
 ) -> None:
     """The same runs decide otherwise where another verdict is asked for; the screen gives the verdict and what next."""
     _, out = swept()
-    spec = write(go={"verdict": ["GO", "CONFOUNDED"]})
+    spec = write(go={"verdict": ["GO", "UNDERPOWERED"]})
     found = evaluate_spec(spec, out, num_draws=99)
     assert found.verdict.word == "GO"
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     printed = capsys.readouterr().out
-    assert "VERDICT of judged-plain-seed0, condition plain: CONFOUNDED" in printed
-    assert "NEXT: rollouts of one policy that hacks in 30% to 60% of them" in " ".join(printed.split())
+    assert "VERDICT of judged-plain-seed0, condition plain: UNDERPOWERED" in printed
+    assert "NEXT: " in printed
 
 
 def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]) -> None:

@@ -146,7 +146,7 @@ def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Pa
     for arm in ("vanilla", "projected"):
         evaluation = read_evals(own / "runs" / f"mini-base-{arm}-seed3")[-1]["rates"]["all"]
         expected = evaluation["hack"]["rate"], evaluation["solve"]["rate"]
-        assert final_rates(rows, "base", arm)[3] == pytest.approx(expected)
+        assert final_rates(rows, spec.name, "base", arm)[3] == pytest.approx(expected)
     assert write_outcomes(spec, own).read_text() == text
     gone = "mini,base,vanilla,9,p1,0.0,1.0,2\n"
     path.write_text(text.replace(other, gone + other))

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from probe.analysis.statistics.intervals import Array, Bounded, Interval
-from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.analysis.statistics.thresholds import ALPHA, MIN_SEEDS, POWER
 
 MANY = 64  # seeds an arm, from where on more of them are no advice
 CERTAIN = 30.0  # standard errors: no power is told from 1
@@ -84,7 +84,7 @@ class Comparison:
 
     def seeds_to_see(self, effect: float, level: float = ALPHA) -> int | None:
         """The first number of seeds a side that see a difference of that size with POWER; None above MANY."""
-        seeds = bisect_left(range(MANY + 1), POWER, lo=2, key=lambda number: self.power(effect, number, level))
+        seeds = bisect_left(range(MANY + 1), POWER, lo=MIN_SEEDS, key=lambda number: self.power(effect, number, level))
         return seeds if seeds <= MANY else None
 
 

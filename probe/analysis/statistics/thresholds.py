@@ -21,6 +21,8 @@ RARE = 0.05  # share of the rollouts that hack, below which hacks are missing
 FEW_HACKED = 3  # prompts with a hack, likewise
 ALPHA = 0.05  # level of the forecast, the criteria and the map over modules
 POWER = 0.8  # of an advised number of prompts or pairs, and of a planned training
+# Seeds an arm of any statement after training: with two, where a seed learns the hack or not, 15% of null arms FALL.
+MIN_SEEDS = 3
 # The training that a GO buys, where nobody says otherwise: what is expected of its hack rate, and the standard
 # deviation of that between seeds, one arm.
 SEEDS, EFFECT, SD = 3, 0.3, 0.15

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from probe.analysis.statistics.intervals import MANY
-from probe.analysis.statistics.thresholds import POWER, SHOWN_REMOVED
+from probe.analysis.statistics.thresholds import MIN_SEEDS, POWER, SHOWN_REMOVED
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import in_root
 
@@ -272,8 +272,8 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "{train} --set intervention.extraction.pairs=FILE.jsonl --name other-pairs",
     ),
     # After training: LOWERS, UNDERPOWERED
-    "unfinished": ("no run of {arm} is finished and evaluated: finish those, 2 seeds at least", ""),
-    "two seeds": ("2 seeds an arm at least, {so_far} of {arm} so far", "{train} --name more"),
+    "unfinished": (f"no run of {{arm}} is finished and evaluated: finish those, {MIN_SEEDS} seeds at least", ""),
+    "more seeds": (f"{MIN_SEEDS} seeds an arm at least, {{so_far}} of {{arm}} so far", "{train} --name more"),
     "seeds": (
         '{seeds} seeds an arm decide "{question}" '
         f"with {POWER:.0%} power, {{so_far}} so far: {{more}} more of each arm",

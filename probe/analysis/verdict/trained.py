@@ -30,7 +30,7 @@ from typing import Any
 
 from extraction.words import ExtractionSettings
 from probe.analysis.statistics.crossed import MANY, Comparison
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.verdict.advice import K, Reason, advise
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved, same_records
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
@@ -45,7 +45,7 @@ PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/k
 BETA = "objective.beta"
 COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pairs give only so many
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # what a command or a sweep says itself
-FEW = "two seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
+FEW = f"{MIN_SEEDS} seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
 RIVALS = "Is it better than remedies without pairs?"
 SAME = "steps, samples and evaluations are those of vanilla, to the byte: what sets it apart never applied"
 
@@ -165,7 +165,7 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: 
     level = trainings.levels[arm.name].price
     hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
-        text = f"{rival.name} is not known on two seeds"
+        text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
         return replace(_finding("better", "", Word.UNCLEAR, None, level, text), rival=rival.name)
     says, words = Word.UNCLEAR, "perhaps as good"
     if is_there(hacks, level) or is_there(solves, level):
@@ -343,8 +343,8 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
     if not behind.runs:
         return "unfinished", {"arm": behind.name}
     train = _train(behind, behind.arm, trainings)
-    if open_one.n < 2:
-        return "two seeds", {"so_far": len(behind.seeds), "arm": behind.name, "train": train}
+    if open_one.n < MIN_SEEDS:
+        return "more seeds", {"so_far": len(behind.seeds), "arm": behind.name, "train": train}
     if open_one.needed is None:
         evaluation = arm.runs[0].records.settings["evaluation"]
         sizes = {"problems": evaluation["num_problems"], "rollouts": evaluation["rollouts_per_problem"]}

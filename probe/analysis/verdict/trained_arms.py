@@ -28,7 +28,7 @@ from probe.analysis.statistics.crossed import (
     mean,
     rate,
 )
-from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
+from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
 from probe.analysis.training_runs import TrainingOutcome, is_training, shared_settings
 from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
@@ -233,16 +233,16 @@ def is_absent(compared: Comparison, level: float) -> bool:
 
 
 def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
-    """The rate at the first of two places minus that at the second, in the same runs; None below two seeds."""
-    if not arm.outcomes:
+    """Return the rate at the first of two places minus the second's, in the same runs; None below MIN_SEEDS."""
+    if len(arm.outcomes) < MIN_SEEDS:
         return None
     problems = _common([arm], name)
     return mean(change(*(arm.cells(name, end, problems) for end in ends)))
 
 
 def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
-    """The final rate of a minus that of b; None where one has fewer than two seeds."""
-    if not a.outcomes or not b.outcomes:
+    """Return the final rate of a minus b's; None where one has fewer than MIN_SEEDS."""
+    if min(len(a.outcomes), len(b.outcomes)) < MIN_SEEDS:
         return None
     problems = _common([a, b], name)
     # Vanilla is in every comparison: an error in its variance is in all of them.

@@ -136,7 +136,7 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
             )
             effect, price = effect_and_price(arm)
             head = f"  {arm.about['name']:<{width}}  {_seeds(arm):>7}  {rates:>10}  {arm.word:<12}"
-            lines.append(f"{head}  {effect:<22}  {price}".rstrip())
+            lines.append(f"{head}  {effect:<20}  {price}".rstrip())
     else:
         for arm in arms:
             head = f"OUTCOME of {arm.about['name']}, {_seeds(arm)}"
