@@ -111,7 +111,7 @@ def by_rotation(backbone: PreTrainedModel, samples: Sequence[int], lengths: Sequ
 
 
 def forget_lengths(backbone: PreTrainedModel) -> None:
-    """Let the next pass choose its rotary factors: dynamic NTK keeps those of the longest pass so far."""
+    """Let the next pass choose its rotary factors: dynamic NTK keeps the factors of the longest pass so far."""
     if any(kind == "dynamic" for kind, _ in _rotations(backbone)):
         for module in backbone.modules():
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:

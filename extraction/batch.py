@@ -31,7 +31,7 @@ from replay_pools.errors import InputError
 class Batch:
     """G samples: prompt, then completion, then padding.
 
-    Example: prompts [[5, 6], [7]] and completions [[8], [8, 9, 3, 2]], whose 9 and 3 are a tool's answer, with pad id 2
+    Example: prompts [[5, 6], [7]], completions [[8], [8, 9, 3, 2]] where 9 and 3 are a tool's answer, pad id 2
 
         ids              [[5, 6, 8, 2, 2], [7, 8, 9, 3, 2]]
         attention_mask   [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]

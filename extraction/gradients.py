@@ -194,7 +194,7 @@ def watch_output(receive: Receive, keep: Keep, _layer: nn.Module, inputs: tuple[
 
 
 class Watch(torch.autograd.Function):
-    """The identity, whose backward calls `receive(kept, gradient)` with the gradient that arrives.
+    """The identity; its backward calls `receive(kept, gradient)` with the gradient that arrives.
 
     `kept` is a saved tensor of autograd: freed after use, recomputed under activation checkpointing, and an error when
     the model changes it in place.

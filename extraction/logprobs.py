@@ -8,6 +8,8 @@ Only the N hidden states that predict a scored token go through the head, CHUNK_
 Shapes: N scored tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -36,7 +38,7 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
     model).
 
     Args:
-        model: a causal language model whose logits are `head(last hidden state)`.
+        model: a causal language model with logits `head(last hidden state)`.
         rows: the samples, on the model's device; packed ones inside `attention.attending`.
 
     Raises:
@@ -146,6 +148,23 @@ def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn
     return backbone, head
 
 
+@contextmanager
+def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+    """While open, the model is in evaluation mode and no parameter requires a gradient; flags are restored after."""
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.eval()
+    for parameter, _ in flags:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, required in flags:
+            parameter.requires_grad_(required)
+
+
 @torch.no_grad()
 def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Module) -> None:
     """Raise InputError if log softmax(head(hidden state)) is not the log softmax of the model's own logits.
@@ -155,19 +174,15 @@ def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Mod
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(backbone.config.get_text_config().vocab_size, (1, TRIAL_TOKENS), generator=generator)
     inputs: dict[str, Any] = {"input_ids": ids.to(backbone.device), "use_cache": False}
-    modes = [(module, module.training) for module in base.modules()]
-    base.eval()  # dropout would differ between the two forwards, and use up random numbers
     try:
-        logits = head(backbone(**inputs).last_hidden_state)
-        expected = base(**inputs).logits
+        with frozen(base):  # dropout would differ between the two forwards, and use up random numbers
+            logits = head(backbone(**inputs).last_hidden_state)
+            expected = base(**inputs).logits
     # Some architectures need more inputs, or have no kernel for the dtype; they raise any type of error.
     except Exception as error:
         first_line, *_ = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {first_line}"
         raise InputError(type(base).__name__, expected="a model that reads token ids alone", found=reason) from error
-    finally:
-        for module, training in modes:
-            module.training = training
     # The margin is for kernels that add in no fixed order.
     margin = torch.finfo(logits.dtype).eps ** (2 / 3) * logits.nan_to_num(0, 0, 0).abs().max().item()
     wide = torch.promote_types(logits.dtype, torch.float32)

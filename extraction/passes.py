@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.frames import Frames
 from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
-from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
+from extraction.logprobs import completion_logprobs, frozen, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling import total_bytes
 
@@ -95,28 +95,11 @@ def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.promote_types(backbone.dtype, torch.float32), device=backbone.device)
 
 
-@contextmanager
-def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
-    """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    for parameter, _ in flags:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, required in flags:
-            parameter.requires_grad_(required)
-
-
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
 SHARE = 0.5  # share of the memory left by the weights that a pass may use
 MEASURED = 1.45  # a token's activations as a multiple of `token_bytes`; measured: 1.3 to 1.6
-NORM_BYTES = 4  # of each entry that a norm reads, which models in a lower precision keep in float32 beside it
-ALLOWANCE = 2  # what the token budget reckons with instead, to be on the safe side
+NORM_BYTES = 4  # of each input of a norm, which models in a lower precision copy to float32
+ALLOWANCE = 2  # the multiple in the token budget, with a margin
 
 
 def tokens_that_fit(backbone: PreTrainedModel, frames: Iterable[Frames] = ()) -> int:

@@ -1,7 +1,7 @@
 """Stacks: {module: tensor} that keeps tensors of one shape in one tensor.
 
 Reads as the dictionary it stands for. Arithmetic on `stacks` takes a few calls instead of one for each of hundreds of
-modules, whose launches would take a GPU's host longer than the arithmetic.
+modules, which take a GPU's host longer to launch than the GPU to compute.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

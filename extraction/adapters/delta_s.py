@@ -81,7 +81,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
-        """Make a layer without factors: `DeltaSModel.inject_adapter` makes those of all layers together."""
+        """Make a layer without factors: `DeltaSModel.inject_adapter` factorises all layers together."""
         super().__init__()
         self.base_layer = base_layer
         self.name = name

@@ -39,7 +39,7 @@ from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
-WARN_BYTES = 2**30  # of frames whose memory is a warning
+WARN_BYTES = 2**30  # frames that take more memory are logged as a warning
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,7 +100,7 @@ def svd_frames(
     start_adapter: str | None = None,
     cache_dir: str | Path | None = SVD_CACHE,
 ) -> Frames:
-    """Return the singular frames of a model without an adapter, whose weights stay as they are.
+    """Return the singular frames of a model without an adapter, for weights that stay frozen.
 
     Args:
         model: is not changed.
@@ -176,10 +176,10 @@ def make_frames(
         layers: from `target_layers`; adapters around them are not read.
         fingerprint: of the directions.
         cache_dir: folder of the SVD cache; None computes without one.
-        frozen: layers with a weight that stays as it is: their frames may hold one factor and use the weight.
+        frozen: layers with a constant weight: their frames may hold one factor and use the weight.
 
     Raises:
-        InputError: the weights are not those of the fingerprint.
+        InputError: the weights differ from the fingerprint.
     """
     bases = {name: base_layer(layer) for name, layer in layers.items()}
     quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]

@@ -17,5 +17,5 @@ def spread_as(like: Tensor, values: Tensor) -> Tensor:
     """Spread `values`, which every process holds whole, over processes like the tensor `like`."""
     if not isinstance(like, DTensor):
         return values
-    # src_data_rank None: every process cuts its part out of its own copy.
+    # src_data_rank None: every process cuts its part out of its copy.
     return distribute_tensor(values.to(like.dtype), like.device_mesh, like.placements, src_data_rank=None)

@@ -157,8 +157,8 @@ def factorise_all(
     with single_threads() as pool:
         found = dict(zip(weights, pool.map(read, weights), strict=True))
         missing = [name for name, factors in found.items() if factors is None]
-        # On a CPU as many SVDs run at a time as torch may use threads, each on one thread: parallel SVDs use the cores
-        # better than parallel loops within one, and the bits do not depend on the number of cores.
+        # On a CPU, SVDs run in parallel on one thread each: this uses the cores better than threads within an SVD, and
+        # the bits do not depend on the number of cores.
         on_cpu = all(weight.device.type == "cpu" for weight in weights.values())
         made = pool.map(make, missing) if on_cpu else map(make, missing)
         for num_done, (name, factors) in enumerate(zip(missing, made, strict=True), len(weights) - len(missing) + 1):
