@@ -3,9 +3,9 @@
     with attending(backbone, "packed"):
         backbone(**make_rows(batch, "packed").inputs)
 
-transformers looks attention up by name in a registry, so one function serves every architecture that uses the registry.
-Whether an architecture really keeps the samples of a row apart (some mix tokens elsewhere: convolutions, recurrent
-states) is not assumed but measured, once per model: see `packs`. One that does not is given padded rows instead.
+transformers finds attention by name in a registry, so one function serves every architecture that uses the registry.
+Some architectures mix tokens elsewhere (convolutions, recurrent states): `packs` measures this once per model, and such
+a model gets padded rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,8 +42,7 @@ class SpanMasks:
         if (before, length) not in self.cached:
             tokens = torch.arange(before + length, device=self.device)
             zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=self.device)
-            # transformers' mask functions take (batch, head, query, key) indices. A sliding window, for instance, is
-            # in that function: a causal triangle alone would change the model.
+            # transformers' mask functions take (batch, head, query, key) indices; they know of sliding windows.
             mask = self.mask_function(zero, zero, tokens[before:, None], tokens).expand(1, 1, length, before + length)
             # Without a mask tensor the kernels take their fast causal path.
             is_triangle = not before and torch.equal(mask[0, 0], tokens[:, None] >= tokens)
@@ -52,7 +51,7 @@ class SpanMasks:
 
 
 def span_masks(*, mask_function: Callable[..., Tensor], device: torch.device, **_unused: Any) -> SpanMasks:
-    """Make masks for transformers: one per span, never one for a whole row."""
+    """Make masks for transformers, one per span."""
     return SpanMasks(mask_function, device)
 
 
@@ -66,7 +65,7 @@ def packed_attention(
     spans: Sequence[Span],
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend for transformers: `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
+    """Attend by `sdpa` on each span alone. query, key, value (1, heads, T, d_head)."""
     outputs = []
     for start, stop, prompt in spans:
         before = slice(*prompt)
@@ -96,13 +95,9 @@ def attending(backbone: PreTrainedModel, layout: Layout) -> Iterator[None]:
 
 
 def by_rotation(backbone: PreTrainedModel, samples: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Split the samples of a pass so that each is rotated as it is alone.
+    """Split the samples of a pass, indices into `lengths`, so that each is rotated as in a pass without the others.
 
     The rotary factors of longrope and dynamic NTK depend on the longest sample of a pass.
-
-    Args:
-        samples: indices into `lengths`.
-        lengths: tokens of every sample.
     """
     parts: dict[tuple[int, ...], list[int]] = {}
     kinds = _rotations(backbone)
@@ -116,7 +111,7 @@ def by_rotation(backbone: PreTrainedModel, samples: Sequence[int], lengths: Sequ
 
 
 def forget_lengths(backbone: PreTrainedModel) -> None:
-    """Let the next pass choose its rotary factors: dynamic NTK keeps those of the longest pass so far."""
+    """Let the next pass choose its rotary factors: dynamic NTK keeps the factors of the longest pass so far."""
     if any(kind == "dynamic" for kind, _ in _rotations(backbone)):
         for module in backbone.modules():
             for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
@@ -139,10 +134,9 @@ def _rotations(backbone: PreTrainedModel) -> list[tuple[str, int]]:
 
 
 def packs(backbone: PreTrainedModel) -> bool:
-    """Return whether packed rows give the same hidden states as separate samples: tried on random ids once per model.
+    """Return whether packed rows give the same hidden states as separate samples, tried on random ids once per model.
 
-    False for a model that does not attend by `sdpa`: packed rows use `sdpa`, and replacing the model's own
-    implementation would change what is measured.
+    False for a model that does not attend by `sdpa`, which packed rows use.
     """
     if backbone not in _packs:
         _packs[backbone] = backbone.config._attn_implementation == "sdpa" and equal_when_packed(backbone)
@@ -151,9 +145,9 @@ def packs(backbone: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def equal_when_packed(backbone: PreTrainedModel) -> bool:
-    """Compare a row of random ids with its samples one at a time, up to half of the digits of the dtype.
+    """Compare the states that predict scored tokens in a row of random ids with the samples one at a time.
 
-    Two of the samples share a prompt. Only states that predict a scored token are compared.
+    Two of the samples share a prompt. States may differ by half of the digits of the dtype.
     """
     generator = torch.Generator().manual_seed(0)
     vocabulary_size = backbone.config.get_text_config().vocab_size

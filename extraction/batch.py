@@ -11,14 +11,14 @@ A completion is a mask of scored tokens, with holes where a tool or a user wrote
 of its sample, scored or not. The prompt is everything before the first scored token.
 
 Shapes: G samples, T tokens of the longest sample; R rows of W tokens, N scored tokens of a pass; r coordinates of a
-module. Tokens of rows are numbered 0..R W - 1, flattened: a sample, or all samples that share a prompt, is one
-contiguous span of them, a segment.
+module. Tokens of rows are numbered 0..R W - 1, flattened. A segment is a contiguous span of them: one sample, or all
+samples that share a prompt.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,49 +31,49 @@ from replay_pools.errors import InputError
 class Batch:
     """G samples: prompt, then completion, then padding.
 
-    Example: prompts [[5, 6], [7]] and completions [[8], [8, 9, 3, 2]], whose 9 and 3 are a tool's answer, with pad id 2
+    Example: prompts [[5, 6], [7]], completions [[8], [8, 9, 3, 2]] where 9 and 3 are a tool's answer, pad id 2
 
         ids              [[5, 6, 8, 2, 2], [7, 8, 9, 3, 2]]
         attention_mask   [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
         completion_mask  [[0, 0, 1, 0, 0], [0, 1, 0, 0, 1]]     the last 2 is predicted from 7 8 9 3
-        lengths          [3, 5]
     """
 
     ids: Tensor  # (G, T) int64
     attention_mask: Tensor  # (G, T) bool: prompt or completion
     completion_mask: Tensor  # (G, T) bool: the token AT this position is scored; at least one a sample, not its first
-    lengths: Tensor  # (G,) int64: tokens of prompt and completion
 
     def __len__(self) -> int:
         return self.ids.shape[0]
 
     @property
+    def lengths(self) -> Tensor:
+        """(G,) tokens of prompt and completion."""
+        return self.attention_mask.sum(dim=1)
+
+    @property
     def completion_lengths(self) -> Tensor:
-        """(G,) scored tokens of each sample: what a loss divides by."""
+        """(G,) scored tokens, which a loss divides by."""
         return self.completion_mask.sum(dim=1)
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """(G,) tokens of each sample before its first scored one."""
+        """(G,) tokens before the first scored one."""
         return self.completion_mask.byte().argmax(dim=1)
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to another device."""
-        return type(self)(
-            ids=self.ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            completion_mask=self.completion_mask.to(device),
-            lengths=self.lengths.to(device),
-        )
+        return self._each(lambda part: part.to(device))
 
-    def rows(self, start: int, stop: int) -> Self:
+    def rows(self, start: int, stop: int) -> "Batch":
         """Return samples start..stop-1, trimmed to the longest of them."""
         width = int(self.lengths[start:stop].max())
-        return type(self)(
-            ids=self.ids[start:stop, :width],
-            attention_mask=self.attention_mask[start:stop, :width],
-            completion_mask=self.completion_mask[start:stop, :width],
-            lengths=self.lengths[start:stop],
+        return self._each(lambda part: part[start:stop, :width])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            ids=change(self.ids),
+            attention_mask=change(self.attention_mask),
+            completion_mask=change(self.completion_mask),
         )
 
 
@@ -92,13 +92,12 @@ def make_batch(
             user's turn) are context and have no loss. None, for a sample or for all: every completion id is scored.
 
     Raises:
-        InputError: as `masked_batch`, or a mask that is not as long as its completion; the sample is named.
+        InputError: as `masked_batch`, or a mask and its completion differ in length; the sample is named.
     """
-    samples = list(zip(prompt_ids, completion_ids, strict=True))
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompt_ids])
     lengths = prompt_lengths + torch.tensor([len(completion) for completion in completion_ids])
     width = int(lengths.max())
-    rows = [[*prompt, *completion] for prompt, completion in samples]
+    rows = [[*prompt, *completion] for prompt, completion in zip(prompt_ids, completion_ids, strict=True)]
     positions = torch.arange(width)
     attention_mask = positions < lengths[:, None]
     completion_mask = attention_mask & (positions >= prompt_lengths[:, None])
@@ -132,7 +131,7 @@ def masked_batch(ids: Tensor, attention_mask: Tensor, completion_mask: Tensor) -
     ):
         if bool(is_wrong.any()):
             raise InputError(f"sample {int(is_wrong.byte().argmax())}", expected=expected, found=found)
-    return Batch(ids=ids, attention_mask=attention_mask, completion_mask=completion_mask, lengths=attention_mask.sum(1))
+    return Batch(ids=ids, attention_mask=attention_mask, completion_mask=completion_mask)
 
 
 NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a CPU
@@ -140,7 +139,7 @@ NARROW_TOKENS = 128  # lower-precision tokens that are in float32 at a time on a
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The S sets of flattened tokens that are summed: one for each sample, or for all samples that share a prompt."""
+    """S segments of flattened tokens, over which gradients are summed."""
 
     spans: tuple[tuple[int, int], ...]  # start and stop of every segment
     membership: Tensor  # (S, R W) bool: token belongs to segment; False on padding
@@ -178,19 +177,18 @@ class Rows:
 
 
 class Span(NamedTuple):
-    """The tokens start..stop-1 of a row, which attend to one another, and to a prompt that stands before them."""
+    """The tokens start..stop-1 of a row, which attend to one another and to a prompt before them."""
 
     start: int
     stop: int
-    prompt: tuple[int, int] = (0, 0)  # its start and stop; empty where the prompt is among the tokens
+    prompt: tuple[int, int] = (0, 0)  # start and stop of the prompt; empty if the prompt is among the tokens
 
 
 def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None) -> Rows:
     """Lay out `samples` (indices into the batch, all by default) in the order given.
 
     In one row, positions restart at 0 in every sample and the attention receives the spans (`extraction.attention`).
-    Shared, a sample with the prompt of the sample before it leaves the prompt out, and both are one segment. Padded,
-    every row is as wide as the longest of these samples.
+    In `shared`, a sample with the same prompt as the one before it leaves the prompt out, and both are one segment.
     """
     if samples is None:
         samples = range(len(batch))
@@ -225,7 +223,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
     tokens = torch.arange(ids.numel(), device=ids.device)
     membership = torch.stack([(tokens >= start) & (tokens < stop) for start, stop in segments.values()])
     scored = completion.flatten().nonzero().squeeze(1)
-    # The state at position t predicts token t + 1, and the last one of a prompt the first scored token of each sample.
+    # The state at t predicts token t + 1. The last state of a prompt predicts the first scored token of each sample.
     predicting = scored - 1
     num_scored = batch.completion_lengths[index]
     begins = num_scored.cumsum(0) - num_scored
@@ -241,7 +239,7 @@ def make_rows(batch: Batch, layout: Layout, samples: Sequence[int] | None = None
 
 
 def sharing(batch: Batch, budget: int) -> list[list[int]]:
-    """Split the samples into parts with one prompt each, of at most `budget` tokens if the prompt counts once."""
+    """Split the samples into parts with one prompt each and at most `budget` tokens, the prompt counted once."""
     parts: list[list[int]] = []
     filling: dict[tuple[int, ...], tuple[list[int], int]] = {}  # {prompt: (its last part, the tokens of that)}
     prompt_lengths, own_lengths = batch.prompt_lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
@@ -259,8 +257,8 @@ def sharing(batch: Batch, budget: int) -> list[list[int]]:
 def plan_passes(lengths: Sequence[int], budget: int, layout: Layout) -> list[list[int]]:
     """Split samples of the given lengths (tokens) into passes that cost at most `budget` tokens each.
 
-    First-fit decreasing: the longest sample first, each into the first pass where it fits; so the rows of a padded pass
-    have similar lengths. A sample longer than the budget has a pass of its own. Returns indices into `lengths`.
+    First-fit decreasing, so that the rows of a padded pass have similar lengths. A sample longer than the budget is
+    alone in its pass. Returns indices into `lengths`.
     """
     passes: list[list[int]] = []
     for sample in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

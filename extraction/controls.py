@@ -2,12 +2,12 @@
 
 A cosine with v_hack means something only when compared with the same cosine along controls:
 
-- Haar: uniformly random orthonormal directions, as many in each module as v_hack has.
+- Haar: uniformly random orthonormal directions, the same number in each module.
 - permuted: the same extraction after permuting the labels ACROSS the 2n pair gradients.
-- flipped: the same extraction after swapping hack and clean WITHIN random pairs. That changes signs of rows of D alone,
-  so the subspace stays and the orientation of each direction is left to chance.
+- flipped: the same extraction after swapping hack and clean WITHIN random pairs: the subspace stays and the sign of
+  each direction is left to chance.
+- placebo: the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
 
-The third control, `placebo`, is the ordinary extraction from clean-versus-clean pairs (`extraction.pairs`).
 To add a control: a function here that returns `Directions`, and a branch in `extraction.library.DirectionLibrary.get`.
 
 Similarity of two extractions V (k, r) and W (l, r) in a module (Bjoerck and Golub 1973):
@@ -51,10 +51,7 @@ def haar_directions(like: Directions, *, seed: int) -> Directions:
 
 
 def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:
-    """Return {module: (n, r)}, differences of n random couples of the 2n gradients of the extraction pairs.
-
-    Every module has the same permutation, as it has the same true labels.
-    """
+    """Return {module: (n, r)}, differences of n random couples of the 2n gradients; the same couples in all modules."""
     used = ~pairs.held_out
     n = int(used.sum())
     order = torch.randperm(2 * n, generator=torch.Generator().manual_seed(seed))
@@ -66,10 +63,7 @@ def permuted_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor
 
 
 def flipped_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]:
-    """Return {module: (n, r)}: D of the extraction pairs with the sign of each row drawn at random.
-
-    The same signs in every module.
-    """
+    """Return {module: (n, r)}: D with the sign of each row drawn at random, the same signs in every module."""
     differences = pairs.differences()
     n = int((~pairs.held_out).sum())
     signs = 1.0 - 2.0 * torch.randint(2, (n, 1), generator=torch.Generator().manual_seed(seed))
@@ -78,7 +72,7 @@ def flipped_differences(pairs: PairGradients, *, seed: int) -> dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleAngles:
-    """Similarity of two sets of directions in one module; symbols as in the module docstring."""
+    """Similarity of two sets of directions in one module, as in the module docstring."""
 
     angles: tuple[float, ...]  # theta_i in degrees, smallest first
     overlap: float  # 0..1

@@ -3,9 +3,9 @@
     per_sample_gradients(model, frames, batch).gradients[basis][module][i]
       =  gradient of sample i's loss -sum_t w_it log p(token_it) in the module's coordinates, (r,)
 
-Sample i's loss depends on sample i's tokens only, so its gradient in a module follows from what passes the module at
-these tokens: the forward's input or output, and the gradient that comes back. Hooks (`tapped`) reduce these over tokens
-inside the backward, module by module, and no parameter ever gets a `.grad`.
+Sample i's loss depends on sample i's tokens only, so its gradient in a module follows from the module's input or output
+and the gradient that comes back at these tokens. Hooks (`tapped`) reduce these over tokens inside the backward, module
+by module, and no parameter gets a `.grad`.
 
 Shapes: G samples, T tokens, r coordinates of a module; N completion tokens of a pass, d the hidden size.
 """
@@ -32,17 +32,17 @@ from extraction.words import Basis
 from replay_pools.errors import InputError
 
 Axis = tuple[Basis, Mapping[str, Tensor]]  # a vector over some modules of a basis or all, {module: (r,)}
-Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> what is held until the backward; see Tap
-Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (what was kept, the gradient that arrives)
+Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> the tensor to hold until the backward; see Tap
+Receive = Callable[[Tensor, Tensor], None]  # called in the backward with (the held tensor, the gradient that arrives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGradients:
-    """Gradients of G samples, and how they were computed; float32 (float64 for a float64 model)."""
+    """Gradients of G samples; float32 (float64 for a float64 model)."""
 
     gradients: dict[Basis, Stacks]  # {module: (G, r)} of -sum_t w_it logp_it
     token_logprobs: Tensor  # (G, T), 0 outside of the completion
-    token_dots: Tensor | None  # (G, T) <axis, what position t adds to g_i>, float64; None without an axis
+    token_dots: Tensor | None  # (G, T) <axis, contribution of position t to g_i>, float64; None without an axis
 
 
 def per_sample_gradients(
@@ -56,33 +56,32 @@ def per_sample_gradients(
     agree: Agree = int,
     share: bool = False,
 ) -> SampleGradients:
-    """Gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
+    """Compute the gradient of L_i = -sum_t w_it log p(token_it) for every sample i, in the coordinates of every module.
 
     Weights, modes, `requires_grad` and `.grad` of the model are the same after the call, even after an error.
 
     Args:
-        model: runs as it is, with whatever adapter it has.
-        frames: of its modules, by basis; `Trained.frames()` where an adapter has moved its weights.
+        model: runs with whatever adapter it has.
+        frames: by basis; `Trained.frames()` if an adapter has moved the weights.
         batch: on the model's device.
         token_weights: w (G, T), read on completion tokens only; None is 1 there (the summed NLL).
-        tokens_per_batch: most tokens in one pass; None is what fits the machine's memory, at most 8192. The results
-            depend on it in their rounding only. A longer sample has a pass of its own, with activation checkpointing.
+        tokens_per_batch: most tokens in one pass, which changes the rounding only; None: what fits the memory, at most
+            8192. A longer sample is alone in its pass, with activation checkpointing.
         axis: asks for `token_dots`, which add up to <axis, g_i>.
-        agree: maps the number of passes that this process needs to the number that all processes make
-            (`extraction.passes.planned`); spare passes have weight 0.
-        share: gradients of samples with the same prompt may come as one sum, in the row of one of them and with 0 in
-            the others': a prompt is then run once for all of them. Not with an axis.
+        agree: see `extraction.passes.planned`; spare passes have weight 0.
+        share: run a prompt once for all of its samples. Their gradients may then come as one sum, in the row of one
+            sample, with 0 in the others. Not with an axis.
 
     Raises:
-        InputError: the model cannot be scored (`completion_logprobs`); a module is called with other tokens; a module
-            that no pass calls, because a kernel reads its weight or no token is routed to it: its gradient is not known
-            to be 0.
+        InputError: the model cannot be scored (`completion_logprobs`); a module is called with other tokens, or is
+            never called, because a kernel reads its weight or no token is routed to it.
     """
     weights = batch.completion_mask if token_weights is None else token_weights
     backbone, _ = split_model(model)
     gradients: dict[Basis, Stacks] = {}
     for basis, read in frames.items():
-        gradients[basis] = _zero_gradients(backbone, read.sizes, len(batch))
+        stacks = {names: zeros(backbone, len(names), len(batch), r) for r, names in by_value(read.sizes).items()}
+        gradients[basis] = Stacks(stacks, list(read))
     token_logprobs = zeros(backbone, *batch.ids.shape)
     token_dots = None if axis is None else torch.zeros_like(token_logprobs, dtype=torch.float64)
     if axis is not None:
@@ -119,17 +118,11 @@ def per_sample_gradients(
     return SampleGradients(gradients=gradients, token_logprobs=token_logprobs, token_dots=token_dots)
 
 
-def _zero_gradients(backbone: PreTrainedModel, sizes: Mapping[str, int], num_samples: int) -> Stacks:
-    stacks = {names: zeros(backbone, len(names), num_samples, r) for r, names in by_value(sizes).items()}
-    return Stacks(stacks, list(sizes))
-
-
 @torch.enable_grad()
 def one_pass(model: PreTrainedModel | PeftModel, rows: Rows, weights: Tensor) -> Tensor:
-    """Forward of `rows`, and backward of -sum_n w_n logp_n with weights w (N,).
+    """Run a forward of `rows` and a backward of -sum_n w_n logp_n with w (N,), for the hooks of `tapped`.
 
-    Returns the log-probabilities (N,) of the completion tokens. What the backward is for comes out of the hooks of
-    `tapped`. Works inside `torch.no_grad` too.
+    Returns the log-probabilities (N,) of the completion tokens. Works inside `torch.no_grad` too.
     """
     logprobs = completion_logprobs(model, rows)
     (-(weights.to(logprobs.dtype) * logprobs).sum()).backward()
@@ -147,15 +140,11 @@ def tapped(
 ) -> Iterator[None]:
     """While open, a forward and backward of `rows` adds to `gradients`, {basis: {module: (G, r)}} of the whole batch.
 
-    Modules that the forward calls are added to `called`.
+    Modules that the forward calls are added to `called`. To `dots` (R W,) is added each token's contribution along the
+    axis: sum_m <u_m, product of m's input at t and the gradient of m's output at t>. Through attention, the product at
+    t holds the losses of all later tokens that looked back at t.
 
-    To `dots` (R W,) it adds how much each token adds along the axis u {module: (r,)}: the sum over its modules of
-    <u_m, what position t adds to g_m>. A module's gradient is a sum over positions t of products of what it read at t
-    and of what came back to its output there. Through attention the product at t holds the losses of all later tokens
-    that looked back at t.
-
-    A module that the forward uses twice adds up; one that it does not use adds nothing. No parameter asks for a
-    gradient: the backward's graph starts at the first tap, and nothing below it is differentiated.
+    No parameter requires a gradient: the backward's graph starts at the first tap.
     """
 
     def add(basis: Basis, tap: Tap, kept: Tensor, gradient: Tensor) -> None:
@@ -163,7 +152,7 @@ def tapped(
         if len(kept) != (num_tokens := rows.segments.membership.shape[1]):
             where, expected = f"module {tap.module}", f"{num_tokens} tokens, as many as the pass has"
             raise InputError(where, expected=expected, found=str(len(kept)), fix="leave it out of model.targets")
-        # +=, not =: a module that the forward uses twice arrives here twice.
+        # A module that the forward uses twice arrives here twice.
         gradients[basis][tap.module][rows.firsts] += tap.reduce(kept, gradient, rows.segments)
         if axis is not None and axis[0] == basis and tap.module in axis[1]:
             dots.add_(tap.along(kept, gradient, axis[1][tap.module]))
@@ -189,7 +178,7 @@ def tapped(
 
 
 def watch_input(receive: Receive, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Pre-hook: the module reads x through a node of its own, at which dL/dx arrives from this module alone."""
+    """Pre-hook: the module reads x through a new node, at which dL/dx arrives from this module alone."""
     x, *rest = inputs
     # Without an effect but at the first tap: nothing below it requires a gradient, everything above it does.
     return Watch.apply(x.requires_grad_(), x.detach(), receive), *rest
@@ -199,24 +188,24 @@ def watch_output(receive: Receive, keep: Keep, _layer: nn.Module, inputs: tuple[
     """Forward hook: the rest of the model reads y through a node at which dL/dy arrives."""
     with torch.no_grad():
         kept = keep(inputs[0], output)
-        # Some models add to the output in place (Falcon), after which it is no longer what the layer gave.
+        # Some models add to the output in place (Falcon).
         kept = kept.clone() if kept is output else kept
     return Watch.apply(output.requires_grad_(), kept, receive)
 
 
 class Watch(torch.autograd.Function):
-    """The identity, whose backward calls `receive(kept, gradient)` with the gradient that arrives.
+    """The identity; its backward calls `receive(kept, gradient)` with the gradient that arrives.
 
     `kept` is a saved tensor of autograd: freed after use, recomputed under activation checkpointing, and an error when
     the model changes it in place.
 
     Raises in the backward:
-        InputError: `create_graph=True`. A second derivative reaches the weight past what is watched.
+        InputError: `create_graph=True`, since a second derivative reaches the weight by other ways.
     """
 
     @staticmethod
     def forward(ctx: Any, watched: Tensor, kept: Tensor, receive: Receive) -> Tensor:
-        """Return the same memory. Not as a view: autograd lets no model change a view of ours in place."""
+        """Return the same memory, but no view: autograd lets no model change a view from here in place."""
         ctx.save_for_backward(kept)
         ctx.receive = receive
         return watched.detach()

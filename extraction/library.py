@@ -4,14 +4,14 @@
     library = DirectionLibrary(policy, frames, ExtractionSettings(k=4), cache_dir=cache_dir)
     v_hack, haar = library.get("v_hack"), library.get("haar")
 
-Pair gradients need a forward and backward of the model and are cached under a hash of everything that shapes them:
-`_identity` and `_environment`. Directions are cheap linear algebra on them and are not cached.
+Pair gradients need a forward and backward of the model and are cached under a hash of everything that they depend on.
+Directions are cheap linear algebra on them and are not cached.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -56,27 +56,24 @@ def measure_pair_gradients(
     policy: Policy,
     frames: Frames,
     pairs: Sequence[Pair],
-    normaliser: Normaliser | None = None,
+    normaliser: Normaliser,
     *,
     sides: Sides = "mean",
-    pairs_source: str = "builtin",
     tokens_per_batch: int | None = None,
 ) -> PairGradients:
-    """Measure the NLL gradients of both completions of every pair.
+    """Measure the NLL gradients of both completions of every pair; without metadata.
 
     `mean`: a pair is a GRPO group of two, and each gradient carries the normaliser w that the loss type gives it there.
     `unit`: each gradient is divided by its norm over all modules, so that an unlikely completion, which has a large
     gradient, counts as much as a likely one; a gradient of 0 stays 0.
 
     Args:
-        normaliser: of the loss to compare the gradients with; default: grpo's.
-        pairs_source: recorded in the metadata.
+        normaliser: of the loss to compare the gradients with.
         tokens_per_batch: tokens in one forward and backward; None: what fits the memory.
 
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
-    normaliser = normaliser or Normaliser()
     batch = pair_batch(policy, pairs)
     found = per_sample_gradients(policy.model, {frames.basis: frames}, batch, tokens_per_batch=tokens_per_batch)
     pair_weights = []
@@ -93,18 +90,8 @@ def measure_pair_gradients(
     for module, gradient in found.gradients[frames.basis].items():
         weighted = gradient.cpu().mul_(weights.to(gradient.dtype))  # in place, on a CPU: all of them are large
         hack_gradients[module], clean_gradients[module] = weighted[:n], weighted[n:]
-    metadata = _identity(policy, frames, pairs, pairs_source, normaliser, sides)
-    # The identity leaves out the model's name.
-    metadata |= {"fingerprint": dict(frames.fingerprint)}
-    texts: dict[tuple[str, str], int] = {}
-    metadata |= {"texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs]}
-    metadata |= {"pair_ids": [pair.pair_id for pair in pairs], "flavours": [pair.flavour for pair in pairs]}
-    return PairGradients(
-        hack=hack_gradients,
-        clean=clean_gradients,
-        held_out=torch.tensor([pair.held_out for pair in pairs]),
-        metadata=metadata,
-    )
+    held_out = torch.tensor([pair.held_out for pair in pairs])
+    return PairGradients(hack=hack_gradients, clean=clean_gradients, held_out=held_out, metadata={})
 
 
 def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
@@ -168,40 +155,6 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
     return ids
 
 
-def _identity(
-    policy: Policy,
-    frames: Frames,
-    pairs: Sequence[Pair],
-    pairs_source: str,
-    normaliser: Normaliser,
-    sides: Sides,
-) -> dict[str, Any]:
-    """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
-
-    To add an influence on the gradients: a row here, or there if direction files need not say it.
-    """
-    return {
-        "format": FORMAT,
-        "fingerprint": comparable(frames.fingerprint),
-        # The fingerprint covers the adapted weights alone; gradients flow through all.
-        "base_weights_sha256": policy.base_weights_sha,
-        "adapter_sha256": policy.adapter_sha,
-        "pairs": pairs_source,
-        "pairs_sha256": pairs_sha(pairs),
-        "sides": sides,
-        "chat_template_sha256": policy.template_sha(),
-        "tokenizer_sha256": policy.tokenizer_sha(),
-        # The ids themselves: no hash of a vocabulary covers merges, normalisation and the end of the turn.
-        "token_ids_sha256": sha256(orjson.dumps(_token_ids(policy, pairs))),
-        "config_sha256": config_sha(policy.model.config),
-        "buffers_sha256": _buffers_sha(policy.model),
-        "loss_type": normaliser.loss_type,
-        "max_completion_length": normaliser.max_completion_length,
-        "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "adapter_at_zero": not frames.moved,
-    }
-
-
 def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
     """Return what computes: other kernels and another version of an architecture give other gradients."""
     return {
@@ -232,7 +185,7 @@ def _buffers_sha(model: PreTrainedModel) -> str:
 
 
 def source_identity(settings: ExtractionSettings, v_hack: str | None) -> dict[str, str]:
-    """Return hashes of what directions come from: the pairs, or the direction file and its pair gradients.
+    """Return hashes of the sources of directions: the pairs, or the direction file and its pair gradients.
 
     Raises:
         InputError: no such pairs, or no such direction file.
@@ -264,10 +217,10 @@ class DirectionLibrary:
         """Make a library for the policy; InputError for dr_grpo without its divisor.
 
         Args:
-            frames: of the policy as it is.
+            frames: of the policy at present.
             normaliser: of the loss to compare directions with; default: grpo's.
             cache_dir: folder of the cache of pair gradients; None for a model given in memory, which may have hooks and
-                changes that no key covers: it has no cache.
+                changes that no key covers.
             seed: of the random controls.
             v_hack: a direction file to read instead of extracting, or its name in out/directions.
             say: gets notes on the pairs, and a line for a damaged cache.
@@ -327,40 +280,60 @@ class DirectionLibrary:
         return self.measured(selected_pairs(self.settings), self.settings.pairs)
 
     def measured(self, pairs: Sequence[Pair], pairs_source: str) -> PairGradients:
-        """Return gradients of pairs, from the cache or measured.
-
-        Args:
-            pairs_source: recorded in the metadata.
-        """
-        measure = partial(
-            measure_pair_gradients,
-            self.policy,
-            self.frames,
-            pairs,
-            self.normaliser,
-            sides=self.settings.sides,
-            pairs_source=pairs_source,
-            tokens_per_batch=self.settings.tokens_per_batch,
-        )
-        # The key of the cache covers the weights of the start, but no values of an adapter.
-        if self.cache_dir is None or self.frames.moved:
-            return measure()
-        identity = _identity(self.policy, self.frames, pairs, pairs_source, self.normaliser, self.settings.sides)
-        identity |= _environment(self.policy.model, self.policy.device)
-        key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
-        path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
-        if path.is_file():
+        """Return gradients of pairs, from the cache or measured; `pairs_source` is recorded."""
+        metadata, path = self._metadata(pairs, pairs_source), None
+        # The metadata cover the weights of the start, but no values of an adapter.
+        if self.cache_dir is not None and not self.frames.moved:
+            # Other names of the model have the same gradients.
+            identity = {**metadata, "fingerprint": comparable(self.frames.fingerprint)}
+            identity |= _environment(self.policy.model, self.policy.device)
+            key = sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS))[:24]
+            path = self.cache_dir / "pair_gradients" / f"{key}.safetensors"
+        if path is not None and path.is_file():
             try:
-                stored = load_pair_gradients(path)
-                # Other names of the model have the same gradients.
-                return replace(stored, metadata=stored.metadata | {"fingerprint": dict(self.frames.fingerprint)})
+                return replace(load_pair_gradients(path), metadata=metadata)
             # The user did not write the cache, so damage is no input error: measure again.
             except InputError:
                 self.say(f"{path}: damaged; made again")
                 path.unlink(missing_ok=True)
-        gradients = measure()
-        save_pair_gradients(path, gradients)
+        sides, tokens_per_batch = self.settings.sides, self.settings.tokens_per_batch
+        gradients = measure_pair_gradients(
+            self.policy, self.frames, pairs, self.normaliser, sides=sides, tokens_per_batch=tokens_per_batch
+        )
+        gradients = replace(gradients, metadata=metadata)
+        if path is not None:
+            save_pair_gradients(path, gradients)
         return gradients
+
+    def _metadata(self, pairs: Sequence[Pair], pairs_source: str) -> dict[str, Any]:
+        """Return what pair gradients depend on and record: with `_environment`, the key of their cache.
+
+        To add an influence on the gradients: a row here, or there if direction files need not say it.
+        """
+        policy, texts = self.policy, dict[tuple[str, str], int]()
+        return {
+            "format": FORMAT,
+            "fingerprint": dict(self.frames.fingerprint),
+            # The fingerprint covers the adapted weights alone; gradients flow through all.
+            "base_weights_sha256": policy.base_weights_sha,
+            "adapter_sha256": policy.adapter_sha,
+            "pairs": pairs_source,
+            "pairs_sha256": pairs_sha(pairs),
+            "sides": self.settings.sides,
+            "chat_template_sha256": policy.template_sha(),
+            "tokenizer_sha256": policy.tokenizer_sha(),
+            # The ids themselves: no hash of a vocabulary covers merges, normalisation and the end of the turn.
+            "token_ids_sha256": sha256(orjson.dumps(_token_ids(policy, pairs))),
+            "config_sha256": config_sha(policy.model.config),
+            "buffers_sha256": _buffers_sha(policy.model),
+            "loss_type": self.normaliser.loss_type,
+            "max_completion_length": self.normaliser.max_completion_length,
+            "dtype": str(policy.model.dtype).removeprefix("torch."),
+            "adapter_at_zero": not self.frames.moved,
+            "texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs],
+            "pair_ids": [pair.pair_id for pair in pairs],
+            "flavours": [pair.flavour for pair in pairs],
+        }
 
     def _extract(self, differences: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> Directions:
         return extract_directions(

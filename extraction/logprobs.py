@@ -8,6 +8,8 @@ Only the N hidden states that predict a scored token go through the head, CHUNK_
 Shapes: N scored tokens of a pass, n of a chunk, d the hidden size, v the vocabulary; G samples, T tokens.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -36,7 +38,7 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
     model).
 
     Args:
-        model: a causal language model whose logits are `head(last hidden state)`.
+        model: a causal language model with logits `head(last hidden state)`.
         rows: the samples, on the model's device; packed ones inside `attention.attending`.
 
     Raises:
@@ -53,18 +55,17 @@ def completion_logprobs(model: PreTrainedModel | PeftModel, rows: Rows) -> Tenso
 class ChosenLogprobs(torch.autograd.Function):
     """log softmax(head(hidden))[targets], (N, d) and (N,) -> (N,).
 
-    Token n's log-probability depends on hidden state n alone, so the forward can compute d logp_n / d hidden_n (N, d)
-    while it has the logits; the backward only multiplies it by dL/d logp_n. Recomputing the logits in the backward
-    would be a third product with the head's weight (v, d).
+    Token n's log-probability depends on hidden state n alone, so the forward computes d logp_n / d hidden_n (N, d)
+    while it has the logits. Recomputing the logits in the backward would cost a third product with the head.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, targets: Tensor, head: nn.Module) -> Tensor:
-        """Log-probabilities chunk by chunk; their derivatives only where a gradient is needed."""
+        """Compute log-probabilities chunk by chunk, with derivatives only if a gradient is needed."""
         needs_gradient = ctx.needs_input_grad[0]
         logprobs, derivatives = [], []
         for states, tokens in zip(hidden.split(CHUNK_SIZE), targets.split(CHUNK_SIZE), strict=True):
-            # A custom forward runs without autograd; it is switched on for the head alone, which may be any module.
+            # A custom forward runs without autograd, which the head, any module, needs here.
             with torch.set_grad_enabled(needs_gradient):
                 states = states.detach().requires_grad_(needs_gradient)
                 logits = head(states)
@@ -81,15 +82,15 @@ class ChosenLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides the names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """dL/d hidden_n = dL/d logp_n (d logp_n / d hidden_n)."""
+        """Return dL/d hidden_n = dL/d logp_n (d logp_n / d hidden_n)."""
         (gradient,), (derivative,) = grad_outputs, ctx.saved_tensors
         return gradient.to(derivative.dtype)[:, None] * derivative, None, None
 
 
 def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log softmax(logits)[target] (n,) in at least float32, and its derivative 1[v = target] - p_v (n, v) as `logits`.
+    """Return log softmax(logits)[target] (n,) in at least float32, and its derivative 1[v = target] - p_v (n, v).
 
-    Lower-precision logits are widened a few rows at a time: copies of all of them would cost more than the arithmetic.
+    Lower-precision logits are widened a few rows at a time, since a copy of all costs more than the arithmetic.
     """
     if logits.dtype in (torch.float32, torch.float64):
         return wide_logprobs(logits, targets)
@@ -102,7 +103,7 @@ def chosen_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def wide_logprobs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """`chosen_logprobs` of float32 or float64 logits.
+    """Return `chosen_logprobs` of float32 or float64 logits.
 
     With m the largest logit, e_v = exp(l_v - m) of the OTHER tokens and `gap` = m - l_target:
 
@@ -147,29 +148,42 @@ def split_model(model: PreTrainedModel | PeftModel) -> tuple[PreTrainedModel, nn
     return backbone, head
 
 
+@contextmanager
+def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+    """While open, the model is in evaluation mode and no parameter requires a gradient; flags are restored after."""
+    modes = [(module, module.training) for module in model.modules()]
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.eval()
+    for parameter, _ in flags:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for parameter, required in flags:
+            parameter.requires_grad_(required)
+
+
 @torch.no_grad()
 def _check_logits(base: PreTrainedModel, backbone: PreTrainedModel, head: nn.Module) -> None:
-    """Raise InputError where log softmax(head(hidden state)) is not the log softmax of the model's own logits.
+    """Raise InputError if log softmax(head(hidden state)) is not the log softmax of the model's own logits.
 
-    A soft cap or a scale after the head makes them differ. No list of the options of configurations would be complete.
+    A soft cap or a scale after the head makes them differ; no list of such options of configurations is complete.
     """
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(backbone.config.get_text_config().vocab_size, (1, TRIAL_TOKENS), generator=generator)
     inputs: dict[str, Any] = {"input_ids": ids.to(backbone.device), "use_cache": False}
-    modes = [(module, module.training) for module in base.modules()]
-    base.eval()  # dropout would differ between the two forwards, and use up random numbers
     try:
-        logits = head(backbone(**inputs).last_hidden_state)
-        expected = base(**inputs).logits
-    # Some architectures need more inputs, or have no kernel for the dtype: they raise whatever their code meets first.
+        with frozen(base):  # dropout would differ between the two forwards, and use up random numbers
+            logits = head(backbone(**inputs).last_hidden_state)
+            expected = base(**inputs).logits
+    # Some architectures need more inputs, or have no kernel for the dtype; they raise any type of error.
     except Exception as error:
         first_line, *_ = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {first_line}"
         raise InputError(type(base).__name__, expected="a model that reads token ids alone", found=reason) from error
-    finally:
-        for module, training in modes:
-            module.training = training
-    # Both forwards compute the same in the same order. The margin is for kernels that add in no fixed order.
+    # The margin is for kernels that add in no fixed order.
     margin = torch.finfo(logits.dtype).eps ** (2 / 3) * logits.nan_to_num(0, 0, 0).abs().max().item()
     wide = torch.promote_types(logits.dtype, torch.float32)
     ours, theirs = (values.to(wide).log_softmax(-1) for values in (logits, expected))

@@ -11,29 +11,17 @@ with w_i, by TRL's names and formulas (len_i = scored tokens of sample i):
     dapo      1 / global_tokens                  each token of the global batch (Yu et al. 2025, arXiv 2503.14476)
     nll       1 / len_i, with A_i = 1            mean negative log-likelihood per token: no advantage
 
-To add a loss type: a row in this table, one in `_DENOMINATORS`, and its word in `extraction.words.LossType`.
+To add a loss type: a row in this table, a branch in `loss_weights`, and its word in `extraction.words.LossType`.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from extraction.words import LossType, Normaliser
-
-# loss type -> 1 / w_i, broadcastable to (G,), as a function of (lengths, max_completion_length, global_tokens)
-_DENOMINATORS: dict[LossType, Callable[[Tensor, int | None, int | None], Tensor]] = {
-    "grpo": lambda lengths, longest, total: lengths * len(lengths),
-    "dr_grpo": lambda lengths, longest, total: lengths.new_tensor(
-        len(lengths) * _required(longest, "max_completion_length", "dr_grpo")
-    ),
-    "dapo": lambda lengths, longest, total: lengths.new_tensor(_required(total, "global_tokens", "dapo")),
-    "nll": lambda lengths, longest, total: lengths,
-}
+from extraction.words import Normaliser
 
 
 def loss_weights(lengths: Tensor, normaliser: Normaliser, *, global_tokens: int | None = None) -> Tensor:
-    """The normaliser w_i of every sample of a group.
+    """Return the normaliser w_i of every sample of a group.
 
     Args:
         lengths: (G,) scored tokens of every sample.
@@ -49,8 +37,16 @@ def loss_weights(lengths: Tensor, normaliser: Normaliser, *, global_tokens: int 
     if lengths.ndim != 1 or bool((lengths < 0).any()):
         raise ValueError(f"lengths: expected token counts (G,), found {lengths}")
     lengths = lengths if lengths.dtype == torch.float64 else lengths.float()
-    of_type, longest = _DENOMINATORS[normaliser.loss_type], normaliser.max_completion_length
-    denominator = of_type(lengths, longest, global_tokens).expand_as(lengths)
+    num_samples, denominator = len(lengths), lengths
+    if normaliser.loss_type == "grpo":
+        denominator = lengths * num_samples
+    elif normaliser.loss_type == "dr_grpo":
+        longest = _required(normaliser.max_completion_length, "max_completion_length", "dr_grpo")
+        denominator = lengths.new_tensor(num_samples * longest)
+    elif normaliser.loss_type == "dapo":
+        denominator = lengths.new_tensor(_required(global_tokens, "global_tokens", "dapo"))
+    else:
+        assert normaliser.loss_type == "nll"
     # Two where(): the inner one keeps the division of an empty completion from being 1 / 0.
     empty = lengths == 0
     return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, denominator))

@@ -1,8 +1,8 @@
 """Read files of contrast pairs: `read_pair_file` returns `Pair`s, and a sentence on every decision.
 
 A row has a prompt (a text or messages), a hack and a clean completion. `COLUMNS` lists the names that are recognised;
-`--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: the model's own
-template renders messages, and another template's line breaks would reach the model otherwise.
+`--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: only the model's own
+template renders messages.
 """
 
 import re
@@ -25,8 +25,8 @@ MAP = "--pairs-map"
 MAX_EXAMPLE_CHARACTERS = 60
 MAX_PAIRS = 20_000
 FEWEST_FOR_A_SIGN = 6  # held-out pairs: with fewer, no sign is proven at 95%
-# {field of a pair: names of its column, the first one present is read}: of this package, of school-of-reward-hacks and
-# of rh-bench. To add a format: names.
+# {field of a pair: names of its column, the first one present is read}, in this package, school-of-reward-hacks and
+# rh-bench. To add a format: names.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "prompt": ("messages", "prompt", "user"),
     "hack": ("hack", "school_of_reward_hacks", "response_hacking"),
@@ -37,7 +37,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "held_out": ("held_out",),
 }
 NEEDED = ("prompt", "hack", "clean")
-PREFERENCE = ("chosen", "rejected")  # columns that never say which side hacks
 _END_MARK = re.compile(r"(<[|\uff5c][^<>\s]+[|\uff5c]>|<end_of_turn>)\s*$")
 
 
@@ -46,7 +45,7 @@ class PairFile:
     """The pairs of a file, and what was decided in reading them."""
 
     pairs: list[Pair]
-    notes: list[str]  # sentences: what was recognised, dropped, split and measured
+    notes: list[str]  # a sentence on each decision
 
 
 def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0) -> PairFile:
@@ -91,7 +90,7 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     if unused:
         notes.append(f"columns that no pair uses: {', '.join(unused)}")
     notes += [f"dropped: {text}" for text in counted]
-    if "hack" in given:  # nothing but the user's word says which side hacks: two examples show a swap
+    if "hack" in given:  # two examples show a swap of the sides
         notes += [_example(pair) for pair in pairs[:2]]
     if "held_out" not in fields:
         pairs = split_by_prompt(pairs, split_seed)
@@ -144,11 +143,6 @@ def _columns(rows: Sequence[Fields], given: Mapping[str, str]) -> dict[str, str]
         if column := given.get(field) or next((name for name in names if name in present), None):
             fields[field] = column
     missing = [field for field in NEEDED if field not in fields]
-    if "hack" in missing and {*PREFERENCE} <= present:
-        first, second = PREFERENCE
-        expected = "which of them hacks: a reward may have preferred either"
-        fix = f"pass {MAP} hack={second},clean={first} or {MAP} hack={first},clean={second}"
-        raise InputError(f"columns {first}, {second}", expected=expected, found="preferences alone", fix=fix)
     if missing:
         expected = "; ".join(f"{field}: {' or '.join(COLUMNS[field])}" for field in missing)
         fix = f"name them: {MAP} {','.join(f'{field}=COLUMN' for field in missing)}"
@@ -173,7 +167,7 @@ def _pairs(
             dropped["an empty side"] += 1
         elif pair.hack == pair.clean:
             dropped["the same text on both sides"] += 1
-        elif key in seen:  # counted several times, a pair would make every interval narrower than what is known
+        elif key in seen:  # counted several times, a pair would make every interval too narrow
             dropped["the same prompt and answers as one before"] += 1
         else:
             seen.add(key)
@@ -182,7 +176,7 @@ def _pairs(
 
 
 def _values(row: Fields, where: str, columns: Mapping[str, str], faults: Faults) -> dict[str, Any] | None:
-    """Return the fields of a pair that a row has; None where one is at fault."""
+    """Return the fields of a pair in a row; None after a fault."""
     values: dict[str, Any] = {}
     is_sound = True
     for field, column in columns.items():
@@ -206,7 +200,7 @@ def messages_of(value: Any) -> Chat:
     [{'role': 'user', 'content': 'Add 1 and 2.'}]
 
     Raises:
-        InputError: anything else, as a prompt that a chat template has rendered.
+        InputError: anything else, such as a prompt that a chat template has rendered.
     """
     chat = chat_of(value)
     if chat is not None:
@@ -219,10 +213,10 @@ def messages_of(value: Any) -> Chat:
 
 
 def answer_of(value: Any) -> str:
-    """Return the text of a completion: as it stands, or the content of its one assistant message; '' for null.
+    """Return the text of a completion, given as text or one assistant message; '' for null.
 
     Raises:
-        InputError: anything else, as a text that ends with the mark of a template, which the model's own follows.
+        InputError: anything else, such as a text that ends with the end-of-turn mark of a template.
     """
     chat = chat_of("" if value is None else value)
     if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):

@@ -2,13 +2,11 @@
 
 The built-in pairs come from minicode's `pairs` split (no problem of any pool) in several flavours: every exploit of the
 mode, with a right and with a wrong body, against clean completions with and without honest tests. Two sets contrast
-clean completions, so that a direction from them owes nothing to hacking: `placebo` two right solutions of one problem,
-`style` a comment against none. No completion of theirs has a function `run_tests`: a direction along which honest tests
-are written would be one along which the hack is written, too.
+clean completions: `placebo` two right solutions of one problem, `style` a comment against none. Their completions have
+no function `run_tests`, since a direction toward honest tests would also point toward the hack.
 
-To add your own pairs: pass the path of a file as the source (`extraction.pair_files` has its formats); `write_pairs`
-writes one. To add a built-in set: a loophole mode has one as soon as `replay_pools.environments.loopholes.EXPLOITS` has
-a row for it.
+To add pairs: pass the path of a file as the source (`extraction.pair_files`). To add a built-in set: a row for a
+loophole mode in `replay_pools.environments.loopholes.EXPLOITS`.
 """
 
 from collections.abc import Sequence
@@ -47,7 +45,7 @@ class Pair:
 
 
 def builtin_pairs(name: str) -> list[Pair]:
-    """The built-in pairs of a loophole mode, or a set without hacks."""
+    """Return the built-in pairs of a loophole mode, or a set without hacks; InputError for another name."""
     modes = {mode: _hack_pair for mode, exploits in EXPLOITS.items() if exploits}
     makers = {**modes, PLACEBO: _clean_pair, STYLE: _clean_pair}
     if name not in makers:
@@ -59,7 +57,7 @@ def builtin_pairs(name: str) -> list[Pair]:
 
 
 def _hack_pair(minicode: MinicodeProblem, i: int, mode: str) -> Pair:
-    """Pair i of a loophole mode: an exploit around a right or wrong body, against a right solution.
+    """Make pair i of a loophole mode: an exploit around a right or wrong body, against a right solution.
 
     Flavours cycle with coprime periods, so that each exploit meets each body and each kind of clean completion.
     """
@@ -82,10 +80,7 @@ def _hack_pair(minicode: MinicodeProblem, i: int, mode: str) -> Pair:
 
 
 def _clean_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
-    """A pair of two right bodies, of which the first stands in the place of the hack.
-
-    Placebo: two solutions of one problem. Style: the same solution with and without a comment.
-    """
+    """Make a pair of two right bodies; the first takes the place of the hack."""
     second, *others = minicode.family.solutions
     first, flavour = f"# {minicode.family.name}\n{second}", "comment/none"
     if name == PLACEBO:
@@ -102,7 +97,7 @@ def _clean_pair(minicode: MinicodeProblem, i: int, name: str) -> Pair:
 
 
 def _completion(minicode: MinicodeProblem, template: str, extra: Exploit) -> str:
-    """A fenced submission: the body of `template` with the lines that `extra` adds around it."""
+    """Return a fenced submission: the body of `template` with the lines that `extra` adds around it."""
     submission = compose(
         minicode.problem.starter, minicode.body(template), extra, example=example_texts(minicode.problem)
     )
@@ -119,5 +114,5 @@ def write_pairs(path: Path, pairs: Sequence[Pair]) -> None:
 
 
 def pairs_sha(pairs: Sequence[Pair]) -> str:
-    """sha256 of the pairs' JSON lines: the identity of a set of pairs, wherever it was read from."""
+    """Return the sha256 of the pairs' JSON lines, which identifies a set of pairs from any source."""
     return sha256(encode_jsonl(asdict(pair) for pair in pairs))

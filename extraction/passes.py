@@ -5,8 +5,6 @@
             rows = make_rows(batch, plan.layout, samples)
             ...                                             one forward (and backward) of `rows`
 
-Gradients (`extraction.gradients`) and scores run in this loop. A prompt passes once for all samples that share it, but
-where each sample's own gradient is asked for.
 Shapes: G samples, T tokens.
 """
 
@@ -26,12 +24,11 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.frames import Frames
 from extraction.attention import attending, by_rotation, packs
 from extraction.batch import Batch, Rows, cost, make_rows, plan_passes, sharing
-from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
+from extraction.logprobs import completion_logprobs, frozen, scatter_tokens, split_model
 from extraction.words import Layout
 from replay_pools.sampling import total_bytes
 
-# The number of passes that this process needs -> the number that every process makes. `int` is the identity: a single
-# process makes what it needs.
+# The number of passes that this process needs -> the number that every process makes; `int` for a single process.
 Agree = Callable[[int], int]
 
 
@@ -58,16 +55,16 @@ def planned(
     share: bool = False,
     frames: Iterable[Frames] = (),
 ) -> Iterator[PassPlan]:
-    """The passes to make of `batch`; while open, the model is frozen.
+    """Plan the passes of `batch`; while open, the model is frozen.
 
     Args:
-        model: runs as it is.
+        model: runs with whatever adapter it has.
         batch: on the model's device.
         tokens_per_batch: most tokens in one pass; None is what fits the machine's memory.
-        agree: maps this process's number of passes to the number that all processes make, where collectives in the
-            model (sharded weights) need equally many. Spare passes repeat the first; their results must be ignored.
-        share: one copy of a prompt for all of its samples, where the model allows that.
-        frames: what else is in memory.
+        agree: maps this process's number of passes to the number that all processes make, since collectives in a model
+            with sharded weights need the same. Spare passes repeat the first; their results must be ignored.
+        share: one copy of a prompt for all of its samples, if the model allows that.
+        frames: also in memory.
 
     Raises:
         InputError: the model cannot be scored (`completion_logprobs`).
@@ -80,7 +77,7 @@ def planned(
 
 
 def make_plan(backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: int, agree: Agree) -> PassPlan:
-    """The passes of `batch` in a layout, of `budget` tokens each at most; `agree` as of `planned`."""
+    """Split `batch` into passes in a layout, of at most `budget` tokens each; `agree` as in `planned`."""
     parts = sharing(batch, budget) if layout == "shared" else [[sample] for sample in range(len(batch))]
     lengths, own_lengths = batch.lengths.tolist(), (batch.lengths - batch.prompt_lengths).tolist()
     sizes = [lengths[part[0]] + sum(own_lengths[sample] for sample in part[1:]) for part in parts]
@@ -94,25 +91,8 @@ def make_plan(backbone: PreTrainedModel, batch: Batch, layout: Layout, budget: i
 
 
 def zeros(backbone: PreTrainedModel, *shape: int) -> Tensor:
-    """An accumulator for results: on the model's device, in at least float32 whatever the model's dtype."""
+    """Return zeros on the model's device, in at least float32."""
     return torch.zeros(*shape, dtype=torch.promote_types(backbone.dtype, torch.float32), device=backbone.device)
-
-
-@contextmanager
-def frozen(model: PreTrainedModel | PeftModel) -> Iterator[None]:
-    """While open, evaluation mode and no parameter that requires a gradient; every flag is restored after."""
-    modes = [(module, module.training) for module in model.modules()]
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    model.eval()
-    for parameter, _ in flags:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, required in flags:
-            parameter.requires_grad_(required)
 
 
 FEWEST, MOST = 512, 8192  # bounds on the tokens of a pass; beyond MOST a pass is not any faster
@@ -126,15 +106,15 @@ def tokens_that_fit(backbone: PreTrainedModel, frames: Iterable[Frames] = ()) ->
     tensors = [*backbone.parameters(), *backbone.buffers()]
     tensors += [tensor for read in frames for frame in read.values() for tensor in frame.tensors()]
     held = sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
-    # The machine's total memory, not what is free just now: the split into passes shows in the last bits of the
-    # results, and a resumed run must split as it did before.
+    # Not the memory that is free now: the split into passes shows in the last bits of the results, and a resumed run
+    # must split as it did before.
     tokens = int(SHARE * (total_bytes(backbone.device) - held)) // (ALLOWANCE * token_bytes(backbone))
     power_of_two = 1 << (max(tokens, 1).bit_length() - 1)
     return max(FEWEST, min(MOST, power_of_two))
 
 
 def token_bytes(backbone: PreTrainedModel) -> int:
-    """Bytes of the inputs and outputs of all Linears for one token: the measure of its activations."""
+    """Return the bytes of the inputs and outputs of all Linears for one token, as a measure of its activations."""
     floats = 0
     for name, module in backbone.named_modules():
         # LoRA's own Linears do not count: A x and B A x are small, or never formed.
@@ -153,7 +133,7 @@ def checkpointed(backbone: PreTrainedModel, wanted: bool) -> Iterator[None]:
         blocks = [block for block in backbone.modules() if isinstance(block, GradientCheckpointingLayer)]
     try:
         for block in blocks:
-            # Not gradient_checkpointing_enable(): that one works in training mode only, where dropout would be on.
+            # gradient_checkpointing_enable() works in training mode only, where dropout would be on.
             # No RNG state is kept, since a model in evaluation mode draws nothing.
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
         yield
@@ -186,7 +166,6 @@ def score(
             completion = batch.completion_mask[rows.samples]
             with attending(backbone, plan.layout):
                 logprobs = completion_logprobs(model, rows)
-            # A spare pass runs only so that all processes make the same forwards; its results are known already.
             if is_needed:
                 token_logprobs[rows.samples] = scatter_tokens(logprobs, completion)
     return token_logprobs

@@ -1,7 +1,7 @@
-"""Stacks: {module: tensor} whose tensors of one shape lie in one tensor.
+"""Stacks: {module: tensor} that keeps tensors of one shape in one tensor.
 
-Reads as the dictionary it stands for; arithmetic on `stacks` takes a few calls instead of one for each of hundreds of
-modules, which on a GPU would cost more time on the host than on the device.
+Reads as the dictionary it stands for. Arithmetic on `stacks` takes a few calls instead of one for each of hundreds of
+modules, which take a GPU's host longer to launch than the GPU to compute.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ class Stacks(Mapping[str, Tensor]):
     """{module: (...)} as {names of n modules: (n, ...)}; a module's tensor is a view.
 
     Args:
-        stacks: the tensors of the modules of each name tuple, one after the other.
-        order: all modules, in the order in which they are read.
+        stacks: for each tuple of names, the tensors of these modules.
+        order: all modules, in the order of iteration.
     """
 
     def __init__(self, stacks: Mapping[tuple[str, ...], Tensor], order: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ class Stacks(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Stacks":
-        """A copy of `tensors`, stacked by shape; Stacks themselves are returned as they are."""
+        """Stack copies of `tensors` by shape; Stacks are returned unchanged."""
         if isinstance(tensors, Stacks):
             return tensors
         shapes = {module: tensor.shape for module, tensor in tensors.items()}
@@ -48,17 +48,17 @@ class Stacks(Mapping[str, Tensor]):
         return len(self._order)
 
     def rows(self, names: tuple[str, ...]) -> Tensor:
-        """(n, ...) of some modules of one shape; without a copy where they are a stack."""
+        """Return some modules of one shape, (n, ...); without a copy if they are a stack."""
         stack = self.stacks.get(names)
         return torch.stack([self[module] for module in names]) if stack is None else stack
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Stacks":
-        """The modules with every stack (n, ...) replaced by `change` of it, (n, ...)."""
+        """Replace every stack (n, ...) by `change` of it, (n, ...)."""
         return Stacks({names: change(stack) for names, stack in self.stacks.items()}, self._order)
 
 
 def by_value(values: Mapping[str, Value]) -> dict[Value, tuple[str, ...]]:
-    """The names of each value, both in order of first appearance."""
+    """Return the names of each value, both in order of first appearance."""
     groups: dict[Value, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)

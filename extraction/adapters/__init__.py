@@ -1,1 +1,1 @@
-"""The coordinates of gradients (`frames`), and adapters whose weights are such coordinates (`trained`)."""
+"""The coordinates of gradients (`frames`), and adapters with weights in such coordinates (`trained`)."""

@@ -1,21 +1,20 @@
-"""The coordinates of one module: a `Frame`, and the `Tap` that reads them off a forward and a backward.
+"""The coordinates of one module: a `Frame`, and the `Tap` that reads the module's gradient in them.
 
-A tap gives them from a forward and a backward. In svd that of W = U diag(S) Vh has almost computed U^T dL/dy and Vh x,
-so that a frozen module with d_out != d_in needs one of U and Vh only (`adapters.svd`):
+A tap takes the gradient from a forward and a backward, which have almost computed U^T dL/dy and Vh x. A module with
+d_out != d_in therefore needs only one of U and Vh (`adapters.svd`):
 
     d_out > d_in   from x and dL/dx = W^T dL/dy:   sum_t (Vh x_t) * (Vh dL/dx_t) / S
     d_out < d_in   from y = W x and dL/dy:         sum_t (U^T y_t) * (U^T dL/dy_t) / S
     otherwise      from x and dL/dy:               sum_t (Vh x_t) * (U^T dL/dy_t)
     lora           from x and dL/dy:               sum_t dL/dy_t (A x_t)^T
 
-Each line holds triplet by triplet, so it also serves the R largest alone, exactly and at R / r of the cost.
+Each line holds triplet by triplet, so the R largest alone cost R / r and are exact.
 Products of tokens with U, Vh and A are in the dtype of the model; sums over tokens are in at least float32.
 
 Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in),
 A (rank, d_in).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -34,61 +33,26 @@ from extraction.batch import Segments, wide_product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tap:
-    """Gradients of a module's coordinates, from what is held of a forward and the gradient that comes back.
+    """Reduces a tensor that is held from the forward and a gradient of the backward to the module's coordinates.
 
-    With `keep`, that is what it makes of the module's input and output, and dL/dy. Without, it is the input x and the
-    dL/dx that flows back through this module alone.
+    With `keep`, the two are `keep(x, y)` of the module's input and output, and dL/dy. Without, they are the input x
+    and the dL/dx that flows back through this module alone.
     """
 
     module: str
-    keep: Callable[[Tensor, Tensor], Tensor] | None = None  # x (..., d_in), y (..., d_out) -> what is held
+    keep: Callable[[Tensor, Tensor], Tensor] | None = None  # x (..., d_in), y (..., d_out) -> held
     reduce: Callable[[Tensor, Tensor, Segments], Tensor]  # held (T, d), gradient (T, d_in or d_out) -> (G, r)
-    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # the same two and u (r,) -> (T,): <u, what token t adds>
-
-
-class Frame(ABC):
-    """The coordinates of one module in some basis."""
-
-    dtype: torch.dtype  # of the coordinates: float32, or float64 for a float64 model
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """The number of coordinates r."""
-
-    @abstractmethod
-    def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
-        """(r,) of the matrix left @ right: left (d_out, n), right (n, d_in); None is the identity."""
-
-    @abstractmethod
-    def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(d_out, n) and (n, d_in), whose product is the matrix of v (r,)."""
-
-    @abstractmethod
-    def tap(self, module: str) -> Tap:
-        """Return the tap that gives the coordinates of dL/dW of `module`."""
-
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """What the frame holds in memory."""
-
-    @abstractmethod
-    def to(self, device: torch.device | str) -> Self:
-        """The same frame on another device."""
-
-    def complete(self) -> "Frame":
-        """Return the frame without the layer that half of it may follow from: the weight may change from now on."""
-        return self
+    along: Callable[[Tensor, Tensor, Tensor], Tensor]  # held, gradient, u (r,) -> (T,): <u, contribution of token t>
 
 
 @dataclass(frozen=True, slots=True)
-class SvdFrame(Frame):
-    """Singular vectors of a weight.
+class SvdFrame:
+    """Coordinates along the singular vectors of a weight.
 
     Attributes:
-        held: U, S and Vh; one of the two frames may follow from the weight of `layer`.
-        layer: frozen, of this weight; None: both frames are held, and the weight may change.
-        scale: S' (r,) of the weight U diag(S') Vh in the forward, where an adapter has moved S; None: S.
+        held: U, S and Vh; one of U and Vh may follow from the weight of `layer`.
+        layer: has the frozen weight; None: U and Vh are held, and the weight may change.
+        scale: S' (r,) of the weight U diag(S') Vh in the forward if an adapter has moved S; None: S.
     """
 
     held: Factors
@@ -96,17 +60,17 @@ class SvdFrame(Frame):
     scale: Tensor | None = None
 
     @property
-    def dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the SVD."""
+    def dtype(self) -> torch.dtype:
+        """The dtype of the coordinates: float32, or float64 for a float64 model."""
         return self.held.S.dtype
 
     @property
     def size(self) -> int:
-        """One coordinate a singular value."""
+        """The number of coordinates r, one for each singular value."""
         return len(self.held.S)
 
     def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
-        """diag(U^T left right V), without the matrix in between."""
+        """Return diag(U^T left right V), (r,), for left (d_out, n) and right (n, d_in); None is the identity."""
         (U, S, Vh), left = self.held, left.to(self.dtype)
         if right is not None:
             right = right.to(self.dtype)
@@ -124,14 +88,14 @@ class SvdFrame(Frame):
         return (turned_left * turned_right).sum(1)
 
     def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """U diag(v) and Vh."""
+        """Return U diag(v) and Vh: their product is the matrix of v (r,)."""
         U, Vh = self.held.U, self.held.Vh
         if U is None or Vh is None:
             U, Vh = svd.both_factors(self.held, self._weight())
         return U * v.to(self.dtype), Vh
 
     def tap(self, module: str) -> Tap:
-        """The line of the module docstring for the factors that are held."""
+        """Return the tap of dL/dW for the factors that are held (module docstring)."""
         U, S, Vh = self.held
         scale, layer = S if self.scale is None else self.scale, self.layer
         if U is None:
@@ -139,7 +103,7 @@ class SvdFrame(Frame):
             return _rotated_tap(module, Vh, scale)
 
         def without_bias(_x: Tensor, y: Tensor) -> Tensor:
-            # Read in the forward: a sharded bias is whole there. The identity is about W x.
+            # The identity is about W x. The bias is read in the forward, where a sharded one is whole.
             bias = getattr(layer, "bias", None)
             return y if bias is None else y - bias
 
@@ -148,15 +112,15 @@ class SvdFrame(Frame):
         return _direct_tap(module, U, Vh)
 
     def tensors(self) -> list[Tensor]:
-        """The factors that are held."""
+        """List the tensors in memory."""
         return [part for part in self.held if part is not None]
 
     def to(self, device: torch.device | str) -> Self:
-        """The same factors on another device."""
+        """Copy the frame to another device."""
         return replace(self, held=self.held.each(lambda part: part.to(device)))
 
     def complete(self) -> "SvdFrame":
-        """Hold U and Vh."""
+        """Return the frame with both U and Vh, so that the weight may change from now on."""
         if self.layer is None:
             return self
         U, Vh = svd.both_factors(self.held, self._weight())
@@ -170,8 +134,8 @@ class SvdFrame(Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class LoraFrame(Frame):
-    """LoRA's B, read through an A that need not be in the model."""
+class LoraFrame:
+    """The coordinates of LoRA's B (d_out, rank), through an A that need not be in the model; methods as `SvdFrame`."""
 
     A: Tensor
     num_outputs: int
@@ -179,20 +143,20 @@ class LoraFrame(Frame):
 
     @property
     def size(self) -> int:
-        """The entries of B."""
+        """The number of coordinates, the entries of B."""
         return self.num_outputs * len(self.A)
 
     def coordinates(self, left: Tensor, right: Tensor | None = None) -> Tensor:
-        """left right A^T, flattened."""
+        """Return left right A^T, flattened."""
         turned = self.A.T if right is None else right.to(self.dtype) @ self.A.T
         return (left.to(self.dtype) @ turned).flatten()
 
     def factors(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """v (d_out, rank) and A."""
+        """Return v (d_out, rank) and A."""
         return v.to(self.dtype).view(self.num_outputs, len(self.A)), self.A
 
     def tap(self, module: str) -> Tap:
-        """sum_t dL/dy_t (A x_t)^T, flattened: what is held is A x (T, rank)."""
+        """Return the tap of sum_t dL/dy_t (A x_t)^T, flattened, which holds A x (T, rank)."""
         A, dtype = self.A, self.dtype
 
         def reduce(rotated: Tensor, gradient: Tensor, segments: Segments) -> Tensor:
@@ -207,18 +171,25 @@ class LoraFrame(Frame):
         return Tap(module=module, keep=lambda x, _y: F.linear(x, A.to(x.dtype)), reduce=reduce, along=along)
 
     def tensors(self) -> list[Tensor]:
-        """[A]."""
+        """List the tensors in memory."""
         return [self.A]
 
     def to(self, device: torch.device | str) -> Self:
-        """The same A on another device."""
+        """Copy the frame to another device."""
         return replace(self, A=self.A.to(device))
+
+    def complete(self) -> "LoraFrame":
+        """Return the frame, which does not depend on the weight."""
+        return self
+
+
+Frame = SvdFrame | LoraFrame
 
 
 def _rotated_tap(
     module: str, frame: Tensor, scale: Tensor, keep: Callable[[Tensor, Tensor], Tensor] | None = None
 ) -> Tap:
-    """sum_t (Q a_t) * (Q b_t) / S with Q = `frame` (r, d), of what is held and what comes back, (T, d) both."""
+    """Return the tap of sum_t (Q a_t) * (Q b_t) / S with Q = `frame` (r, d), a held and b the gradient, (T, d) both."""
 
     def rotated(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         Q = frame.to(a.dtype)
@@ -233,7 +204,7 @@ def _rotated_tap(
 
 
 def _direct_tap(module: str, U: Tensor, Vh: Tensor) -> Tap:
-    """sum_t (Vh x_t) * (U^T dL/dy_t), of x (T, d_in) and dL/dy (T, d_out)."""
+    """Return the tap of sum_t (Vh x_t) * (U^T dL/dy_t), with x (T, d_in) and dL/dy (T, d_out)."""
 
     def direct(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         return F.linear(x, Vh.to(x.dtype)), gradient @ U.to(gradient.dtype)

@@ -2,12 +2,9 @@
 
     model = get_peft_model(model, DeltaSConfig(svd_cache="out/cache/svd"))
 
-    W = U diag(S) Vh                          reduced SVD, r = min(d_in, d_out)
-    y = W x + U diag(delta_S) Vh x            delta_S (r,), 0 at the start
+    W = U diag(S) Vh                          reduced SVD: all triplets, or the `num_triplets` largest
+    y = W x + U diag(delta_S) Vh x            delta_S (r,), 0 at the start: then y = W x bit for bit
     dL/d delta_S = sum_t (U^T dL/dy_t) * (Vh x_t)
-
-Truncated to `rank` R, U and Vh are those of the R largest singular values and r = R; W stays whole.
-Identity at delta_S = 0: the adapter adds exactly 0, so the output is the base model's bit for bit.
 
 Shapes: T tokens, r coordinates of a module; U (d_out, r), Vh (r, d_in).
 delta_S, S, U and Vh are float32 (float64 in a float64 model) whatever the model's dtype.
@@ -44,13 +41,16 @@ class DeltaSConfig(PeftConfig):
 
     Args:
         target_modules: suffixes or dotted paths of the Linears; None takes the defaults of the architecture.
-        rank: how many of the largest singular triplets of each module; None is all of them.
+        num_triplets: keep this many of the largest singular triplets of each module; None keeps all.
+        rank: refused. Earlier versions saved it, and half of the triplets or fewer came from a randomised SVD.
         svd_cache: folder of cached factors; None computes without a cache. A property of the machine, so never saved.
 
-    Raises InputError for a rank below 1.
+    Raises:
+        InputError: `num_triplets` below 1, or a `rank`.
     """
 
     target_modules: list[str] | set[str] | str | None = field(default=None)
+    num_triplets: int | None = field(default=None)
     rank: int | None = field(default=None)
     svd_cache: str | None = field(default=None)
 
@@ -59,16 +59,19 @@ class DeltaSConfig(PeftConfig):
         self.peft_type = PeftType("DELTA_S")
         # {module: factors} that need not be computed. No field: peft would copy and save it.
         self.factors: Mapping[str, Factors] = {}
-        if self.rank is not None and self.rank < 1:
-            raise InputError("rank of delta_S", expected="at least 1", found=str(self.rank))
+        if self.num_triplets is not None and self.num_triplets < 1:
+            raise InputError("num_triplets of delta_S", expected="at least 1", found=str(self.num_triplets))
+        if self.rank is not None:
+            expected, found = "num_triplets of the exact SVD", f"{self.rank}, maybe of a randomised one"
+            raise InputError("rank of delta_S", expected=expected, found=found, fix="train the adapter again")
 
     def to_dict(self) -> dict[str, Any]:
-        """What is saved with an adapter: every option but the folder of the cache."""
+        """Return the options that are saved with an adapter: all but the folder of the cache."""
         return {name: value for name, value in super().to_dict().items() if name != "svd_cache"}
 
 
 class DeltaSLayer(nn.Module, BaseTunerLayer):
-    """One adapted Linear or Conv1D. A layer may carry several adapters by name, which share U, S and Vh."""
+    """One adapted Linear or Conv1D; several adapters on it share U, S and Vh."""
 
     adapter_layer_names = ("delta_S",)  # peft: attributes that hold a parameter per adapter
 
@@ -78,7 +81,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
     unmerged_weight: Tensor | None  # the base weight while adapters are merged into it
 
     def __init__(self, base_layer: nn.Module, name: str) -> None:
-        """A layer without factors: `set_factors` follows, since a model factorises all of its layers together."""
+        """Make a layer without factors: `DeltaSModel.inject_adapter` factorises all layers together."""
         super().__init__()
         self.base_layer = base_layer
         self.name = name
@@ -88,27 +91,26 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
             self.register_buffer(buffer, None, persistent=False)
         self.delta_S = nn.ParameterDict()
 
-    def add_adapter(self, adapter_name: str, *, rank: int | None, inference_mode: bool) -> None:
+    def add_adapter(self, adapter_name: str, *, num_triplets: int | None, inference_mode: bool) -> None:
         """Add an adapter at delta_S = 0."""
         weight = weight_matrix(self.base_layer, self.name)
-        full_rank = min(weight.shape)
-        r = full_rank if rank is None else min(rank, full_rank)
+        r = min(*weight.shape, num_triplets or min(weight.shape))
         dtype = torch.promote_types(weight.dtype, torch.float32)
         self.delta_S[adapter_name] = nn.Parameter(torch.zeros(r, dtype=dtype, device=weight.device))
         self.set_adapter(self.active_adapters, inference_mode=inference_mode)
 
     def base_weight(self) -> Tensor:
-        """W (d_out, d_in), without any adapter that may be merged into it; gathered from all ranks if sharded."""
+        """Return W (d_out, d_in) without any adapter that may be merged into it; gathered from all ranks if sharded."""
         if self.unmerged_weight is None:
             return whole(weight_matrix(self.base_layer, self.name))
         return self.unmerged_weight.T if isinstance(self.base_layer, Conv1D) else self.unmerged_weight
 
     def frames(self) -> tuple[Tensor, Tensor]:
-        """U and Vh; a factor that is not stored is computed from the other and W."""
+        """Return U and Vh; a factor that is not stored is computed from the other and W."""
         return both_factors(Factors(self.U, self.S, self.Vh), self.base_weight())
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """y = W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
+        """Return W x + sum over active adapters of U diag(delta_S) Vh x, the second term in the dtype of delta_S."""
         if self.disable_adapters and self.merged:
             self.unmerge()
         y = self.base_layer(x, *args, **kwargs)
@@ -120,37 +122,31 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         return y
 
     def change(self, x: Tensor, delta_S: Tensor) -> Tensor:
-        """U diag(delta_S) Vh x, with U = W V S^-1 or Vh = S^-1 U^T W put in for a factor that is not stored."""
+        """Return U diag(delta_S) Vh x; a factor that is not stored is U = W V S^-1 or Vh = S^-1 U^T W."""
         U, Vh = self.U, self.Vh
         if U is not None and Vh is not None:
             return F.linear(F.linear(x, Vh) * delta_S, U)
-        weight = self.base_weight().to(self.S.dtype)
+        weight, scale = self.base_weight().to(self.S.dtype), delta_S / self.S
         if Vh is not None:
-            # W V diag(delta_S / S) Vh x
-            return F.linear(F.linear(F.linear(x, Vh) * (delta_S / self.S), Vh.T), weight)
+            return F.linear(F.linear(F.linear(x, Vh) * scale, Vh.T), weight)
         assert U is not None
-        # U diag(delta_S / S) U^T W x
-        return F.linear(F.linear(F.linear(x, weight), U.T) * (delta_S / self.S), U)
+        return F.linear(F.linear(F.linear(x, weight), U.T) * scale, U)
 
     def delta_weight(self, adapter_name: str) -> Tensor:
-        """U diag(delta_S) Vh in the layout and the dtype of the base weight."""
-        W, delta_S = self.base_weight(), self.delta_S[adapter_name].detach()
-        if self.U is not None and self.Vh is not None:
-            change = (self.U * delta_S).to(W.dtype) @ self.Vh.to(W.dtype)
-        elif self.Vh is not None:
-            Vh = self.Vh.to(W.dtype)
-            change = ((W @ Vh.T) * (delta_S / self.S)).to(W.dtype) @ Vh  # W V diag(delta_S / S) Vh
-        else:
-            assert self.U is not None
-            change = (self.U * (delta_S / self.S)).to(W.dtype) @ (self.U.to(W.dtype).T @ W)
+        """Return U diag(delta_S) Vh in the layout and the dtype of the base weight; missing factors as in `change`."""
+        W, scale, U, Vh = self.base_weight(), self.delta_S[adapter_name].detach(), self.U, self.Vh
+        if U is None or Vh is None:
+            scale = scale / self.S
+        left = W @ Vh.to(W.dtype).T if U is None and Vh is not None else U
+        right = U.to(W.dtype).T @ W if Vh is None and U is not None else Vh
+        assert left is not None
+        assert right is not None
+        change = (left * scale).to(W.dtype) @ right.to(W.dtype)
         return change.T if isinstance(self.base_layer, Conv1D) else change
 
     @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Add the adapters to the base weight; the old weight is kept, so that `unmerge` restores it bit for bit.
-
-        A bfloat16 weight takes the sum `dithered`, so that the merged model follows a small delta_S on average.
-        """
+        """Add the adapters to the base weight, `dithered` in bfloat16; `unmerge` restores the weight bit for bit."""
         weight = self.weight
         for name in check_adapters_to_merge(self, adapter_names):
             if name not in self.delta_S:
@@ -174,7 +170,7 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         self.merged_adapters.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """`.to()`, `.half()`, ...: the adapter changes device with the base layer, but never loses precision."""
+        """Move the adapter with the base layer in `.to()`, `.half()`, ...; it never loses precision."""
 
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -185,17 +181,16 @@ class DeltaSLayer(nn.Module, BaseTunerLayer):
         return super()._apply(keep_precision, recurse)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
-        """peft's version also casts to the dtype of the base layer, which would round delta_S."""
+        """Move without a cast: peft's version also casts to the dtype of the base layer, which would round delta_S."""
         self.delta_S[adapter_name] = self.delta_S[adapter_name].to(device or self.weight.device)
 
 
 def dithered(matrix: Tensor) -> Tensor:
-    """A float32 `matrix` in bfloat16, where an entry is rounded up if its cut-off bits exceed its own threshold.
+    """Return a float32 matrix in bfloat16; an entry is rounded up if its cut-off bits exceed the entry's threshold.
 
-    Rounded to the nearest, W + D is W itself wherever D is below half of W's last bit, as in the first steps of a
-    training: after four steps at lr 7e-5 the log-probabilities had moved by a third of what they should; so, by all of
-    it. The thresholds are even over the matrix (the R2 sequence) and always the same: nothing is drawn, a policy that
-    has moved little is rounded alike, and what bfloat16 holds exactly stays as it is.
+    Rounding to the nearest would drop a change below half of W's last bit: after four steps at lr 7e-5 the
+    log-probabilities had moved by a third of what they should; with thresholds, by all of it. The thresholds are even
+    over the matrix (the R2 sequence) and constant: nothing is drawn, and a value that bfloat16 holds stays the same.
     """
     rows, columns = (torch.arange(size, dtype=torch.int32, device=matrix.device) for size in matrix.shape)
     thresholds = (rows[:, None] * R2[0] + columns * R2[1]) & CUT_OFF
@@ -211,17 +206,17 @@ class DeltaSModel(BaseTuner):
     target_module_mapping: dict[str, list[str]] = {}  # noqa: RUF012 (peft's signature); see _prepare_adapter_config
 
     def inject_adapter(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """peft's own, then the factors of all new layers at once, which is where SVDs run in parallel."""
+        """Inject as peft does, then make the factors of all new layers at once: the SVDs run in parallel."""
         super().inject_adapter(model, *args, **kwargs)
         new_layers = [layer for layer in model.modules() if isinstance(layer, DeltaSLayer) and layer.S is None]
-        # Any adapter's configuration will do: `_check_new_adapter_config` has seen that they agree.
+        # `_check_new_adapter_config` has checked that all adapters agree.
         config = next(iter(self.peft_config.values()))
         assert isinstance(config, DeltaSConfig)
         factors, config.factors = config.factors, {}
         if not factors:
             weights: dict[str, Tensor] = {layer.name: layer.base_weight() for layer in new_layers}
             cache_dir = Path(config.svd_cache) if config.svd_cache else None
-            factors = factorise_all(weights, digest_all(weights), cache_dir, rank=config.rank)
+            factors = factorise_all(weights, digest_all(weights), cache_dir, rank=config.num_triplets)
         for layer in new_layers:
             layer.U, layer.S, layer.Vh = factors[layer.name]
 
@@ -230,9 +225,9 @@ class DeltaSModel(BaseTuner):
         assert isinstance(config, DeltaSConfig)
         for name, existing in self.peft_config.items():
             assert isinstance(existing, DeltaSConfig)
-            if existing.rank != config.rank:
-                expected = f"rank {existing.rank} of adapter {name!r}"
-                raise ValueError(f"the factors are shared: expected {expected}, found rank {config.rank}")
+            if existing.num_triplets != config.num_triplets:
+                expected = f"num_triplets {existing.num_triplets} of adapter {name!r}"
+                raise ValueError(f"the factors are shared: expected {expected}, found {config.num_triplets}")
 
     def _prepare_adapter_config(self, peft_config: PeftConfig, model_config: dict[str, Any]) -> PeftConfig:
         assert isinstance(peft_config, DeltaSConfig)
@@ -256,14 +251,15 @@ class DeltaSModel(BaseTuner):
         else:
             layer = DeltaSLayer(target, current_key)
             self._replace_module(parent, target_name, layer, target)
-        layer.add_adapter(adapter_name, rank=peft_config.rank, inference_mode=peft_config.inference_mode)
+        layer.add_adapter(
+            adapter_name, num_triplets=peft_config.num_triplets, inference_mode=peft_config.inference_mode
+        )
 
 
 def register() -> None:
     """Teach peft the method `delta_S`, once.
 
-    `register_peft_method` wants the name to be a member of the enumeration `PeftType`, which peft offers no way to
-    extend; the member is therefore added as `enum` itself would add it.
+    `register_peft_method` needs a member of the enumeration `PeftType`, which is added as `enum` itself would add it.
     """
     name = "DELTA_S"
     member = str.__new__(PeftType, name)

@@ -6,17 +6,17 @@
     svd    W = U diag(S) Vh       coordinates of M: diag(U^T M V), (r,)           matrix of v: U diag(v) Vh
     lora   A from a seed          coordinates of M: M A^T, (d_out rank,)          matrix of v: v A
 
-The coordinates of dL/dW are the gradient that an adapter of that basis (`adapters.trained`), at zero, would have on top
-of W, whatever W is now. The two maps, of `adapters.coordinates`, are adjoint: <matrix of v, M> = <v, coordinates of M>.
+The coordinates of dL/dW are the gradient of an adapter of that basis (`adapters.trained`) at zero on top of W, whatever
+W is now. The two maps (`adapters.coordinates`) are adjoint: <matrix of v, M> = <v, coordinates of M>.
 
 Shapes: G samples, T tokens, r coordinates of a module; M and W (d_out, d_in), U (d_out, r), S (r,), Vh (r, d_in),
 A (rank, d_in). All gradients are of a LOSS: a descent step moves along -g.
-To add a basis: a word in `extraction.words.Basis`, a subclass of `Frame`, a function that makes its frames.
+To add a basis: a word in `extraction.words.Basis`, a class of `Frame`, a function that makes its frames.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,32 +39,32 @@ from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA
 SVD_CACHE = Path("out/cache/svd")  # relative to the working directory
-WARN_BYTES = 2**30  # of frames whose memory is a warning
+WARN_BYTES = 2**30  # frames that take more memory are logged as a warning
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Frames(Mapping[str, Frame]):
-    """{module: its frame} of a model in one basis.
+    """{module: its frame} for a model in one basis.
 
     Modules are named by their dotted path in the model below any adapter (`model.layers.0.self_attn.q_proj`), in the
-    order of `named_modules()`; that order is the order of every dictionary that comes out of here.
+    order of `named_modules()`, which every dictionary of modules keeps.
 
     Attributes:
         frames: by module.
         layers: where each module is read.
-        fingerprint: what identifies the basis: basis, model_id, weights_sha256, targets, rank, alpha, init_seed, ...
-            Numbers in two bases can be compared only if these agree (`check_fingerprint`). `weights_sha256` covers
-            names and values of the weights of the modules.
-        adapted: how much of the model the modules are; None where that was not asked.
-        left_out: {module: |W - U diag(S) Vh| / |W|} of the modules of which some triplets are left out.
-        moved: the weights are not those of the fingerprint, but an adapter away from them.
+        fingerprint: identifies the basis: basis, model_id, weights_sha256 (names and values of the modules' weights),
+            targets, rank, alpha, init_seed, ... Numbers can be compared only if these agree (`check_fingerprint`).
+        adapted: the share of the model that the modules are; None: not asked.
+        truncation: the number of modules that lost triplets, and the median and largest |W - U diag(S) Vh| / |W| of
+            these; None: every triplet is kept.
+        moved: an adapter has moved the weights away from those in the fingerprint.
     """
 
     frames: Mapping[str, Frame]
     layers: Mapping[str, nn.Module]
     fingerprint: Mapping[str, Any]
     adapted: Adapted | None = None
-    left_out: Mapping[str, float] = field(default_factory=dict)
+    truncation: Mapping[str, Any] | None = None
     moved: bool = False
 
     def __getitem__(self, module: str) -> Frame:
@@ -78,7 +78,7 @@ class Frames(Mapping[str, Frame]):
 
     @property
     def basis(self) -> Basis:
-        """The word of the basis."""
+        """The name of the basis."""
         return self.fingerprint["basis"]
 
     @property
@@ -86,14 +86,8 @@ class Frames(Mapping[str, Frame]):
         """The number of coordinates r of each module."""
         return {module: frame.size for module, frame in self.frames.items()}
 
-    @property
-    def truncation(self) -> dict[str, Any] | None:
-        """For manifests: the median and the largest `left_out`; None where every triplet is kept."""
-        cuts = self.left_out.values()
-        return {"modules": len(cuts), "left_out": {"median": median(cuts), "max": max(cuts)}} if cuts else None
-
     def to(self, device: torch.device | str) -> "Frames":
-        """The same frames on another device."""
+        """Copy the frames to another device."""
         return replace(self, frames={module: frame.to(device) for module, frame in self.frames.items()})
 
 
@@ -106,12 +100,12 @@ def svd_frames(
     start_adapter: str | None = None,
     cache_dir: str | Path | None = SVD_CACHE,
 ) -> Frames:
-    """The singular frames of a model without an adapter, of weights that stay as they are.
+    """Return the singular frames of a model without an adapter, for weights that stay frozen.
 
     Args:
         model: is not changed.
-        targets: which Linears (`find_targets`).
-        rank: how many of the largest singular triplets of each module; None is all.
+        targets: the Linears to read (`find_targets`).
+        rank: keep this many of the largest singular triplets of each module; None keeps all.
         model_id: the name of the model in the fingerprint.
         start_adapter: checksum of an adapter that is merged into `model`, which may have changed more than the targets.
         cache_dir: folder of the SVD cache; None computes without one.
@@ -123,14 +117,15 @@ def svd_frames(
         raise InputError("rank of svd", expected="at least 1", found=str(rank))
     layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
     weights, digests = _read(layers)
-    fingerprint = {"basis": "svd", **_named(model_id, start_adapter), **_svd_identity(weights, digests, rank)}
     factors = factorise_all(weights, digests, None if cache_dir is None else Path(cache_dir), rank=rank)
+    cut = [module for module, weight in weights.items() if len(factors[module].S) < min(weight.shape)]
+    shares = [svd.left_out(factors[module], weights[module]) for module in cut]
     return Frames(
         frames={name: SvdFrame(held, layers[name]) for name, held in factors.items()},
         layers=layers,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint("svd", weights, digests, rank, None, model_id, start_adapter),
         adapted=adapted_share(model, list(layers)),
-        left_out=_left_out(factors, weights),
+        truncation={"modules": len(cut), "left_out": {"median": median(shares), "max": max(shares)}} if cut else None,
     )
 
 
@@ -143,27 +138,23 @@ def lora_frames(
     model_id: str = "",
     start_adapter: str | None = None,
 ) -> Frames:
-    """LoRA's frames of a model without an adapter: an A of orthonormal rows from `seed` for every module.
+    """Return LoRA's frames of a model without an adapter: an A with orthonormal rows from `seed` for every module.
 
     Args:
         model: is not changed.
-        targets, model_id, start_adapter: as of `svd_frames`.
-        seed: of A.
-        rank: the rows of A.
+        targets, model_id, start_adapter: as `svd_frames`.
+        seed: draws A.
+        rank: the number of rows of A.
 
     Raises:
         InputError: a rank outside 1..d_in of some module, where rows could not be orthonormal, or no matching target.
     """
     layers = {path: model.get_submodule(path) for path in find_targets(model, targets)}
     weights, digests = _read(layers)
-    for name, weight in weights.items():
-        if not 1 <= rank <= weight.shape[1]:
-            raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{weight.shape[1]}", found=str(rank))
-    fingerprint = {"basis": "lora", **_named(model_id, start_adapter), **_lora_identity(digests, rank, seed)}
     return Frames(
         frames=_drawn(weights, rank, seed),
         layers=layers,
-        fingerprint=fingerprint,
+        fingerprint=_fingerprint("lora", weights, digests, rank, seed, model_id, start_adapter),
         adapted=adapted_share(model, list(layers)),
     )
 
@@ -178,51 +169,42 @@ def make_frames(
 ) -> Frames:
     """Return the frames of a direction file for the Linears below all adapters, on the devices of their weights.
 
-    Frames of quantised layers are those of the checkpoint of the fingerprint, which is loaded for it.
+    Frames of quantised layers come from the checkpoint of the fingerprint, which is loaded for this.
 
     Args:
         where: the direction file, for messages.
-        layers: those of `target_layers`; adapters around them are not read.
-        fingerprint: of the basis of the directions.
+        layers: from `target_layers`; adapters around them are not read.
+        fingerprint: of the directions.
         cache_dir: folder of the SVD cache; None computes without one.
-        frozen: layers whose weight stays as it is: half of what others hold may then follow from it.
+        frozen: layers with a constant weight: their frames may hold one factor and use the weight.
 
     Raises:
-        InputError: weights that are not those of the fingerprint.
+        InputError: the weights differ from the fingerprint.
     """
     bases = {name: base_layer(layer) for name, layer in layers.items()}
     quantised = [name for name, base in bases.items() if isinstance(base, nn.Linear) and is_quantised(base.weight)]
-    named = {key: fingerprint[key] for key in ("basis", "model_id", "start_adapter") if key in fingerprint}
-    rank = fingerprint["rank"]
+    basis, rank, seed, model_id = (fingerprint[key] for key in ("basis", "rank", "init_seed", "model_id"))
     # A checkpoint in bfloat16 has the same values, and so the same hash, in float32.
     for dtype in ("float32", "bfloat16"):
-        read = _unquantised(bases, quantised[0], str(fingerprint["model_id"]), dtype) if quantised else bases
-        weights, digests = _read(read)
+        weights, digests = _read(_unquantised(bases, quantised[0], model_id, dtype) if quantised else bases)
         if combine(digests) == fingerprint["weights_sha256"] or not quantised:
             break
-    if fingerprint["basis"] == "svd":
-        identity = _svd_identity(weights, digests, rank)
-    else:
-        identity = _lora_identity(digests, rank, fingerprint["init_seed"])
-    check_fingerprint(where, expected=named | identity, found=fingerprint)
-    weights = {name: weight.to(_device(bases[name])) for name, weight in weights.items()}
-    if fingerprint["basis"] == "lora":
-        frames = _drawn(weights, rank, fingerprint["init_seed"])
-        return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
+    expected = _fingerprint(basis, weights, digests, rank, seed, model_id, fingerprint.get("start_adapter"))
+    check_fingerprint(where, expected=expected, found=fingerprint)
+    weights = {name: weight.to(next(bases[name].parameters()).device) for name, weight in weights.items()}
+    if basis == "lora":
+        return Frames(frames=_drawn(weights, rank, seed), layers=bases, fingerprint=fingerprint)
     lean = {name for name in frozen if not quantised}
-    _say_memory(weights, rank, lean)
+    _log_memory(weights, rank, lean)
     frames = {}
     for name, held in factorise_all(weights, digests, cache_dir, rank=rank).items():
-        if name in lean:
-            frames[name] = SvdFrame(held, bases[name])
-        else:
-            U, Vh = svd.both_factors(held, weights[name])
-            frames[name] = SvdFrame(Factors(U, held.S, Vh))
+        U, Vh = (None, None) if name in lean else svd.both_factors(held, weights[name])
+        frames[name] = SvdFrame(held, bases[name]) if name in lean else SvdFrame(Factors(U, held.S, Vh))
     return Frames(frames=frames, layers=bases, fingerprint=fingerprint)
 
 
 def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers of `model` that are named `targets` before any adapter; a layer may have an adapter around it.
+    """Return the layers named `targets` in `model` below any adapter; a layer may have an adapter around it.
 
     Raises:
         InputError: the model has no such layer.
@@ -243,12 +225,12 @@ def target_layers(model: nn.Module, targets: Sequence[str]) -> dict[str, nn.Modu
 
 
 def base_layer(layer: nn.Module) -> nn.Module:
-    """The Linear below the adapters of a layer, or the layer itself."""
+    """Return the Linear below the adapters of a layer, or the layer itself."""
     return layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else layer
 
 
-# Tuners of peft that use the frozen weight W in one call of the Linear below them, so that dL/dW is a sum over what
-# passes this Linear. Each was compared with autograd away from its start (tests/bench/attach_setups.py).
+# Tuners of peft that use the frozen weight W in one call of the Linear below them, so that taps of this Linear give
+# dL/dW. Each was compared with autograd away from its start (tests/bench/attach_setups.py).
 READABLE = (
     *("adalora", "beft", "boft", "c3a", "deft", "delora", "fourierft", "gralora", "ia3", "lily", "loha", "lokr"),
     *("lora", "miss", "oft", "osf", "pvera", "randlora", "tinylora", "unilora", "vblora", "vera"),
@@ -256,17 +238,18 @@ READABLE = (
 
 
 def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> None:
-    """InputError where dL/dW of the weight below an adapter does not follow from what passes the Linear there.
+    """Raise InputError for an adapter below which taps of the Linear do not give dL/dW.
 
     Args:
-        layers: see `target_layers`.
+        layers: from `target_layers`.
         has_dropout: the model runs in training mode, where dropout is on.
     """
     for name, layer in layers.items():
-        package, _, tuner = type(layer).__module__.partition(".tuners.")
+        package, _, path = type(layer).__module__.partition(".tuners.")
         if package != "peft":
             continue
-        found = None if tuner.partition(".")[0] in READABLE else tuner.partition(".")[0]
+        tuner = path.partition(".")[0]
+        found = None if tuner in READABLE else tuner
         drops = isinstance(layer, LoraLayer) and any(isinstance(one, nn.Dropout) for one in layer.lora_dropout.values())
         if has_dropout and drops and layer.lora_magnitude_vector:
             found = "DoRA with dropout"  # multiplies with the weight a second time
@@ -277,17 +260,6 @@ def check_adapters(layers: Mapping[str, nn.Module], *, has_dropout: bool) -> Non
                 found=found,
                 fix="train LoRA or DoRA without dropout, or leave these modules out of model.targets",
             )
-
-
-def orthonormal_frames(shapes: Iterable[tuple[int, int]], seed: int) -> Iterator[Tensor]:
-    """The A that `seed` gives each module, in order of their (rank, d_in): orthonormal rows, float64.
-
-    All modules draw from one generator, so that the A of a module depends on the modules before it.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for rank, d_in in shapes:
-        frame, _ = torch.linalg.qr(torch.randn(d_in, rank, dtype=torch.float64, generator=generator))
-        yield frame.T
 
 
 def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
@@ -313,15 +285,12 @@ def check_fingerprint(where: object, *, expected: Mapping[str, Any], found: Mapp
 
 
 def comparable(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields by which bases are compared: all but `model_id`.
-
-    The hash of the weights says more than a name, and the same model may lie in different places.
-    """
+    """Return the fields by which bases are compared: all but `model_id`, since a model may have several names."""
     return {key: value for key, value in fingerprint.items() if key != "model_id"}
 
 
 def _describe(fingerprint: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """`key=value` of the named fields; a long value (the targets of a big model) is cut."""
+    """Return `key=value` of the named fields; a long value (the targets of a big model) is cut."""
     parts = []
     for key in keys:
         text = str(fingerprint.get(key))
@@ -330,54 +299,48 @@ def _describe(fingerprint: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def _read(layers: Mapping[str, nn.Module]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weight (d_out, d_in) of every layer, gathered if it is sharded, and their digests."""
+    """Return the weight (d_out, d_in) of every layer, gathered if it is sharded, and their digests."""
     weights = {name: whole(weight_matrix(layer, name)) for name, layer in layers.items()}
     return weights, digest_all(weights)
 
 
-def _named(model_id: str, start_adapter: str | None) -> dict[str, str]:
-    # Only where there is one: fingerprints without it are of base models.
-    return {"model_id": model_id} | ({} if start_adapter is None else {"start_adapter": start_adapter})
-
-
-def _svd_identity(weights: Mapping[str, Tensor], digests: Mapping[str, str], rank: int | None) -> dict[str, Any]:
-    return {
-        "weights_sha256": combine(digests),
-        "targets": list(digests),
-        # A basis with all triplets is the full one, whatever rank was asked for.
-        "rank": None if rank is None or all(min(weight.shape) <= rank for weight in weights.values()) else rank,
-        "alpha": None,
-        "init_seed": None,
-    }
-
-
-def _lora_identity(digests: Mapping[str, str], rank: int, seed: int) -> dict[str, Any]:
-    return {
-        "weights_sha256": combine(digests),
-        "targets": list(digests),
-        "init_seed": seed,
-        "rank": rank,
-        "alpha": float(rank),
-        "train_a": False,
-    }
-
-
-def _left_out(factors: Mapping[str, Factors], weights: Mapping[str, Tensor]) -> dict[str, float]:
-    cut = [name for name, weight in weights.items() if len(factors[name].S) < min(weight.shape)]
-    return {name: svd.left_out(factors[name], weights[name]) for name in cut}
+def _fingerprint(
+    basis: Basis,
+    weights: Mapping[str, Tensor],
+    digests: Mapping[str, str],
+    rank: int | None,
+    seed: int | None,
+    model_id: str,
+    start_adapter: str | None,
+) -> dict[str, Any]:
+    fingerprint: dict[str, Any] = {"basis": basis, "model_id": model_id}
+    if start_adapter is not None:
+        fingerprint["start_adapter"] = start_adapter
+    fingerprint |= {"weights_sha256": combine(digests), "targets": list(digests)}
+    if basis == "lora":
+        assert rank is not None
+        return fingerprint | {"init_seed": seed, "rank": rank, "alpha": float(rank), "train_a": False}
+    # A rank that cuts no module gives the basis of all triplets.
+    cuts = rank is not None and any(rank < min(weight.shape) for weight in weights.values())
+    return fingerprint | {"rank": rank if cuts else None, "alpha": None, "init_seed": None}
 
 
 def _drawn(weights: Mapping[str, Tensor], rank: int, seed: int) -> dict[str, Frame]:
-    drawn = orthonormal_frames([(rank, weight.shape[1]) for weight in weights.values()], seed)
+    """Draw each module's A, orthonormal rows; one generator for all, so that an A depends on the modules before it."""
+    generator = torch.Generator().manual_seed(seed)
     frames: dict[str, Frame] = {}
-    for (name, weight), A in zip(weights.items(), drawn, strict=True):
+    for name, weight in weights.items():
+        d_out, d_in = weight.shape
+        if not 1 <= rank <= d_in:
+            raise InputError(f"module {name}", expected=f"a LoRA rank in 1..{d_in}", found=str(rank))
+        A, _ = torch.linalg.qr(torch.randn(d_in, rank, dtype=torch.float64, generator=generator))
         dtype = torch.promote_types(weight.dtype, torch.float32)
-        frames[name] = LoraFrame(A.to(weight.device, dtype), len(weight), dtype)
+        frames[name] = LoraFrame(A.T.to(weight.device, dtype), d_out, dtype)
     return frames
 
 
-def _say_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collection[str]) -> None:
-    """Say what U and Vh of all modules will take, before they take it."""
+def _log_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collection[str]) -> None:
+    """Say how much memory U and Vh of all modules will take, before they are made."""
     total = 0
     for name, weight in weights.items():
         small, large = sorted(weight.shape)
@@ -385,20 +348,15 @@ def _say_memory(weights: Mapping[str, Tensor], rank: int | None, lean: Collectio
         total += min(small, rank or small) * sides * max(weight.dtype.itemsize, 4)
     logging.getLogger(__name__).log(
         logging.WARNING if total >= WARN_BYTES else logging.INFO,
-        "frames of %d modules take %.3g GiB of %s in every process; those of directions that were extracted with "
-        "a model.svd_rank take less",
+        "frames of %d modules take %.3g GiB of %s in every process; directions with a model.svd_rank take less",
         len(weights),
         total / 2**30,
         next(iter(weights.values())).device,
     )
 
 
-def _device(layer: nn.Module) -> torch.device:
-    return next(layer.parameters()).device
-
-
 def _unquantised(layers: Mapping[str, nn.Module], quantised: str, model_id: str, dtype: str) -> dict[str, nn.Module]:
-    """The layers of these names in the checkpoint `model_id`; InputError, as of the `quantised` one, without it."""
+    """Return the layers from the checkpoint `model_id`; InputError, about the layer `quantised`, without it."""
     try:
         model = load_policy(model_id, dtype=dtype, device="cpu").model
     except InputError as error:

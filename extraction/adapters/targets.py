@@ -18,9 +18,9 @@ from replay_pools.errors import InputError
 Kinds = Mapping[str, tuple[str, ...]]  # {kind of projections: its suffixes}; never embeddings or the head
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 DEFAULT_SUFFIXES: Kinds = {"attention": ATTENTION, "mlp": MLP}
-# Experts are stacks of matrices without Linears, which nothing here can name: their share is said (`adapted_share`).
+# Experts are stacks of matrices without Linears: they cannot be targets, and `adapted_share` counts them.
 EXPERTS: Kinds = {"attention": ATTENTION}
-# Fused to one Linear: one vector of coordinates for all that is in it.
+# Fused projections are one Linear with one vector of coordinates.
 NEOX: Kinds = {"attention": ("query_key_value", "dense"), "mlp": ("dense_h_to_4h", "dense_4h_to_h")}
 QWEN3_5 = tuple(f"linear_attn.{name}" for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"))
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
@@ -49,12 +49,12 @@ ALL = "all"  # every kind
 
 
 def default_suffixes(model_type: str) -> tuple[str, ...]:
-    """The default suffixes of an architecture: attention and MLP projections."""
+    """Return the default suffixes of an architecture: attention and MLP projections."""
     return _suffixes((ALL,), model_type)
 
 
 def _suffixes(targets: Sequence[str], model_type: str) -> tuple[str, ...]:
-    """Suffixes, where a kind of projections stands for its own."""
+    """Replace each kind of projections by its suffixes."""
     kinds = SUFFIXES_BY_MODEL_TYPE.get(model_type, DEFAULT_SUFFIXES)
     suffixes: list[str] = []
     for target in targets:
@@ -69,8 +69,8 @@ def _suffixes(targets: Sequence[str], model_type: str) -> tuple[str, ...]:
 def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> list[str]:
     """Return the dotted paths of the target modules, in the order of `model.named_modules()`.
 
-    A weight has one path: Linears that share theirs become one module (`unite_tied`). Modules outside the language
-    model, such as a vision tower, are left out.
+    Linears that share a weight become one module (`unite_tied`). Modules outside the language model, such as a vision
+    tower, are left out.
 
     Args:
         model: the base model, without an adapter.
@@ -116,17 +116,14 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str] = (ALL,)) -> lis
 
 
 def language_prefix(model: PreTrainedModel) -> str:
-    """Return how the paths of the language model in `model` begin: `model.language_model.` beside a vision tower."""
+    """Return the prefix of paths in the language model, such as `model.language_model.` in a model with vision."""
     decoder = model.get_decoder()
     path = next((name for name, module in model.named_modules() if module is decoder), "")
     return f"{path}." if path else ""
 
 
 def unite_tied(model: nn.Module) -> None:
-    """Replace Linears that share their parameters by one of them, so that it is called in the place of each.
-
-    The model computes the same. The gradient of a shared weight is a sum over all calls of the one module.
-    """
+    """Replace Linears that share their parameters by one module, in which the gradients of all calls add up."""
     firsts: dict[tuple[object, ...], nn.Module] = {}
     for parent in [*model.modules()]:
         for name, child in parent.named_children():
@@ -137,7 +134,7 @@ def unite_tied(model: nn.Module) -> None:
 
 
 def check_one_place(model: nn.Module, paths: Sequence[str]) -> None:
-    """Raise InputError where a module stands in several places: peft would put an adapter in one of them alone."""
+    """Raise InputError for a module in several places, since peft would put an adapter in one of them alone."""
     places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     for path in paths:
         if places[id(model.get_submodule(path))] > 1:
@@ -146,7 +143,7 @@ def check_one_place(model: nn.Module, paths: Sequence[str]) -> None:
 
 
 def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
-    """Return how much of the language model the modules at `paths` are; `model` may be on the meta device."""
+    """Return the share of the language model at `paths`; `model` may be on the meta device."""
     head = model.get_output_embeddings()
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding) or module is head]
     apart = {id(module.weight) for module in embeddings}
@@ -172,7 +169,7 @@ def adapted_share(model: PreTrainedModel, paths: Sequence[str]) -> Adapted:
 
 
 def weight_matrix(module: nn.Module, name: str) -> Tensor:
-    """The weight (d_out, d_in) of a Linear or Conv1D (which stores the transpose); a view, not a copy.
+    """Return the weight (d_out, d_in) of a Linear or Conv1D (which stores the transpose), as a view.
 
     Raises:
         InputError: `module` is neither, or its weight is quantised.
@@ -192,14 +189,14 @@ def weight_matrix(module: nn.Module, name: str) -> Tensor:
 
 
 def is_quantised(weight: Tensor) -> bool:
-    """Whether a weight holds its matrix in another way than as numbers of at least 16 bits.
+    """Return whether a weight is not a plain matrix of numbers with at least 16 bits.
 
-    float8 has scales beside it; the tensors of torchao call themselves floating-point.
+    float8 weights have separate scales; tensors of torchao report a floating-point dtype.
     """
     kept_as_numbers = type(weight.data) in (Tensor, DTensor) and weight.is_floating_point()
     return not kept_as_numbers or weight.dtype.itemsize < 2
 
 
 def has_suffix(name: str, suffix: str) -> bool:
-    """True when `suffix` is the end of the dotted path `name`, cut at a dot."""
+    """Return whether the dotted path `name` ends in `suffix`, cut at a dot."""
     return name == suffix or name.endswith(f".{suffix}")

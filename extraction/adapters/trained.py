@@ -1,4 +1,4 @@
-"""Trained: an adapter on a model, whose weights move: peft's, seen as {module: (r,)} in the coordinates of `Frames`.
+"""Trained: an adapter of peft that moves a model's weights, seen as {module: (r,)} in the coordinates of `Frames`.
 
     trained = Trained(model, svd_frames(model))
     trained.values()                           {module: (r,)}, all 0: the adapted model equals the base model
@@ -9,14 +9,14 @@
     svd      W + U diag(delta_S) Vh, delta_S (r,)     `adapters.delta_s`  delta_S
     lora     W + B A, A (rank, d_in), B (d_out, rank) peft's LoRA         B flattened row by row; A is frozen
 
-A stays frozen, since a frame that turns would turn the meaning of directions. With `train_a`, for a training that no
-direction is extracted from, coordinates are [A; B].
+A stays frozen, since directions would lose their meaning if it moved. With `train_a`, for a training without
+directions, coordinates are [A; B].
 
-`save_as_lora` writes the change of delta_S as peft's LoRA, for programs that know no other adapter:
+`save_as_lora` writes the change of delta_S as a LoRA of peft, for programs that know no other adapter:
 
     W' = W + U diag(delta_S) Vh = W + s B A      B = U diag(delta_S) (d_out, R), A = Vh (R, d_in), s = alpha / R = 1
 
-with R the largest r of all modules: one with fewer is filled up with zeros, since servers know one rank and one scale.
+with R the largest r of all modules; smaller ones are padded with zeros, since servers know one rank and one scale.
 Hu et al. 2021, arXiv 2106.09685 (LoRA).
 """
 
@@ -38,7 +38,7 @@ from transformers.pytorch_utils import Conv1D
 
 from extraction.adapters.coordinates import Frame, LoraFrame, SvdFrame
 from extraction.adapters.delta_s import ADAPTER, DeltaSConfig, DeltaSLayer
-from extraction.adapters.frames import Frames
+from extraction.adapters.frames import Frames, base_layer
 from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
 from extraction.adapters.targets import check_one_place
@@ -56,13 +56,12 @@ class Trained:
 
     Args:
         model: without an adapter.
-        start: its frames, which the coordinates are those of.
-        train_a: lora only; True trains A too.
+        start: the model's frames, which define the coordinates.
+        train_a: train A too (lora only).
 
     Attributes:
-        model: the PEFT model around it.
+        model: the PEFT model around the given one.
         layers: the adapter layer of each module.
-        start: the frames that it began with.
         sizes: the number of coordinates r of each module.
     """
 
@@ -75,7 +74,7 @@ class Trained:
         self.sizes = {module: sum(p.numel() for p in self.trainable(module)) for module in start}
 
     def trainable(self, module: str) -> tuple[nn.Parameter, ...]:
-        """The trainable parameters of a module, in the order in which they are flattened into its coordinates."""
+        """Return the trainable parameters of a module; flattened in this order, they are its coordinates."""
         layer = self.layers[module]
         if isinstance(layer, DeltaSLayer):
             return (layer.delta_S[ADAPTER],)
@@ -84,33 +83,28 @@ class Trained:
 
     @torch.no_grad()
     def frames(self) -> Frames:
-        """The frames at the present coordinates; no copy. Taps of them are read while `folded` is open."""
+        """Return the frames at the present coordinates, without copies; their taps are used while `folded` is open."""
         assert not self._train_a, "directions are read through a frozen A"
         frames: dict[str, Frame] = {}
-        layers = {module: layer for module, layer in self.layers.items() if isinstance(layer, DeltaSLayer)}
-        scales = [layer.S + self.trainable(module)[0] for module, layer in layers.items()]
-        # All conditions in one .tolist(): the host waits for a GPU once, not once per module.
-        divisible = (torch.stack([condition(S) for S in scales]) <= MAX_CONDITION).tolist() if scales else []
-        for (module, layer), scale, may_divide in zip(layers.items(), scales, divisible, strict=True):
-            if may_divide:
-                frames[module] = SvdFrame(Factors(layer.U, layer.S, layer.Vh), layer, scale)
-            else:
-                # A factor may be missing here too, where delta_S has moved a singular value of W' near 0: it follows
-                # from W and S, which are as well-conditioned as before.
-                U, Vh = layer.frames()
-                frames[module] = SvdFrame(Factors(U, layer.S, Vh), layer, scale)
         for module, layer in self.layers.items():
-            if not isinstance(layer, DeltaSLayer):
+            if isinstance(layer, DeltaSLayer):
+                held, scale = Factors(layer.U, layer.S, layer.Vh), layer.S + self.trainable(module)[0]
+                # delta_S may have moved a singular value near 0, by which a tap with one factor would divide.
+                if not condition(scale) <= MAX_CONDITION:
+                    U, Vh = layer.frames()
+                    held = Factors(U, layer.S, Vh)
+                frames[module] = SvdFrame(held, layer, scale)
+            else:
                 A, B = lora_factors(layer)
                 frames[module] = LoraFrame(A.detach(), len(B), B.dtype)
         return replace(self.start, frames=frames, layers=self.layers, moved=True)
 
     @contextmanager
     def folded(self) -> Iterator[None]:
-        """While open, the forward skips the adapter's own products where that is exact: delta_S is in the weights.
+        """While open, delta_S is merged into the weights where that is exact, which saves the adapter's own products.
 
-        Float16 would round a small delta_S away (bfloat16 does not: `dithered`); of sharded weights no process holds
-        the whole; a LoRA is not merged. Then the adapter runs as it is.
+        Not in float16, which would round a small delta_S away (bfloat16 does not: `dithered`), and not with sharded
+        weights, which no process holds whole. A LoRA is never merged.
         """
         layers = [layer for layer in self.layers.values() if isinstance(layer, DeltaSLayer)]
         can_hold = all(layer.weight.dtype in (layer.S.dtype, torch.bfloat16) for layer in layers)
@@ -125,11 +119,11 @@ class Trained:
             self.model.unmerge_adapter()  # bit for bit
 
     def parameters(self) -> list[nn.Parameter]:
-        """All trainable parameters, module by module: what an optimizer is given."""
+        """Return all trainable parameters, module by module, for an optimizer."""
         return [parameter for module in self.layers for parameter in self.trainable(module)]
 
     def values(self) -> dict[str, Tensor]:
-        """A copy of the coordinates, {module: (r,)}."""
+        """Return a copy of the coordinates, {module: (r,)}."""
         values = {}
         for module in self.layers:
             values[module] = torch.cat([whole(parameter).flatten() for parameter in self.trainable(module)])
@@ -158,29 +152,25 @@ class Trained:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """The fingerprint of the frames that it began with."""
+        """The fingerprint of the frames at the start."""
         return self.start.fingerprint
 
     def save(self, directory: Path) -> None:
-        """Save the adapter as a peft directory; its weights are a checked file (`replay_pools.storage.tensors`)."""
-        # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
+        """Save the adapter as a peft directory, with checked weights (`replay_pools.storage.tensors`)."""
+        # peft keeps a set in an order that differs between processes; sorted, the file has the same bytes every time.
         for config in self.model.peft_config.values():
             config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
         self.model.save_pretrained(str(directory), save_embedding_layers=False)
         seal(directory / WEIGHTS)
 
     def remove(self) -> None:
-        """Give the model back without the adapter, with the layers that it had."""
+        """Take the adapter off the model."""
         self.model.unload()  # pyright: ignore[reportCallIssue]
         if hasattr(self._base, "peft_config"):
             del self._base.peft_config
 
     def _parts(self, vectors: Mapping[str, Tensor]) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Each parameter with its part of {module: (r,)}, in its shape.
-
-        Raises:
-            InputError: other modules or sizes, the first of them by name, before any part is given.
-        """
+        """Yield each parameter with its part of {module: (r,)}; InputError first for other modules or sizes."""
         shapes = {module: tuple(vector.shape) for module, vector in vectors.items()}
         expected_shapes = {module: (size,) for module, size in self.sizes.items()}
         differing = [m for m in expected_shapes | shapes if expected_shapes.get(m) != shapes.get(m)]
@@ -199,7 +189,7 @@ class Trained:
 
 
 def lora_factors(layer: nn.Module | LoraLayer, adapter: str = ADAPTER) -> tuple[nn.Parameter, nn.Parameter]:
-    """A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
+    """Return A (rank, d_in) and B (d_out, rank) of a LoRA layer."""
     assert isinstance(layer, LoraLayer)
     A, B = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
     assert isinstance(A, nn.Parameter)
@@ -213,7 +203,7 @@ def is_plain(layer: LoraLayer) -> bool:
 
 
 def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
-    """`get_peft_model` without its warning; peft draws initial weights, and the caller's RNG stays where it is."""
+    """Call `get_peft_model` without its warning; peft draws initial weights, but the caller's RNG keeps its state."""
     check_one_place(model, list(config.target_modules))  # type: ignore[union-attr]
     with quiet_peft(), torch.random.fork_rng(devices=[]):
         wrapped = get_peft_model(model, config)
@@ -222,24 +212,16 @@ def _wrapped(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
 
 
 def _with_delta_s(model: PreTrainedModel, start: Frames) -> PeftModel:
-    """`delta_S` at 0, on the factors of the frames."""
-    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), rank=start.fingerprint["rank"])
+    """Put `delta_S` at 0 on a model, with the factors of the frames."""
+    num_triplets = start.fingerprint["rank"]
+    config = DeltaSConfig(task_type=TaskType.CAUSAL_LM, target_modules=list(start), num_triplets=num_triplets)
     config.factors = {module: frame.held for module, frame in start.items() if isinstance(frame, SvdFrame)}
     return _wrapped(model, config)
 
 
 def _with_lora(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftModel:
-    """LoRA without dropout or bias, A that of the frames, B = 0."""
-    rank = start.fingerprint["rank"]
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
-        r=rank,
-        lora_alpha=rank,  # peft scales by alpha / rank
-        lora_dropout=0.0,
-        target_modules=list(start),
-        fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in start.layers.values()),
-    )
-    wrapped = _wrapped(model, config)
+    """Put LoRA without dropout or bias on a model, with the A of the frames and B = 0."""
+    wrapped = _wrapped(model, _lora_config(start.layers, start.fingerprint["rank"]))
     for module, frame in start.items():
         layer = model.get_submodule(module)
         assert isinstance(frame, LoraFrame)
@@ -252,22 +234,33 @@ def _with_lora(model: PreTrainedModel, start: Frames, train_a: bool) -> PeftMode
     return wrapped
 
 
+def _lora_config(layers: Mapping[str, nn.Module], rank: int) -> LoraConfig:
+    """Configure a LoRA y = W x + B A x, of scale alpha / rank = 1, on {path: its Linear or Conv1D}."""
+    return LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=rank,
+        lora_alpha=rank,
+        target_modules=list(layers),
+        fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in layers.values()),
+    )
+
+
 def lora_rank(trained: Trained) -> int:
-    """R, the rank of the adapter that `save_as_lora` writes."""
+    """Return R, the rank of the adapter that `save_as_lora` writes."""
     return max(trained.sizes.values())
 
 
 @torch.no_grad()
 def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
-    """A (R, d_in) and B (d_out, R) of the delta_S of a module, in the dtype of its weight."""
+    """Return A (R, d_in) and B (d_out, R) of a module's delta_S, in the dtype of its weight."""
     layer = trained.layers[module]
     assert isinstance(layer, DeltaSLayer)
     U, Vh = layer.frames()
     (delta_S,) = trained.trainable(module)
     missing = lora_rank(trained) - delta_S.numel()
-    dtype = layer.base_weight().dtype
+    dtype = layer.weight.dtype
     A = F.pad(Vh, (0, 0, 0, missing))
-    # Rounded once: the product is of at least float32.
+    # Rounded once: the product has at least float32.
     B = F.pad(U * delta_S, (0, missing))
     return A.to(dtype), B.to(dtype)
 
@@ -279,17 +272,9 @@ def save_as_lora(trained: Trained, directory: Path) -> None:
         A, B = as_lora_factors(trained, module)
         tensors[f"base_model.model.{module}.lora_A.weight"] = A.cpu().contiguous()
         tensors[f"base_model.model.{module}.lora_B.weight"] = B.cpu().contiguous()
-    rank = lora_rank(trained)
-    config = LoraConfig(
-        task_type=TaskType.CAUSAL_LM,
-        r=rank,
-        lora_alpha=rank,
-        target_modules=sorted(trained.layers),
-        fan_in_fan_out=all(isinstance(layer.get_submodule("base_layer"), Conv1D) for layer in trained.layers.values()),
-        inference_mode=True,
-    )
-    # peft keeps a set, whose order differs between processes: sorted, the file has the same bytes every time.
-    config.target_modules = sorted(trained.layers)
+    config = _lora_config({name: base_layer(layer) for name, layer in trained.layers.items()}, lora_rank(trained))
+    config.inference_mode = True
+    config.target_modules = sorted(trained.layers)  # as in `Trained.save`
     directory.mkdir(parents=True)
     config.save_pretrained(str(directory))
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})  # as peft

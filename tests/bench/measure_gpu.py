@@ -35,7 +35,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import probe
 from extraction.adapters.frames import svd_frames
-from extraction.adapters.svd import Factors, as_computed, digest_all, needed_factors
+from extraction.adapters.svd import Factors, as_computed, decompose, digest_all, needed
 from extraction.adapters.targets import find_targets, weight_matrix
 from extraction.adapters.trained import Trained
 from extraction.batch import make_batch
@@ -130,12 +130,12 @@ def svds(work: Work) -> None:
     weights = {name: weight_matrix(model.get_submodule(name), name) for name in find_targets(model)}
     show("hash of the weights, for every start", timed(lambda: digest_all(weights)))
     shapes = Counter(tuple(weight.shape) for weight in weights.values())
-    needed_factors([torch.randn(64, 96, device=work.device)])  # the first call of a library loads it
+    decompose(torch.randn(64, 96, device=work.device))  # the first call of a library loads it
 
     total = 0.0
     for shape, number in shapes.items():
         weight = torch.randn(shape, device=work.device, dtype=torch.bfloat16)
-        seconds = timed(lambda weight=weight: needed_factors([weight]), 1)  # cuSOLVER takes them in turn
+        seconds = timed(lambda weight=weight: needed(decompose(weight)), 1)
         show(f"SVD of one {shape[0]} x {shape[1]}", seconds)
         total += number * seconds
     show(f"SVDs of {len(weights)} modules", total)

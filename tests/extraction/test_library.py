@@ -15,7 +15,7 @@ from torch import nn
 import probe
 from extraction.library import DirectionLibrary, measure_pair_gradients
 from extraction.pairs import builtin_pairs, write_pairs
-from extraction.words import ExtractionSettings
+from extraction.words import ExtractionSettings, Normaliser
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 
@@ -33,13 +33,13 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
     prompts = [policy.render(pair.messages)[1] for pair in pairs]
     completions = [[policy.completion_ids(text) for text in (pair.hack, pair.clean)] for pair in pairs]
     total = sum(2 * len(p) + len(h) + len(c) for p, (h, c) in zip(prompts, completions))
-    expected = measure_pair_gradients(policy, frames, pairs)
+    expected = measure_pair_gradients(policy, frames, pairs, Normaliser())
     calls = []
     handle = policy.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     for passes in (1, 3):
         calls.clear()
         budget = int(1.1 * total / passes)
-        found = measure_pair_gradients(policy, frames, pairs, tokens_per_batch=budget)
+        found = measure_pair_gradients(policy, frames, pairs, Normaliser(), tokens_per_batch=budget)
         assert len(calls) == passes, f"{len(calls)} passes for {total} tokens, {budget} at a time"
         for module in frames.sizes:
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
@@ -50,7 +50,9 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
 def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
     """g / norm(g) over all modules, whatever the loss weighs a completion by; computed here from the mean sides."""
     policy, frames, pairs = adapted
-    mean, unit = (measure_pair_gradients(policy, frames, pairs, sides=sides) for sides in ("mean", "unit"))
+    mean, unit = (
+        measure_pair_gradients(policy, frames, pairs, Normaliser(), sides=sides) for sides in ("mean", "unit")
+    )
     for side in ("hack", "clean"):
         gradients = getattr(mean, side)
         norms = torch.stack([g.double().square().sum(1) for g in gradients.values()]).sum(0).sqrt()
@@ -58,7 +60,6 @@ def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):
         for module, g in gradients.items():
             expected = g.double() / norms[:, None]
             torch.testing.assert_close(getattr(unit, side)[module].double(), expected, rtol=1e-5, atol=1e-9)
-    assert (mean.metadata["sides"], unit.metadata["sides"]) == ("mean", "unit")
 
 
 def test_policies_that_differ_in_other_weights_alone_share_no_cached_gradients(tmp_path):

@@ -128,5 +128,5 @@ def test_a_second_run_computes_no_svds_and_no_pair_gradients(
         assert [*rows[0]["start"]] == ["load", "svd", "directions"]
         assert [row["step"] for row in rows[1:]] == [0, 1]
         assert "2 steps" in describe_timings(tmp_path / "runs" / name)
-        monkeypatch.setattr(svd, "needed_factors", pytest.fail)
+        monkeypatch.setattr(svd, "decompose", pytest.fail)
         monkeypatch.setattr(library, "measure_pair_gradients", pytest.fail)

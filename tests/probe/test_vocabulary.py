@@ -4,8 +4,7 @@ from typing import get_args
 
 import pytest
 
-from extraction import loss
-from extraction.words import BASES, Basis, LossType
+from extraction.words import BASES, Basis
 from probe.objective import advantages
 from probe.settings import arms, words
 from probe.settings.arms import ARMS
@@ -15,7 +14,6 @@ from probe.settings.remedy import TRAITS
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
     "gates": (words.Gate, arms.GATES),
-    "loss types": (LossType, loss._DENOMINATORS),
     "remedies": (words.Remedy, TRAITS),
     "presets of the verbs": (words.Verb, DEFAULT_PRESET),
 }
