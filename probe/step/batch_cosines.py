@@ -1,4 +1,4 @@
-"""probe.cosines: how far training on each sample of a batch would push a model along a direction.
+"""probe.cosines: the alignment of each sample's gradient with a direction.
 
     g_i = gradient of -sum_t log p(token_it), t over the scored tokens, in the coordinates of the directions
     cos_i = sum_m <u_m, g_im> / (sqrt(M) |g_i|)                                 `probe.step.projection`
@@ -68,7 +68,7 @@ def cosines(
 
 
 def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
-    """Take a batch of transformers as it is, with its padding, on whichever side, put on the right."""
+    """Check a batch of transformers, and move its padding to the right."""
     ids = batch["input_ids"].cpu()
     attention = batch.get("attention_mask", torch.ones_like(ids)).cpu()
     is_token = attention.bool()

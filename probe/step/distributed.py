@@ -1,13 +1,11 @@
-"""Several processes as one run, started by torchrun: how they share the work, and how they share the base's weights.
+"""Several processes as one run, started by torchrun: ranks share the samples, and may share the base's weights.
 
-A `World` of one process (`SOLO`) does everything itself and needs no process group. In a larger one, rank 0 alone
-writes the run; the other ranks compute their share and hand it over. Sums are those of the whole step BEFORE any gate:
-a one-sided gate does not commute with a mean.
+A `World` of one process (`SOLO`) needs no process group. In a larger one, rank 0 alone writes the run. Sums cover the
+whole step BEFORE any gate: a one-sided gate does not commute with a mean.
 
-`shard_base` spreads the frozen weights of the base over the ranks (FSDP2), block by block. Every forward and every
-backward gathers a block's weights before it and frees them after it: this saves memory and costs communication, most of
-all while sampling, where every token needs all weights. Since a forward then needs weights that other ranks hold, all
-ranks must call the model equally often.
+`shard_base` spreads the frozen weights of the base over the ranks (FSDP2), block by block: less memory, more
+communication, most of all while sampling. A forward then needs weights of other ranks, so all ranks must call the model
+equally often.
 """
 
 import os
@@ -46,19 +44,19 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the run."""
+        """Return whether this rank writes the run."""
         return self.rank == 0
 
     def loads_on(self, device: str) -> str:
-        """The device to load the policy on: the CPU where its blocks are to be sharded one by one, else `device`."""
+        """Return the device to load the policy on: the CPU if its blocks will be sharded one by one, else `device`."""
         return "cpu" if self.shards_base else self.device or device
 
     def rows(self, num_rows: int) -> slice:
-        """This rank's part of `num_rows` rows: contiguous, in order of the ranks; lengths differ by 1 at most."""
+        """Return this rank's part of `num_rows` rows: contiguous, in order of the ranks, equal but for 1 row."""
         return slice(num_rows * self.rank // self.size, num_rows * (self.rank + 1) // self.size)
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over ranks, the same bits on each."""
+        """Return the sum over ranks, the same bits on each."""
         if self.size == 1:
             return value
         total = value.detach().clone(memory_format=torch.contiguous_format)
@@ -67,7 +65,7 @@ class World:
         return total
 
     def join(self, part: Tensor, num_rows: int) -> Tensor:
-        """All rows of a tensor from every rank's `rows`; exact, because the other ranks add zeros."""
+        """Join all rows of a tensor from every rank's `rows`; exact, because the other ranks add zeros."""
         if self.size == 1:
             return part
         whole = part.new_zeros(num_rows, *part.shape[1:])
@@ -75,7 +73,7 @@ class World:
         return self.sum(whole)
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all ranks, in order of the ranks. No rank goes on before all have called it."""
+        """Return the values of all ranks, in order of the ranks. No rank goes on before all have called it."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -84,7 +82,7 @@ class World:
         return values
 
     def broadcast(self, value: Value) -> Value:
-        """The value of rank 0, on every rank."""
+        """Return the value of rank 0 on every rank."""
         if self.size == 1:
             return value
         values = [value]

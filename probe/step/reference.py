@@ -1,13 +1,12 @@
-"""The reference policies of a KL penalty: points in the coordinates of the policy, or log-probabilities of a pool.
+"""Reference policies of a KL penalty: points in the coordinates of the policy, or recorded log-probabilities.
 
     base      the coordinates at the start: exactly the policy that the run starts from, the base model or what
               `model.adapter` makes of it
     ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
-The objective's `reference` says which one is used, and the record names it: no recorded or cached value ever stands in
-for a reference that moves. To add one: its word in `Reference` of `probe.settings.words`, its point in
-`References.scores`.
+The record names the reference: no recorded or cached value stands in for one that moves. To add one: its word in
+`Reference` of `probe.settings.words`, its point in `References.scores`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,10 +23,10 @@ from replay_pools.errors import InputError
 
 @final
 class References:
-    """Log-probabilities of the references, computed when they are asked for.
+    """Log-probabilities of the references.
 
     Args:
-        trained: the policy, as it is at the start; None of one that never moves, which is its own base and EMA.
+        trained: the policy at the start; None for a policy that never moves: it equals its base and its EMA.
         ema_decay: of the EMA, in [0, 1].
         ema_every: steps between its updates.
     """
@@ -40,12 +39,12 @@ class References:
     def scores(
         self, names: Iterable[str], bases: Bases, batch: Batch, current: Tensor, recorded: Tensor | None
     ) -> dict[str, Tensor]:
-        """{name: (G, T) log-probabilities, 0 off the completion} of each reference on a batch.
+        """Return {name: (G, T) log-probabilities, 0 off the completion} of each reference on a batch.
 
         Args:
             names: base, ema, recorded.
             bases: of the policy; they score.
-            current: (G, T) log-probabilities of the policy, which are also those of a reference at the same point.
+            current: (G, T) log-probabilities of the policy; a reference at the same point has them, too.
             recorded: (G, T) of the sampler, or None.
 
         Raises:
@@ -67,24 +66,24 @@ class References:
         return scores
 
     def update(self) -> None:
-        """Count an optimizer step, and move the EMA towards the policy after every `ema_every` of them."""
+        """Count an optimizer step, and move the EMA toward the policy after every `ema_every` steps."""
         self._updates += 1
         if self._trained is not None and self._updates % self._every == 0:
             policy = self._trained.values()
             self._ema = {m: torch.lerp(value, policy[m], 1 - self._decay) for m, value in self._ema.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The EMA and its count of steps, for a checkpoint."""
+        """Return the EMA and its count of steps, for a checkpoint."""
         return {"ema": dict(self._ema), "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Continue from a state of `state_dict`."""
         self._ema = {module: value.to(self._base[module]) for module, value in state["ema"].items()}
         self._updates = state["updates"]
 
 
 def needed(recorded: Tensor | None) -> Tensor:
-    """The recorded log-probabilities; InputError where the rollouts have none."""
+    """Return the recorded log-probabilities; InputError if the rollouts have none."""
     if recorded is None:
         raise InputError(
             "log-probabilities of the rollouts",

@@ -1,20 +1,16 @@
 """`train_step`: groups through one forward and backward, then every condition and arm on the same gradients.
 
-`step_only` makes the same update, without anything of single samples.
-
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
     total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
     arm     : cosines of `total` with the arm's directions before and after its gate
 
 The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit,
 recorded ratios, a KL penalty and an entropy bonus weight tokens unequally inside the backward: every DIFFERENT W_it
-costs one more pass, whose g_i is the gradient of sum_t -W_it logp_it (`probe.objective.weigh`); conditions with the
-same W share it. All bases share every pass.
+costs one more pass (`probe.objective.weigh`), which conditions with the same W share. All bases share every pass.
 
-The normalisers w_i are those of the mean over all groups, so that the mean comes before the gate, which does not
-commute with it. Several ranks share out the samples (`probe.step.bases`), and each of them weighs, sums and gates the
-whole step. G samples of all groups together, g of them this rank's, T tokens, N completion tokens, r
-coordinates of a module, k directions, M modules. The step returns numbers; `probe.runs.loop` writes them.
+The normalisers w_i average over all groups before the gate, which does not commute with a mean. Several ranks share out
+the samples, and each rank weighs, sums and gates the whole step. G samples of all groups, g on this rank, T tokens, r
+coordinates of a module, k directions.
 """
 
 import math
@@ -57,12 +53,12 @@ class Measure:
     gate: Gate
     overshoot: float = 1.0
     target: Target = "gradient"  # what the gate of an arm that projects acts on
-    dose: Mapping[str, Tensor] | None = None  # directions of a gate whose removed norm this one matches; None: its own
+    dose: Mapping[str, Tensor] | None = None  # match the norm that a gate along these directions removes; None: do not
     age: int = 0  # optimizer steps since the directions were extracted
     overlap: float | None = None  # mean squared cosine of the principal angles with the directions of the start
 
     def gated(self, gradient: Mapping[str, Tensor]) -> Projection:
-        """What the gate leaves of one gradient or update {module: (r,)}."""
+        """Gate one gradient or update {module: (r,)}."""
         overshoot = self.overshoot
         if self.dose is not None:
             wanted = removed_norm(gradient, self.dose, gate=self.gate, overshoot=overshoot)
@@ -75,7 +71,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResult:
-    """What one arm measured under one condition; vectors are float64 on the CPU."""
+    """The measurements of one arm under one condition; vectors are float64 on the CPU."""
 
     measure: Measure
     projection: Projection  # without its gradients: memory would grow with arms times conditions
@@ -91,10 +87,9 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One step: what is shared, and the measures in the order in which they were asked for.
+    """One step: its shared numbers, and the arms in the order of the measures.
 
-    `probe.runs.join` makes records of it: a new measure is a field of `ArmResult`, filled in `_arm_result`, with a wire
-    name there.
+    A new measure is a field of `ArmResult`, filled in `_arm_result`, with a wire name in `probe.runs.join`.
     """
 
     nll: Tensor  # (G,) nats per scored token
@@ -120,20 +115,20 @@ def train_step(
     check_whole: bool = False,
     attributed: Measure | None = None,
 ) -> StepResult:
-    """One step on its groups; `probe replay` and `probe train` both call exactly this.
+    """Take one step on its groups; `probe replay` and `probe train` both call exactly this.
 
     Args:
-        bases: one adapted copy of the policy for each basis; several only at frozen weights.
+        bases: several only at frozen weights.
         groups: at least one, all of one size.
         measures: every arm under every condition; with an updater, exactly one.
         conditions: the objectives by name.
-        planning: which completion ids are planning tokens, (G,) ragged; those that no policy sampled do not count.
-        on_policy: over which samples KL and token credit are measured, (G,): those that the policy sampled, as it is in
-            this step. None = all.
+        planning: marks planning tokens among the completion ids, (G,) ragged.
+        on_policy: marks the samples over which KL and token credit are measured, (G,): the current policy sampled them.
+            None = all.
         references: of the KL penalty.
         updater: steps the coordinates along the arm's gradient; None leaves the weights frozen.
-        check_whole: check the additivity of all modules by a pass of its own in every basis, not of one module only.
-        attributed: one of `measures`, whose sample cosines are split over tokens.
+        check_whole: check the additivity of all modules by a separate pass in every basis, not of one module only.
+        attributed: one of `measures`; its sample cosines are split over tokens.
     """
     if updater is not None and (len(measures) != 1 or bases.trained is None):
         raise ValueError(f"an updater steps one arm of a policy that is trained, found {len(measures)}")
@@ -196,14 +191,14 @@ def step_only(
 ) -> str | None:
     """Make the update of `train_step`, up to rounding, at a part of the cost.
 
-    Nothing of single samples is known, so that one copy of a prompt serves all its answers; and token weights cost
-    a forward, not a pass. Arguments as of `train_step`.
+    One copy of a prompt serves all its answers, and token weights cost a forward, not a pass: nothing is measured of
+    single samples. Arguments as in `train_step`.
 
     Returns:
         The first number that is not finite, in which case no step was taken; else None.
     """
     batch = _batch(groups, pad_id, bases)
-    # Zeros stand for what the objective does not read.
+    # Zeros stand for numbers that the objective does not read.
     current = bases.score(batch) if objective.reads_logprobs else torch.zeros(batch.ids.shape, device=bases.device)
     scores = _scores([objective], groups, batch, current, references, bases)
     planned, counted = _on_completions(planning, batch), batch.completion_mask
@@ -242,7 +237,7 @@ def _scores(
     references: References,
     bases: Bases,
 ) -> Scores:
-    """The log-probabilities that the objectives compare with, each computed once."""
+    """Compute the log-probabilities that the objectives compare with, once each."""
     names: set[str] = set()
     needs_old = False
     for objective in objectives:
@@ -253,7 +248,7 @@ def _scores(
     for group in groups:
         rows += [logprobs for logprobs in group.sampling_logprobs if logprobs is not None]
     recorded = None
-    # Without those of every rollout there are none: `needed` says so where they are asked for.
+    # All rollouts or none: `needed` refuses where the objective asks for them.
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
     if "ema" in names:
@@ -281,10 +276,7 @@ SampleMeasures = tuple[Tensor, Tensor, Tensor]
 
 
 def _sample_measures(gradients: Gradients, world: World, num_samples: int) -> Callable[[Measure], SampleMeasures]:
-    """A function that measures the gradients against an arm's directions, once for directions that arms share.
-
-    Every rank measures its own samples, and all ranks get the measures of all samples.
-    """
+    """Return a function that measures all ranks' gradients against directions, once for directions that arms share."""
     known: dict[int, SampleMeasures] = {}  # by identity of the directions, which live as long as the step
 
     def measured(measure: Measure) -> SampleMeasures:
@@ -335,7 +327,7 @@ def _arm_result(
 
 
 def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
-    """The gradient {module: (r,)} behind the arm's gate; as it is where the gate acts on updates, or there is none."""
+    """Gate the gradient {module: (r,)} as the arm does; an arm without a gate, or with one on updates, keeps it."""
     if measure.arm.projects and measure.target == "gradient":
         return measure.gated(total)
     cosines = sample_cosines(total, measure.vectors)
@@ -344,7 +336,7 @@ def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
 
 
 def _broken(weighting: Weighting, projection: Projection) -> str | None:
-    """The first number of the step's record that is not finite, as "NAME is VALUE"; None where all are finite."""
+    """Return the first number of the step that is not finite, as "NAME is VALUE"; None if all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
     numbers |= {"grad_norm": float(projection.before.norm), "grad_norm after the gate": float(projection.after.norm)}
