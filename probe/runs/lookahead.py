@@ -279,7 +279,7 @@ class _Texts:
         keys = dict.fromkeys(
             key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
         )
-        rollouts = [rollout for rollout in map(source.rollout, keys) if rollout.labelled]
+        rollouts = [*map(source.rollout, keys)]
         self._prompts: dict[str, list[str]] = {}  # by measure
         chosen: list[Rollout] = []
         for name, is_text in TEXTS.items():
@@ -321,7 +321,7 @@ class _Texts:
 
 def _sampled(held_out: HeldOut, directory: Path) -> dict[str, Mapping[Any, float]]:
     """{measure: {problem: share of its samples}}."""
-    rollouts = [rollout for rollout in held_out.rollouts(directory, 0) if rollout.labelled]
+    rollouts = held_out.rollouts(directory, 0)
     prompts = [rollout.problem_id for rollout in rollouts]
     return {name: prompt_means([float(flag(one)) for one in rollouts], prompts) for name, flag in SAMPLED.items()}
 

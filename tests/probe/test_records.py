@@ -19,7 +19,7 @@ SEED_FIELDS = (
 )
 LATER_FIELDS = (
     *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
-    *("condition", "flaky", "no_label"),
+    "condition",
 )
 SAMPLE = sample_record()
 STEP = step_record(

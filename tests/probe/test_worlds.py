@@ -69,7 +69,6 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "UNDERPOWERED",
         "27 pairs have 3 different texts",
     ),
-    "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
     "likely": (FEW, "LIKELY", "decide pull with 80% power, 6 so far"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "(240 held out, 60 so far)"),
