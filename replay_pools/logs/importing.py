@@ -85,7 +85,8 @@ def _leave_out_unrewarded(log: Log) -> None:
         return
     if not any(groups):
         fix = "pass --map reward=COLUMN"
-        log.faults.add(log.source, "no reward", expected="a reward in some row", found="none in any", fix=fix)
+        found = f"none of {num_rows} rollouts with one"
+        log.faults.add(f"{log.source} reward", "no reward", expected="rewards that are numbers", found=found, fix=fix)
         return
     sentence = f"{num_left_out} of {num_rows} rows have no reward and were left out, and their groups lack them"
     log.notes.append(f"{CAUTION}{sentence}")

@@ -541,7 +541,7 @@ def test_unknown_is_not_false(tmp_path: Path, imported) -> None:
     pool = imported(source)
     assert [len(group) for group in pool.steps] == [3]
     assert any("1 of 4 rows have no reward and were left out" in text for text in pool.cautions)
-    with pytest.raises(InputError, match="expected a reward in some row"):
+    with pytest.raises(InputError, match="expected rewards that are numbers"):
         check_log(lines(tmp_path / "none.jsonl", [row(reward=NAN, completion=str(i)) for i in range(4)]))
     with pytest.raises(InputError, match="env: expected a text without control characters"):
         check_log(lines(tmp_path / "nul.jsonl", [row(env="a\0b", completion=str(i)) for i in range(4)]))
