@@ -69,12 +69,13 @@ class Worker:
         uid: the user as which submissions run; None for the user of the grader.
         directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
             writes to a file system that exists only inside the sandbox.
+        library: prefix of a copy of Python's library, for a user who cannot read the interpreter's own.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
+    def __init__(self, *, tier: str, uid: int | None, directory: Path, library: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
         self._control, worker_end = socket.socketpair()
@@ -93,7 +94,7 @@ class Worker:
             self._process = subprocess.Popen(
                 [*sandbox_command, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
                 pass_fds=(worker_end.fileno(),),
-                env=ENVIRONMENT,
+                env=ENVIRONMENT | ({"PYTHONHOME": str(library)} if library else {}),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ import queue
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
@@ -18,7 +19,7 @@ from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folders import grading_folder, library_is_closed
+from replay_pools.grading.folders import copied_library, grading_folder, library_is_closed
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
@@ -96,9 +97,11 @@ class Grader:
         self._resources = ExitStack()
         self._directory = self._resources.enter_context(grading_folder())
         self._threads = ThreadPoolExecutor(self._num_workers)
-        # In tier B another user would have no way to a library in a closed folder; the sandbox of tier A opens it.
-        keeps_user = self.isolation == tiers.UNSAFE or (self.isolation == "B" and library_is_closed())
-        for uid in [None] * self._num_workers if keeps_user else sandbox.free_uids(self._num_workers):
+        self._library: Path | None = None
+        uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
+        if self.isolation == "B" and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
+            self._library = copied_library(self._directory)
+        for uid in uids:
             self._idle.put((uid, None))
         try:
             self._self_test()
@@ -175,7 +178,7 @@ class Grader:
 
         def execute(code: Code, run: Execution) -> Outcome:
             nonlocal worker
-            worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory)
+            worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory, library=self._library)
             try:
                 outcome = worker.execute(code, run, cpu_s)
             except BaseException:  # what it does now is not known

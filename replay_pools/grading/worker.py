@@ -59,7 +59,8 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     for name in PRELOADED:
         importlib.import_module(name)
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
-    os.environ.pop("PWD", None)  # of bubblewrap
+    for name in ("PWD", "PYTHONHOME"):  # bubblewrap sets one, the executor may set the other
+        os.environ.pop(name, None)
     sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")

@@ -217,16 +217,27 @@ class Solution:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="submissions of an ordinary user keep its user")
-@pytest.mark.parametrize(("tier_name", "keeps"), [("A", False), ("B", True)])
-def test_a_library_that_others_cannot_reach_keeps_the_user_in_tier_b(monkeypatch, tier_name, keeps):
-    """Another user would have no way to it; Landlock and seccomp confine the grader's own uid as well."""
-    need(tier_name)
+def test_a_closed_library_is_read_from_a_copy(monkeypatch):
+    """In tier B, by another user, under any umask; the copy has no installed package and goes with the grader."""
+    need("B")
     monkeypatch.setattr(grade, "library_is_closed", lambda: True)
-    asking = dataclasses.replace(_SELF_TEST, cases=(Case(args=(0, 0), expected=True),))
-    source = f"import os\nclass Solution:\n    def add(self, a, b): return (os.getuid() == {os.geteuid()}) is {keeps}"
-    with Grader(workers=1, tier=tier_name) as grader:
-        (found,) = grader.grade([Submission(problem=asking, completion=fence(source), mode="none")])
+    source = """
+import colorsys, encodings.idna, os, resource
+class Solution:
+    def add(self, a, b):
+        packages = [name for name in os.listdir(os.path.dirname(os.__file__)) if "packages" in name]
+        paths = [path.partition("/python/")[1] for path in (colorsys.__file__, encodings.idna.__file__)]
+        return [paths, packages, "PYTHONHOME" in os.environ, os.getuid() > 0]
+"""
+    asking = dataclasses.replace(_SELF_TEST, cases=(Case(args=(0, 0), expected=[["/python/"] * 2, [], False, True]),))
+    umask = os.umask(0o077)
+    try:
+        with Grader(workers=1, tier="B") as grader:
+            (found,) = grader.grade([Submission(problem=asking, completion=fence(source), mode="none")])
+    finally:
+        os.umask(umask)
     assert found.gt_correct, found
+    assert not grader._library.exists()
 
 
 def test_the_folder_of_a_killed_grader_is_removed_by_the_next(monkeypatch, tmp_path):
