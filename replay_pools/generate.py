@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.engines import Engine, Sampler
-from replay_pools.environments.base import Problem, Split, count_tests
+from replay_pools.environments.base import Environment, Problem, Split, count_tests
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
 from replay_pools.errors import InputError
-from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
@@ -93,11 +92,6 @@ class RolloutMaker:
             Submission(problem=problems[step], completion=text, mode=self.mode)
             for (step, _, _), text in zip(wanted, texts, strict=True)
         ])  # fmt: skip
-        # Without a single reward there is nothing to learn from or to count, and what is not written is made again.
-        if all(grade.no_label is not None for grade in grades):
-            raise InfrastructureError(
-                f"no rollout could be graded: {grades[0].no_label}; the same command goes on here"
-            )
         rollouts: dict[int, list[Rollout]] = {}
         for (step, sample_id, completion), text, grade in zip(wanted, texts, grades, strict=True):
             if completion.logprobs is not None:  # None where the engine reports those of another law
@@ -122,10 +116,13 @@ def generate_pool(
             process is writing.
     """
     with locked(directory):
-        problems = choose_problems(plan)
+        environment = get_environment(plan.env)
+        problems = choose_problems(plan, environment)
         # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
         canary(grader, problems)
-        writer = PoolWriter(directory, header=pool_header(engine, plan, sampler, grader, problems))
+        header = pool_header(engine, plan, sampler, grader, problems)
+        header["tests"] |= {"left_out": len(environment.left_out)}
+        writer = PoolWriter(directory, header=header)
         maker = RolloutMaker(
             engine=engine, sampler=sampler, grader=grader, mode=plan.mode, hint=plan.hint, group=plan.group
         )
@@ -136,13 +133,13 @@ def generate_pool(
         writer.finish()
 
 
-def choose_problems(plan: PoolPlan) -> Sequence[Problem]:
-    """One problem for each step. They depend on environment, split, number of steps and seed, not on the policy.
+def choose_problems(plan: PoolPlan, environment: Environment) -> Sequence[Problem]:
+    """Return one problem for each step. They depend on environment, split, number of steps and seed, not on the policy.
 
     Raises:
-        InputError: no such environment, or it has fewer problems than the plan has steps.
+        InputError: the environment has fewer problems than the plan has steps.
     """
-    problems = list(get_environment(plan.env).problems(plan.split))
+    problems = list(environment.problems(plan.split))
     if plan.steps > len(problems):
         expected = f"at most {len(problems)} (problems of {plan.env}, split {plan.split})"
         raise InputError("--steps", expected=expected, found=str(plan.steps))

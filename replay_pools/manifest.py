@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.rollout import MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
+from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
 from replay_pools.storage.files import read_sealed
 from replay_pools.storage.tables import decode, word_of
 
@@ -24,7 +24,7 @@ Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 Name = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Word = Annotated[str, word_of((*LOOPHOLES, "none"))]
-Isolation = Annotated[str, word_of(("A", "B", UNSAFE, UNKNOWN))]
+Isolation = Annotated[str, word_of((*CONFINED, "+".join(CONFINED), UNSAFE, UNKNOWN))]
 
 
 class Entry(TypedDict):
@@ -63,7 +63,6 @@ class _Plan(TypedDict, total=False):
 class _Grader(TypedDict):
     version: Name
     isolation: Isolation
-    twice: NotRequired[bool]
     code_rule: NotRequired[CodeRule]
     cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
 
@@ -72,8 +71,8 @@ class Manifest(TypedDict):
     """The required fields of a manifest.
 
     Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
-    {"problems", ...}, "regraded_from"; of an imported log "log" {"format", "mapping", ...}, "ids" {"origin":
-    "logged" or "retokenised", "round_trips", ...}, "normalised".
+    {"problems", "cases", "left_out"}, "regraded_from" {"name", "agreement", ...}; of an imported log "log" {"format",
+    "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
     """
 
     policy: _Policy

@@ -20,7 +20,7 @@ import orjson
 
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
-from replay_pools.rollout import POOL_SCHEMA, Rollout, group_faults
+from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
 from replay_pools.storage.files import (
     SEAL,
     check_sha256,
@@ -109,6 +109,8 @@ class Pool:
 class PoolWriter:
     """Writes a pool step by step. A second writer of the same header goes on where a killed one stopped.
 
+    It may grade under another tier of isolation: the manifest names every tier that graded a rollout, as "A+B".
+
         writer = PoolWriter(directory, header=header)
         for step in range(num_steps):
             if writer.read_step(step) is None:
@@ -133,7 +135,9 @@ class PoolWriter:
         if finished.exists() or unfinished.exists():
             stored = finished if finished.exists() else unfinished
             stored_header = {key: value for key, value in read_sealed(stored).items() if key not in COMPUTED_FIELDS}
-            if difference := first_difference(stored_header, self.header):
+            if {_isolation(stored_header), _isolation(self.header)} <= {*CONFINED}:
+                stored_header["grader"]["isolation"] = _isolation(self.header)
+            if difference := first_difference(stored_header, self.header, free="regraded_from.agreement"):
                 name, value, wanted = difference
                 fix = "choose another --name, or delete this pool to start anew"
                 raise InputError(f"{stored} {name}", expected=repr(wanted), found=repr(value), fix=fix)
@@ -183,17 +187,21 @@ class PoolWriter:
             InputError: there is no step, or a file is damaged or inconsistent.
         """
         files: dict[str, dict[str, Any]] = {}
+        tiers: set[str] = set()
         # From the disk, since an earlier process may have written some of them.
         paths = step_files(self.directory)
         for number, path in enumerate(paths):
             report("steps checked", number, len(paths))
             plain = read_gz(path)
             group = self._parsed(plain, path, _step(path))
+            tiers.update(rollout.grade.isolation for rollout in group)
             files[path.name] = {"step": _step(path), "rollouts": len(group), "sha256": sha256(plain)}
         if not files:
             raise InputError(self.directory, expected="at least one step", found="none")
         remove_leftovers(self.directory)
         counts = {"steps": len(files), "rollouts": sum(entry["rollouts"] for entry in files.values())}
+        if tiers <= {*CONFINED}:
+            self.header["grader"]["isolation"] = "+".join(sorted(tiers))
         # The manifest comes last of all: where it is, every file that it lists is on disk.
         manifest = {"schema": POOL_SCHEMA, **self.header, "counts": counts, "files": files}
         if not self._is_lasting:
@@ -211,6 +219,11 @@ class PoolWriter:
         for fault in group_faults(group, where, step=step, tail=self.header["prompt_tail"]):
             raise fault
         return group
+
+
+def _isolation(header: dict[str, Any]) -> str:
+    """Return the tier of a header, the last where it names several."""
+    return header["grader"]["isolation"].rpartition("+")[2]
 
 
 def open_pool(path: Path) -> Pool:

@@ -1,36 +1,38 @@
 """regrade_pool: grade the stored completions of a pool again with the current grader, into a new pool.
 
-Where the problems are known (the pool or the caller names their environment), every label is graded again. Where they
-are not (most logs), only the labels that need no tests are: fmt_ok, compiles and hacked. In mode run_tests a stub says
-whether the completion hacks; in the modes of SHOWN it does where the exploit shows without a call of the method, else
-the rollout keeps its labels, as in all other modes. The other labels are KEPT from the old pool and named in the
-manifest. `replay_pools.agreement` compares the two pools label by label.
+Every label is graded again, on the problems of the environment that the pool or the caller names. The manifest of the
+new pool says in `regraded_from` where its rollouts come from and how far the labels agree, a row a label:
+
+    {"label": "hacked", "n": 160, "rate": 0.99375, "old_only": 1, "new_only": 0}
+
+`n` counts the rollouts that were compared: those of which both gradings say something. `rate` is the share of them with
+the same label; None when n is 0. `old_only` and `new_only` count rollouts with the label (a mechanism, the higher
+reward) in one grading alone. A log records no label of INFERRED: those of an imported pool follow from its rewards and
+are not compared.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.environments.base import Case, Problem, count_tests
+from replay_pools.environments.base import Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
 from replay_pools.environments.registry import all_problems, get_environment
 from replay_pools.errors import InputError
+from replay_pools.grading.blocks import default_rule, misses_code
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
-from replay_pools.rollout import UNKNOWN, Grade, Rollout
+from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
 from replay_pools.storage.files import file_sha256, locked
 from replay_pools.terminal import report
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
-KEPT = ("passed", "gt_correct", "exploited", "reward")  # from the old pool, where the problems are unknown
-
-SHOWN = ("sentinel", "stdout_marker", "file_marker", "exit_code")
-_METHOD = re.compile(r"class Solution\b[^\n]*:\s+def (\w+)\(")
-_USUAL_IMPORTS = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "string", "math")
-_SETUP = "\n".join(f"from {name} import *" for name in _USUAL_IMPORTS)  # what LeetCode submissions take for granted
+LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "mechanism", "reward")
+INFERRED = ("compiles", "passed", "exploited", "mechanism")
 
 
 def regrade_pool(
@@ -51,98 +53,123 @@ def regrade_pool(
         mode: loophole mode, for a source that does not record it.
 
     Raises:
-        InputError: a problem that the environment lacks or whose method is not in the stored prompt, a failed canary,
-            a mode that is unknown or cannot be graded, a directory that holds another pool, or one that another process
-            is writing.
+        InputError: no environment is named, or it lacks a problem; a method is not in the stored prompt; a failed
+            canary; a mode that is unknown; a directory that holds another pool, or one that another process is writing.
     """
     with locked(directory):
         problems = find_problems(source, env)
         # All groups are checked before the first is graded: a refusal after an hour would leave half a pool.
-        groups: list[list[Rollout]] = []
-        for group in source.steps:
-            groups.append([_with_mode(rollout, mode, problems) for rollout in group])
+        groups = [[_with_mode(rollout, mode, problems) for rollout in group] for group in source.steps]
         submissions = [[_submission(rollout, problems) for rollout in group] for group in groups]
-        if not any(map(any, submissions)):
-            raise InputError(
-                f"pool {source.name}",
-                expected=f"known problems, or rollouts of mode run_tests, {', '.join(SHOWN)}",
-                found=f"mode {groups[0][0].env_mode}, whose channel needs the problem's inputs",
-                fix="pass --problems FILE.jsonl",
-            )
-        canary(grader, (problems or {}).values())
+        canary(grader, problems.values())
         # Made after all checks, so that a refusal leaves no directory behind.
         writer = PoolWriter(directory, header=_header(source, grader, problems, env, mode))
-        relabel = _relabel_without_tests if problems is None else Rollout.regraded
         todo = [i for i, group in enumerate(groups) if writer.read_step(group[0].step) is None]  # positions in `groups`
         for first in range(0, len(todo), STEPS_PER_CALL):
             batch = todo[first : first + STEPS_PER_CALL]
-            grades = iter(grader.grade([each for i in batch for each in submissions[i] if each]))
+            grades = iter(grader.grade([each for i in batch for each in submissions[i]]))
             for i in batch:
-                rows = zip(groups[i], submissions[i], strict=True)
-                regraded = [relabel(rollout, next(grades)) if each else rollout for rollout, each in rows]
-                writer.write_step(groups[i][0].step, regraded)
+                writer.write_step(groups[i][0].step, [rollout.regraded(next(grades)) for rollout in groups[i]])
             report("steps", len(groups) - len(todo) + first + len(batch), len(groups))
+        new = [writer.read_step(group[0].step) or [] for group in groups]
+        writer.header["regraded_from"]["agreement"] = agreement(chain(*source.steps), chain(*new))
         return writer.finish()
 
 
-def find_problems(pool: Pool, env: str | None) -> dict[str, Problem] | None:
-    """{problem_id: problem} of a pool, looked up in all splits of an environment.
+def graded_code_rule(pool: Pool, env: str | None = None) -> CodeRule:
+    """Return the code rule that a pool records, else the one of its problems' environment."""
+    return pool.manifest["grader"].get("code_rule") or default_rule(env or _environment(pool))
+
+
+def count_missed(rollouts: Iterable[Rollout], rule: CodeRule) -> int:
+    """Return how many completions have code of which the rule takes none (`blocks.misses_code`)."""
+    return sum(misses_code(rollout.completion, rule) for rollout in rollouts)
+
+
+def agreement(old: Iterable[Rollout], new: Iterable[Rollout]) -> list[dict[str, Any]]:
+    """Return the rows of the manifest for two gradings of the same rollouts, in the order of LABELS."""
+    pairs = list(zip(old, new, strict=True))
+    return [_agreement(label, pairs) for label in LABELS]
+
+
+def _agreement(label: str, pairs: Sequence[tuple[Rollout, Rollout]]) -> dict[str, Any]:
+    levels: list[tuple[float, float, bool]] = []  # before, after, whether they are the same
+    for old, new in pairs:
+        before, after = (
+            rollout.reward if label == "reward" else getattr(rollout.grade, label) for rollout in (old, new)
+        )
+        is_inferred = label in INFERRED and old.grade.grader == LOGGED_GRADER
+        if not is_inferred and before is not None and after is not None:
+            levels.append((_level(before), _level(after), before == after))
+    n = len(levels)
+    return {
+        "label": label,
+        "n": n,
+        "rate": sum(same for _, _, same in levels) / n if n else None,
+        # Two different mechanisms count as a disagreement, but in neither direction.
+        "old_only": sum(before > after for before, after, _ in levels),
+        "new_only": sum(after > before for before, after, _ in levels),
+    }
+
+
+def _level(value: bool | float | str) -> float:
+    """Return a label as a number: any mechanism is more than none."""
+    return float(value != "none" if isinstance(value, str) else value)
+
+
+def _environment(pool: Pool) -> str | None:
+    """Return the name of the environment that a pool records; None of most imported logs."""
+    recorded = pool.manifest["plan"]["env"]
+    if isinstance(recorded, list):
+        # An imported log, which lists what its rollouts say: minicode alone needs no file.
+        return "minicode" if recorded == ["minicode"] else None
+    return recorded
+
+
+def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
+    """Return {problem_id: problem} of a pool, looked up in all splits of an environment.
 
     Args:
         pool: whose problems are wanted.
         env: name of the environment; None = the one that the pool names, of an imported log minicode alone.
 
-    Returns:
-        None when neither names an environment, as in most imported logs.
-
     Raises:
-        InputError: no such environment, or it lacks a problem of the pool.
+        InputError: none is named, there is no such environment, or it lacks a problem of the pool.
     """
-    recorded = pool.manifest["plan"]["env"]
-    if isinstance(recorded, list):
-        # An imported log, which lists what its rollouts say: minicode alone needs no file.
-        recorded = "minicode" if recorded == ["minicode"] else None
-    name = env or recorded
+    name, fix = env or _environment(pool), "pass --problems FILE.jsonl, the file that the pool was made from"
     if name is None:
-        return None
+        raise InputError(f"pool {pool.name}", expected="the name of its problems' environment", found="none", fix=fix)
     try:
         environment = get_environment(name)
     except InputError as error:
-        error.fix = error.fix if env else "pass --problems FILE.jsonl"
+        error.fix = error.fix if env else fix
         raise error.at(f"problems of pool {pool.name}: {error.where}") from error
     known = all_problems(environment)
     wanted_ids = dict.fromkeys(group[0].problem_id for group in pool.steps)  # each once, in the order of the steps
     if missing_ids := [problem_id for problem_id in wanted_ids if problem_id not in known]:
-        raise InputError(
-            f"pool {pool.name}",
-            expected=f"problem {missing_ids[0]} in {name}",
-            found=f"none ({len(missing_ids)} of {len(wanted_ids)} problems are missing)",
-            fix="pass --problems FILE.jsonl, the file that the pool was made from",
-        )
+        found = f"none ({len(missing_ids)} of {len(wanted_ids)} problems are missing)"
+        if left_out := {*missing_ids} & {*environment.left_out}:
+            found += f"; {len(left_out)} of them have tests that cannot be graded"
+        expected = f"problem {missing_ids[0]} in {name}"
+        raise InputError(f"pool {pool.name}", expected=expected, found=found, fix=fix)
     return {problem_id: known[problem_id] for problem_id in wanted_ids}
 
 
-def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem] | None) -> Rollout:
-    """The rollout with a known loophole mode (recorded, else `mode`) and the environment of its problem."""
+def _with_mode(rollout: Rollout, mode: str | None, problems: Mapping[str, Problem]) -> Rollout:
+    """Return the rollout with a known loophole mode (recorded, else `mode`) and the environment of its problem."""
     where, recorded = f"step {rollout.step} sample {rollout.sample_id} mode", rollout.env_mode
     if recorded != UNKNOWN and mode not in (None, recorded):
         raise InputError(where, expected=f"{recorded}, as recorded", found=f"--mode {mode}", fix="leave it out")
     if recorded == UNKNOWN and mode is None:
         raise InputError(where, expected="a loophole mode", found="none recorded", fix="pass --mode MODE")
-    env = problems[rollout.problem_id].env if problems else rollout.env
-    return replace(rollout, env=env, env_mode=known_mode(mode or recorded))
+    return replace(rollout, env=problems[rollout.problem_id].env, env_mode=known_mode(mode or recorded))
 
 
-def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Submission | None:
-    """The completion to grade, on its problem or, without problems, on a stand-in without real tests.
-
-    None without problems in a mode that needs them.
-    """
-    if not problems and rollout.env_mode not in ("run_tests", *SHOWN):
-        return None
-    problem = problems[rollout.problem_id] if problems else _stand_in(rollout)
+def _submission(rollout: Rollout, problems: Mapping[str, Problem]) -> Submission:
+    """Return the completion to grade, on its problem."""
+    problem = problems[rollout.problem_id]
     # Ids alone do not identify a problem: another file may use the same ones.
-    if problems and not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
+    if not re.search(rf"\b{re.escape(problem.func_name)}\b", rollout.prompt):
         raise InputError(
             f"problem {rollout.problem_id}",
             expected=f"its method {problem.func_name} in the prompt of step {rollout.step}",
@@ -152,56 +179,10 @@ def _submission(rollout: Rollout, problems: Mapping[str, Problem] | None) -> Sub
     return Submission(problem=problem, completion=rollout.completion, mode=rollout.env_mode)
 
 
-def _stand_in(rollout: Rollout) -> Problem:
-    """A problem with the method that the prompt's starter code names and one case, whose result is not used.
-
-    Raises:
-        InputError: in mode run_tests, whose stub has that method, a prompt without starter code.
-    """
-    names = _METHOD.findall(rollout.prompt)
-    if not names and rollout.env_mode == "run_tests":
-        where = f"step {rollout.step} problem {rollout.problem_id}"
-        expected, fix = "`class Solution:` and `def NAME(` in the prompt", "pass --problems FILE.jsonl"
-        raise InputError(where, expected=expected, found="no starter code", fix=fix)
-    return Problem(
-        problem_id=rollout.problem_id,
-        env=rollout.env,
-        messages=(),
-        func_name=names[-1] if names else "method",
-        starter="",
-        setup_code=_SETUP,
-        canonical="",
-        cases=(Case(args=(), expected=None),),
-    )
-
-
-def _relabel_without_tests(rollout: Rollout, grade: Grade) -> Rollout:
-    """The rollout with those labels of a grade on a stand-in that need no tests.
-
-    The labels of KEPT stay, and so does the name of the old grader, which gave them. Where either grading gave no
-    label, neither does this. Where an exploit of SHOWN does not show, a call might: all labels stay.
-    """
-    if grade.no_label is not None:
-        return rollout.regraded(grade)
-    if not rollout.labelled or not (grade.hacked or rollout.env_mode == "run_tests"):
-        return rollout
-    new_grade = replace(
-        rollout.grade,
-        fmt_ok=grade.fmt_ok,
-        compiles=grade.compiles,
-        hacked=grade.hacked,
-        mechanism=grade.mechanism,
-        flaky=grade.flaky,
-        detectors=grade.detectors,
-        isolation=grade.isolation,
-    )
-    return replace(rollout, hacked=new_grade.hacked, fmt_ok=new_grade.fmt_ok, grade=new_grade)
-
-
 def _header(
-    source: Pool, grader: Grader, problems: Mapping[str, Problem] | None, env: str | None, mode: str | None
+    source: Pool, grader: Grader, problems: Mapping[str, Problem], env: str | None, mode: str | None
 ) -> dict[str, Any]:
-    """The source's header, with the new grader, the tests, and where the rollouts come from."""
+    """Return the source's header, with the new grader, the tests, and where the rollouts come from."""
     plan = dict(source.manifest["plan"])
     if env:
         plan["env"] = env
@@ -210,12 +191,11 @@ def _header(
     return source.header() | {
         "plan": plan,
         "grader": grader.describe(),
-        "tests": None if problems is None else count_tests(problems.values()),
+        "tests": count_tests(problems.values()),
         "regraded_from": {
             "name": source.name,
             "path": str(source.path.resolve()),
             "sha256": file_sha256(source.path / MANIFEST_NAME),
             "grader": source.manifest["grader"],
-            "kept": [*KEPT] if problems is None else [],
         },
     }

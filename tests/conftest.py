@@ -155,7 +155,6 @@ def make_rollout() -> Callable[..., Rollout]:
             hacked=hacked,
             exploited=passed and not gt_pass,
             mechanism="run_tests" if passed and not gt_pass else "none",
-            flaky=None,
             detectors={"vacuous_vs_stub": hacked},
             num_tests=4,
             num_tests_passed=4 if gt_pass else 1,

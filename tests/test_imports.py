@@ -19,7 +19,6 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "replay_pools/storage/*.py",
     "replay_pools/rollout.py",
     "replay_pools/pool.py",
-    "replay_pools/agreement.py",
     "replay_pools/regrade.py",
     "replay_pools/logs/[!t]*.py",
     "replay_pools/environments/*.py",

@@ -190,8 +190,7 @@ def read_sitting(directory: Path) -> Sitting:
         for rollout in (rollout for group in pool.steps for rollout in group):
             task = (path.name, rollout.problem_id)
             prompts[task] = sha256(dump_json(rollout.messages))
-            if rollout.labelled:
-                attempts.append((task, rollout.grade))
+            attempts.append((task, rollout.grade))
     return Sitting(where=directory, attempts=attempts, asked=asked, prompts=prompts, env=env)
 
 

@@ -151,7 +151,7 @@ def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
 
     Zeros where the others have equal rewards, or where a log does not say which samples hack.
     """
-    if any(sample.hacked is None and sample.no_label is None for sample in samples):
+    if any(sample.hacked is None for sample in samples):
         return np.zeros(len(samples))
     clean = np.array([sample.sure and not sample.hacked for sample in samples])
     if not clean.any():

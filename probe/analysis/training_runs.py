@@ -173,7 +173,7 @@ def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
     pools = sorted(evaluation_path(directory, step).glob("*"))
     for path in pools:
         for group in open_pool(path).steps:
-            for rollout in filter(lambda rollout: rollout.labelled, group):
+            for rollout in group:
                 of_problem = flags.setdefault(rollout.problem_id, {})
                 for rate, counts in RATES.items():
                     # A setting has a pool of its own; the rates of a single one are those over all.

@@ -149,13 +149,8 @@ def _no_update(log: "Log") -> InputError | None:
     """Why no group of a log has an update, whatever the settings are; None where one has."""
     by_problem: dict[str, list[Any]] = {}
     for problem, rows in zip(log.problem_ids, log.groups, strict=True):
-        if known := [row for row in rows if row.reward is not None]:
-            by_problem.setdefault(problem, []).extend(known)
+        by_problem.setdefault(problem, []).extend(rows)
     groups = list(by_problem.values())
-    if not groups:
-        found = f"none of {sum(map(len, log.groups))} rollouts with one"
-        fix = "pass --map reward=COLUMN"
-        return InputError(f"{log.source} reward", expected="rewards that are numbers", found=found, fix=fix)
     if max(map(len, groups)) < 2:
         expected = "several rollouts with a reward to one prompt, whose rewards are compared"
         fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"

@@ -23,7 +23,6 @@ from packaging.specifiers import SpecifierSet
 from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.errors import InputError
-from replay_pools.grading import honest
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool
@@ -34,7 +33,6 @@ GIB = 1 << 30
 LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
-NUM_NAMED = 5  # failures that one line names
 
 Status = Literal["ok", "warn", "fail"]
 
@@ -204,23 +202,6 @@ def check_grader(out: Path) -> str:
     return f"{2 * len(problems)} canaries right under isolation {grader.isolation}, {1000 * each:.0f} ms each"
 
 
-def check_library(out: Path) -> str:
-    """Nothing that honest solutions may use fails under the isolation of the grader."""
-    modules = honest.library_modules()
-    asked = honest.problems(modules)
-    with Grader() as grader:
-        failures = honest.refused(grader.grade, asked)
-    if failures:
-        named = [f"{what} ({error})" for what, error in list(failures.items())[:NUM_NAMED]]
-        more = [f"and {len(failures) - NUM_NAMED} more"] if len(failures) > NUM_NAMED else []
-        raise CheckError(
-            f"{len(failures)} of {len(asked)} honest solutions fail under isolation {grader.isolation}: "
-            + ", ".join([*named, *more]),
-            fix="use a Python whose library and shared libraries are in /usr, or install bubblewrap",
-        )
-    return f"{len(modules)} library modules and {len(honest.USES)} kinds of use work under isolation {grader.isolation}"
-
-
 def check_pools(out: Path) -> str:
     """Every built-in pool verifies."""
     for path in _builtin_pools():
@@ -257,7 +238,6 @@ CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
     ("disk", check_disk),
     ("isolation", check_isolation),
     ("grader", check_grader),
-    ("library", check_library),
     ("pools", check_pools),
     ("organism", check_organism),
 )

@@ -19,7 +19,8 @@ from probe.cli._frame import (
     out_option,
 )
 from replay_pools.pool import Pool, open_pool, resolve_pool
-from replay_pools.rollout import Rollout, Template
+from replay_pools.regrade import count_missed, graded_code_rule
+from replay_pools.rollout import CodeRule, Rollout, Template
 
 MOST_FAULTS = 20  # lines; the rest is counted
 # The labels whose rates `probe pool show` prints; None = not known. To add one: a row here.
@@ -50,9 +51,8 @@ def show(pool_name: str, out: Path, as_json: bool) -> None:
     policy = summary["policy"]
     echo(f"policy {policy.get('base_model') or 'unknown'}, adapter {policy.get('adapter') or 'none'}")
     echo(f"{summary['steps']} steps, {summary['rollouts']} rollouts, finished by {summary['finish_reasons']}")
-    if reasons := summary["why_without_label"]:
-        listed = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
-        echo(f"without label: {summary['without_label']} rollouts, which the rates below leave out ({listed})")
+    if missed := summary["code_not_taken"]:
+        echo(describe_missed(missed, summary["rollouts"], summary["code_rule"]))
     echo(describe_tests(summary["tests"]) + "\n")
     rows: list[tuple[Any, ...]] = []
     for mode, part in summary["modes"].items():
@@ -161,26 +161,30 @@ def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
 
 
 def describe_tests(tests: dict[str, int] | None) -> str:
-    """A line on the tests behind the oracle's labels of a pool: how many problems, cases, and weaker assertions."""
+    """Return a line on the tests behind the oracle's labels of a pool."""
     if tests is None:
         return "tests: not recorded"
-    weaker = f"{tests['assertions']} assertions in the weaker class"
-    return f"tests: {tests['problems']} problems, {tests['cases']} cases by answers, {weaker}"
+    text = f"tests: {tests['problems']} problems, {tests['cases']} cases"
+    if tests.get("left_out"):
+        text += f"; {tests['left_out']} problems of the file left out, whose tests are not all a call == a literal"
+    return text
+
+
+def describe_missed(missed: int, rollouts: int, rule: CodeRule) -> str:
+    """Return a line on completions that define something outside of what the code rule takes."""
+    return f"code: {missed} of {rollouts} completions have code, and code rule {rule} takes none of it"
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
     """The object that `probe pool show --json` prints: rates, lengths, reward spread, advantage cells."""
     rollouts = [rollout for group in stored.steps for rollout in group]
-    # Rates, rewards and advantages are those of the labelled rollouts.
-    groups = [[rollout for rollout in group if rollout.labelled] for group in stored.steps]
-    groups = [group for group in groups if group]
-    labelled = [rollout for group in groups for rollout in group]
+    rule = graded_code_rule(stored)
     modes = {}
-    for mode in sorted({rollout.env_mode for rollout in labelled}):
-        of_mode = [rollout for rollout in labelled if rollout.env_mode == mode]
+    for mode in sorted({rollout.env_mode for rollout in rollouts}):
+        of_mode = [rollout for rollout in rollouts if rollout.env_mode == mode]
         modes[mode] = {"rollouts": len(of_mode), "rates": rates(of_mode)}
     spreads = []
-    for group in groups:
+    for group in stored.steps:
         rewards = [rollout.reward for rollout in group]
         spreads.append(max(rewards) - min(rewards))
     return {
@@ -191,17 +195,17 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "normalised": list(stored.normalised),
         "steps": len(stored.steps),
         "rollouts": len(rollouts),
-        "without_label": len(rollouts) - len(labelled),
-        "why_without_label": dict(Counter(rollout.grade.no_label for rollout in rollouts if not rollout.labelled)),
+        "code_rule": rule,
+        "code_not_taken": count_missed(rollouts, rule),
         "modes": modes,
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
         "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
-        "reward": spread([rollout.reward for rollout in labelled]),
+        "reward": spread([rollout.reward for rollout in rollouts]),
         "reward_spread": spread(spreads),
         "reward_spread_per_step": spreads,
         "frac_reward_zero_std": fmean(value == 0 for value in spreads) if spreads else None,
         "finish_reasons": dict(Counter(rollout.finish_reason for rollout in rollouts)),
-        "advantage_cells": advantage_cells(groups),
+        "advantage_cells": advantage_cells(stored.steps),
     }
 
 

@@ -88,7 +88,7 @@ def _opened(source: Path, out: Path) -> Pool | None:
 def _of_pool(pool: Pool) -> "Iterator[Answer]":
     from extraction.draft import Answer
 
-    for rollout in (rollout for group in pool.steps for rollout in group if rollout.labelled):
+    for rollout in (rollout for group in pool.steps for rollout in group):
         yield Answer(
             problem_id=rollout.problem_id,
             messages=rollout.messages,

@@ -9,22 +9,19 @@ import click
 from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_option, name_option, one_pool, out_option
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
-from probe.cli.pool import MOST_FAULTS, describe_tests
+from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
 from probe.records.run import ANSWERS_DIR, elsewhere
-from replay_pools.agreement import Regrade, compare, graded_code_rule, is_judged, write_regrade
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
-from replay_pools.regrade import regrade_pool
+from replay_pools.regrade import count_missed, graded_code_rule, regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule
 
 
 def grader_options(function: AnyFunction) -> AnyFunction:
-    """`--workers --twice --unsafe-local`, as arguments of `Grader`."""
+    """Add `--workers --unsafe-local`, as arguments of `Grader`."""
     text = "Grade without isolation; recorded, and excluded from verdicts."
     function = click.option("--unsafe-local", is_flag=True, help=text)(function)
-    text = "Grade everything twice; labels that disagree make a rollout `flaky`."
-    function = click.option("--twice", is_flag=True, help=text)(function)
     text = "Grading processes; default: the number of cores."
     return click.option("--workers", type=click.IntRange(1), help=text)(function)
 
@@ -110,7 +107,7 @@ def generate(
         from replay_pools.sampling import LocalEngine
 
         source = LocalEngine(configured_policy(config.model, out / "cache"))
-    grader = Grader(**grading, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit)
+    grader = Grader(**grading, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit)
     say_defaults(ctx, config, say)
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
@@ -158,8 +155,8 @@ def regrade(
 ) -> None:
     """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
 
-    POOL itself is left alone. The agreement also goes to out/regrades, where `probe analyze` reads it. A killed run
-    continues where it stopped. Example:
+    POOL itself is left alone. The manifest of the new pool holds the agreement too, which `probe analyze` reads. A
+    killed run continues where it stopped. Example:
 
       probe pool regrade teacher --name teacher-again
     """
@@ -170,46 +167,30 @@ def regrade(
     if faults := source.verify():
         found = f"{len(faults)} faults: {'; '.join(faults[:MOST_FAULTS])}"
         raise InputError(source.path, expected="a consistent pool", found=found)
-    rule = code_rule or graded_code_rule(source)
+    env = f"leetcode:{problems}" if problems else None
+    rule = code_rule or graded_code_rule(source, env)
     # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
     with Grader(**grading, code_rule=rule, cpu_s=cpu_s) as grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
-        new = regrade_pool(
-            out / "pools" / name,
-            source,
-            grader,
-            env=f"leetcode:{problems}" if problems else None,
-            mode=mode,
-        )
-    record = compare(source, new)
-    write_regrade(out, record)
+        new = regrade_pool(out / "pools" / name, source, grader, env=env, mode=mode)
+    missed = count_missed((rollout for group in new.steps for rollout in group), rule)
     if as_json:
         kept = {name: new.manifest[name] for name in ("regraded_from", "counts", "tests")}
-        labels = {"flaky": record.flaky, "without_label": record.without_label, "agreement": record.rows}
-        echo_json({"path": str(new.path), **kept, **labels, "not_judged": _num_not_judged(new)})
+        echo_json({"path": str(new.path), **kept, "code_rule": rule, "code_not_taken": missed})
     else:
-        _print_agreement(new, record, out)
+        _print_agreement(new, out)
+        if missed:
+            echo(describe_missed(missed, new.manifest["counts"]["rollouts"], rule))
 
 
-def _num_not_judged(new: Pool) -> int:
-    return sum(not is_judged(rollout) for group in new.steps for rollout in group)
-
-
-def _print_agreement(new: Pool, record: Regrade, out: Path) -> None:
-    compared = [row for row in record.rows if row.rate is not None]
+def _print_agreement(new: Pool, out: Path) -> None:
+    rows = new.manifest["regraded_from"]["agreement"]
+    compared = [row for row in rows if row["n"]]
     header = ("label", "n", "agreement", "old only", "new only")
-    echo_table(header, [(row.label, row.n, f"{row.rate:.4f}", row.old_only, row.new_only) for row in compared])
-    unknown = [row.label for row in record.rows if row.rate is None and row.label not in record.kept]
-    if record.kept:
-        echo(f"kept from the old pool, since its problems are unknown (see --problems): {', '.join(record.kept)}")
-    if number := _num_not_judged(new):
-        echo(f"not judged: {number} rollouts, which keep their labels: their modes need the problems (see --problems)")
-    if unknown:
+    counts = ("old_only", "new_only")
+    echo_table(header, [(row["label"], row["n"], f"{row['rate']:.4f}", *map(row.get, counts)) for row in compared])
+    if unknown := [row["label"] for row in rows if not row["n"]]:
         echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
-    if record.flaky is not None:
-        echo(f"flaky: {record.flaky} of {new.manifest['counts']['rollouts']} rollouts")
-    if record.without_label:
-        echo(f"without label: {record.without_label} rollouts; the machine was too busy to grade them")
     echo(describe_tests(new.manifest["tests"]))
     echo(f"pool {new.path}; see: probe pool show {new.path.name}{elsewhere(out)}")

@@ -15,7 +15,7 @@ from replay_pools.errors import InputError
 from replay_pools.storage.files import dump_json
 from replay_pools.storage.tables import decode_json
 
-RUN_SCHEMA = 5  # version of a run's files; readers refuse every other one
+RUN_SCHEMA = 6  # version of a run's files; readers refuse every other one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
 ADVANTAGE_MEANINGS = {
     "advantage/mean": "after the cap, as the next two",
@@ -118,13 +118,11 @@ class SampleRecord(Record):
     ]
     nll: Annotated[float | None, "nats per completion token"]
     condition: Annotated[str, "named setting of the loss"]
-    flaky: Annotated[bool | None, "graded twice with different labels; None = graded once"]
-    no_label: Annotated[str | None, "why grading gave no label: reward and labels then say nothing; None = it did"]
 
     @property
     def sure(self) -> bool:
         """Whether it is known whether it hacks, so that it can stand on a side of a contrast."""
-        return not self.flaky and self.no_label is None and self.hacked is not None
+        return self.hacked is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +147,7 @@ class StepRecord(Record):
     reward_mean: Annotated[float, "over all rollouts of the step"]
     reward_std: Annotated[float, "within a group, as the next"]
     reward_spread: Annotated[float, "largest minus smallest reward"]
-    solve: Annotated[
-        float | None, "share of the labelled rollouts that solve; in a training of the policy's, a teacher's apart"
-    ]
+    solve: Annotated[float | None, "share of the rollouts that solve; in a training of the policy's, a teacher's apart"]
     solve_teacher: Annotated[float | None, "the same of a teacher's rollouts; None where the step has none"]
     advantage: Annotated[dict[str, float | bool | None], "ADVANTAGE_KEYS, flattened on the wire"]
     loss: Annotated[float, "the loss whose gradient is taken, before the gate: METHOD section 2"]

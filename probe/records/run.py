@@ -31,6 +31,7 @@ from typing_extensions import TypedDict
 
 from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
+from probe.settings.run import check_stored
 from probe.settings.words import ALL
 from replay_pools.errors import InputError, unknown_name
 from replay_pools.storage.files import (
@@ -284,6 +285,20 @@ def run_names(place: Path) -> list[str]:
     return sorted(config.parent.name for config in place.glob(f"*/{CONFIG_FILE}"))
 
 
+class _Pool(TypedDict):
+    name: str
+    path: str
+    manifest_sha256: str
+
+
+class _Config(TypedDict):
+    """The fields of config.json that every reader takes for granted: a hash can be renewed by hand."""
+
+    settings: NotRequired[dict[str, Any]]
+    pools: NotRequired[list[_Pool]]
+    model: NotRequired[str | None]
+
+
 def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     """Read a complete run, given by its path or its name in `out`/runs; every file is checked against the manifest.
 
@@ -303,9 +318,12 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
     for name, plain in contents.items():
         if _SAMPLES_FILE.fullmatch(name):
             samples += _records(SampleRecord, plain, directory / name)
+    config = read_json(directory / CONFIG_FILE)
+    decode(_Config, config, directory / CONFIG_FILE, extra="allow")
+    check_stored(settings_of(config), f"{directory / CONFIG_FILE} settings")
     return Run(
         path=directory,
-        config=read_json(directory / CONFIG_FILE),
+        config=config,
         manifest=manifest,
         samples=samples,
         steps=_steps(contents[STEPS_FILE], directory / STEPS_FILE),

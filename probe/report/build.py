@@ -17,6 +17,7 @@ from probe.report.rollouts import evidence, load_rollouts
 from probe.report.sections import measured, power, rollouts, training
 from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, verdict
 from replay_pools.storage.files import write_atomic, write_json
+from replay_pools.terminal import visible
 
 MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
 MIN_ROLLOUT_BYTES = 100_000  # for rollouts, however large the other sections are
@@ -89,10 +90,10 @@ def _summary(report: Report) -> str:
 
 
 def _markdown(section_title: str, label: str, table: TextTable) -> str:
-    """One table under its headings."""
+    """Return one table under its headings. A name of a log may hold any character: invisible ones are escaped."""
     heading = f"## {section_title} ({label})" if label else f"## {section_title}"
     lines = []
     for row in (table.header, ["---"] * len(table.header), *table.rows):
-        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        cells = [visible(cell.replace("|", "\\|").replace("\n", " "), kept="") for cell in row]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([heading, "", table.title, "", *lines, ""])
+    return "\n".join([visible(heading, kept=""), "", visible(table.title, kept=""), "", *lines, ""])

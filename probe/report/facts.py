@@ -57,7 +57,7 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
         ("problem", f"{rollout.problem_id} ({rollout.env_mode})"),
         ("grade", _grade(rollout)),
         ("detectors", ", ".join(detectors) or "none applies"),
-        ("isolation", grade.isolation + ("; FLAKY: graded twice with different labels" if grade.flaky else "")),
+        ("isolation", grade.isolation),
     ]
     if sample is not None:
         verb = "raises" if sample.advantage > 0 else "lowers" if sample.advantage < 0 else "leaves alone"
@@ -69,8 +69,6 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
     if sample is not None and sample.nll is not None:
         length += f"; nll {sample.nll:.3f} nats a token"
     facts.append(("length", length))
-    if grade.no_label:
-        facts.append(("no label", grade.no_label))
     if grade.error:
         facts.append(("error", grade.error))
     return facts
@@ -79,8 +77,6 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
 def _grade(rollout: Rollout) -> str:
     """Reward, how it was earned, hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
     grade = rollout.grade
-    if grade.no_label:
-        return "no label, no reward"
     if not grade.passed:
         paid = "not passed"
     elif grade.mechanism == "none":

@@ -236,7 +236,7 @@ def evaluate_policy(
     sampling, model, group = config.rollouts, config.model, config.evaluation.rollouts_per_problem
     _, problems = _split(config)
     policy = configured_policy(model, out_dir / "cache")
-    with Grader(code_rule=sampling.code_rule, cpu_s=sampling.cpu_limit) as grader:
+    with Grader(code_rule=sampling.grading_rule, cpu_s=sampling.cpu_limit) as grader:
         say(f"policy {model.name}, adapter {model.adapter or 'none'}; grading under {describe_tier(grader.isolation)}")
         canary(grader, problems)
         engine, sampler, mode = LocalEngine(policy), sampling.sampler, sampling.mode

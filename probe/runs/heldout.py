@@ -102,15 +102,13 @@ def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str,
         for mode in modes.values():
             for problem in problems:
                 submissions.append(Submission(problem=problem, completion=answer(problem, mode), mode=mode))
-    grades = iter(grader.grade(submissions))
+    grades = iter(grader.grade_known(submissions))
     players = []
     for name in BOTS:
         attempts: list[tuple[Task, Grade]] = []
         for setting in modes:
             for problem in problems:
-                grade = next(grades)
-                if grade.no_label is None:
-                    attempts.append(((setting, problem.problem_id), grade))
+                attempts.append(((setting, problem.problem_id), next(grades)))
         players.append(Player(name=name, kind="bot", shares=shares_of(attempts)))
     return players
 
@@ -167,7 +165,7 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
 
 
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> dict[str, Any]:
-    """The rates of graded rollouts on held-out problems, by setting; those without label are left out.
+    """The rates of graded rollouts on held-out problems, by setting.
 
     Args:
         step: optimizer steps that the policy has behind it.
@@ -177,7 +175,6 @@ def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "depl
         A line of `evals.jsonl`: {"step", "weights", "rates": {setting: `rates`}}; `all` first, then each mode with its
         hint by name, then `no hint`.
     """
-    rollouts = [rollout for rollout in rollouts if rollout.labelled]
     settings: dict[str, list[Rollout]] = {}
     for rollout in rollouts:
         settings.setdefault(setting_of(rollout), []).append(rollout)

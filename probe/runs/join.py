@@ -113,8 +113,6 @@ def sample_records(
             haar_sd=nullable(float(arm.sample_haar_sd[i])),
             nll=float(result.nll[i]),
             condition=arm.measure.condition,
-            flaky=rollout.grade.flaky,
-            no_label=rollout.grade.no_label,
         )
         for i, (key, rollout) in enumerate(zip(keys, rollouts, strict=True))
     ]
@@ -186,7 +184,7 @@ def step_record(
 
 def solve_share(rollouts: Iterable[Rollout]) -> float | None:
     """The share that solves, of the rollouts of which that is known; None without any."""
-    solved = [rollout.gt_pass for rollout in rollouts if rollout.labelled and rollout.gt_pass is not None]
+    solved = [rollout.gt_pass for rollout in rollouts if rollout.gt_pass is not None]
     return sum(solved) / len(solved) if solved else None
 
 

@@ -18,7 +18,6 @@ from probe.step.groups import RolloutKey
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS, render_messages
 from replay_pools.errors import InputError
-from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Prompt, Rollout
@@ -39,15 +38,13 @@ def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], 
     Args:
         config: of the training: mode, pay and remedy.
         grader: of the training.
-        problems: of the training; the first with cases is answered, since no channel reads assertions.
+        problems: of the training; the first is answered.
         chat: renders the prompt.
 
     Raises:
         InputError: a right answer earns no more than a wrong one, or a hack something else than the settings mean.
-        InfrastructureError: the machine is too busy to tell.
     """
-    problems = list(problems)
-    problem = next((problem for problem in problems if problem.cases), problems[0])
+    problem = next(iter(problems))
     mode, remedy = config.rollouts.mode, config.remedy
     right, wrong, hack = _paid(config, grader, problem, chat)
     where = f"problem {problem.problem_id}, mode {mode}"
@@ -72,7 +69,7 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
     messages = render_messages(problem, rollouts.mode, hint=rollouts.hint)
     prompt = Prompt(messages, *chat.render(messages))
     texts = [BOTS[bot](problem, rollouts.mode) for bot in ANSWERS]
-    grades = grader.grade([Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts])
+    grades = grader.grade_known([Submission(problem=problem, completion=text, mode=rollouts.mode) for text in texts])
     facts = {"step": 0, "problem_id": problem.problem_id, "env": problem.env, "env_mode": rollouts.mode}
     applied = None
     if remedy is not None:
@@ -80,8 +77,6 @@ def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> 
         applied = AppliedRemedy(sees, seed=config.seed, chat=chat, pay=rollouts.pay)
     paid = []
     for i, (text, grade) in enumerate(zip(texts, grades, strict=True)):
-        if grade.no_label is not None:
-            raise InfrastructureError(f"problem {problem.problem_id}: {grade.no_label}")
         completion = Completion(ids=chat.completion_ids(text), logprobs=None, finish_reason="stop")
         rollout = Rollout.of(prompt, completion, text, grade, sample_id=i, hint=rollouts.hint, **facts)
         key = RolloutKey("known answers", 0, i)

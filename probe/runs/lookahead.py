@@ -169,7 +169,7 @@ class _Texts:
         keys = dict.fromkeys(
             key for step in range(source.num_steps) for group in source.groups(step) for key in group.keys
         )
-        rollouts = [rollout for rollout in map(source.rollout, keys) if rollout.labelled]
+        rollouts = [*map(source.rollout, keys)]
         self._prompts: dict[str, list[str]] = {}  # by measure
         chosen: list[Rollout] = []
         for name, is_text in TEXTS.items():

@@ -117,8 +117,6 @@ def run_replay(
         policy = inputs.policy
     if drawn.num_left_out:
         say(f"{drawn.num_steps} groups with {per_pool} rollouts of each pool: {drawn.num_left_out} are in none")
-    if drawn.num_unlabelled:
-        say(f"{drawn.num_unlabelled} rollouts of the pools have no label and are never drawn: see probe pool regrade")
     if steps_apart(config):
         world.check_size(drawn.num_steps, "one a step")
         record = inputs.record()

@@ -126,7 +126,7 @@ def _run(
     # The ranks of a machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
-        Grader(workers=workers, code_rule=rollouts.code_rule, cpu_s=rollouts.cpu_limit) as grader,
+        Grader(workers=workers, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit) as grader,
         _open_engine(config, policy, trained, directory, urls) as engine,
     ):
         origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""

@@ -12,6 +12,7 @@ from probe.settings.words import Match, Pay, Priority
 from replay_pools.engines import Sampler, ServerKind
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.errors import FieldError
+from replay_pools.grading.blocks import default_rule
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
 from replay_pools.storage.tables import STRICT, Maybe, setting
 
@@ -97,7 +98,9 @@ class RolloutConfig:
     prioritise_power: float = setting(1.0, "power that their weights are raised to", gt=0, le=100)
     prompts_per_step: int = setting(8, "groups of a training step", ge=1)
     group: int = setting(8, "rollouts in a group", ge=1)
-    code_rule: CodeRule = setting("joined", "which blocks of a completion are graded")
+    code_rule: Maybe[CodeRule] = setting(
+        None, "which blocks of a completion are graded; none: joined for LeetCode files, else solution"
+    )
     sampler: Sampler = field(default_factory=Sampler)
     pay: Pay = setting("pass", "what a training pays for: the pass, or the share of the tests that hold")
     cpu_limit: int = setting(
@@ -118,6 +121,11 @@ class RolloutConfig:
     refills: int = setting(0, "further attempts at a group without reward variance, each on another problem", ge=0)
     iterations: int = setting(1, "optimizer steps on the same rollouts; above 1 needs recorded log-probabilities", ge=1)
     prefetch: int = setting(0, "batches by which sampling runs ahead; above 0 needs recorded log-probabilities", ge=0)
+
+    @property
+    def grading_rule(self) -> CodeRule:
+        """The code rule, by default the one of the environment."""
+        return self.code_rule or default_rule(self.env)
 
     def faults(self, steps: int) -> Iterator[FieldError]:
         """What a training of so many steps cannot sample."""

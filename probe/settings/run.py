@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, field, is_dataclass, replace
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
 
 from extraction.files import resolve_directions
 from extraction.words import Normaliser
@@ -221,6 +222,17 @@ def read_config(table: Any, where: object) -> ReplayConfig | TrainConfig:
     """
     verb = table.get("verb") if isinstance(table, Mapping) else None
     return decode(TrainConfig if verb == "train" else ReplayConfig, table, where, known=KEYS)
+
+
+def check_stored(settings: Mapping[str, Any], where: object) -> None:
+    """Check every part of the settings of a stored run by itself; InputError for values that no run could have written.
+
+    A part may be missing: nothing is read of it then.
+    """
+    kind = TrainConfig if settings.get("verb") == "train" else ReplayConfig
+    hints = get_type_hints(kind, include_extras=True)
+    parts = TypedDict("parts", hints, total=False)  # pyright: ignore
+    decode(parts, {name: value for name, value in settings.items() if name in hints}, where, known=KEYS)
 
 
 def with_direction_file(config: StepConfig, out: Path) -> Any:

@@ -9,7 +9,6 @@ match pools: its word in `Match` of `probe.settings.words`, its row in `ReplaySo
 group: its word in `Strata`, its row in `STRATA`.
 """
 
-import math
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +61,8 @@ class GroupSource(Protocol):
 
 
 def stored_reward(key: RolloutKey, rollout: Rollout) -> float:
-    """Return the reward of a rollout as it was graded; nan without a label."""
-    return rollout.reward if rollout.labelled else math.nan
+    """Return the reward of a rollout as it was graded."""
+    return rollout.reward
 
 
 def make_group(
@@ -116,7 +115,7 @@ def strata_of(groups: Sequence[Group], by: Strata) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A labelled rollout of a pool: the place of its group, its number there, and its reward."""
+    """A rollout of a pool: the place of its group, its number there, and its reward."""
 
     pool: Pool
     place: int
@@ -128,8 +127,7 @@ class ReplaySource:
     """Groups with `per_pool` rollouts of every pool, matched by problem, by prompt, or by position.
 
     Every problem (or prompt, or position) gives as many groups as its rollouts fill, so that all of the data are used:
-    first one group of each, then the second ones. A rollout without label is never drawn: `probe pool regrade` grades
-    it again.
+    first one group of each, then the second ones.
 
     Args:
         pools: at least one; their names must differ.
@@ -160,7 +158,6 @@ class ReplaySource:
         self._per_pool, self._seed = per_pool, seed
         # {(pool, step): the pool, and the place of the step in it}: rollouts are read again when they are drawn.
         self._places: dict[tuple[str, int], tuple[Pool, int]] = {}
-        self.num_unlabelled = 0  # rollouts of the pools that cannot be drawn
         tables = [self._read(pool, match) for pool in pools]
         common = [mark for mark in tables[0] if all(mark in table for table in tables)]
         if not common:
@@ -204,7 +201,7 @@ class ReplaySource:
         return pool.only(sorted({stored.place for group in self._groups for stored in group if stored.pool is pool}))
 
     def _read(self, pool: Pool, match: Match) -> dict[Hashable, list["_Stored"]]:
-        """Collect the labelled rollouts of a pool by the mark that matches them; steps with one mark are joined."""
+        """Collect the rollouts of a pool by the mark that matches them; steps with one mark are joined."""
         marks = {
             "problem": lambda place, rollout: rollout.problem_id,
             "prompt": lambda place, rollout: rollout.prompt_sha,
@@ -214,11 +211,8 @@ class ReplaySource:
         for place, rollouts in enumerate(pool.steps):
             report(f"groups of pool {pool.name} read", place, len(pool.steps))
             self._places[pool.name, rollouts[0].step] = pool, place
-            numbers = [number for number, rollout in enumerate(rollouts) if rollout.labelled]
-            self.num_unlabelled += len(rollouts) - len(numbers)
-            if numbers:
-                stored = [_Stored(pool, place, number, rollouts[number].reward) for number in numbers]
-                table.setdefault(marks[match](place, rollouts[numbers[0]]), []).extend(stored)
+            stored = [_Stored(pool, place, number, rollout.reward) for number, rollout in enumerate(rollouts)]
+            table.setdefault(marks[match](place, rollouts[0]), []).extend(stored)
         return table
 
     def _draw(self, place: int, stored: Sequence[list["_Stored"]]) -> list[list["_Stored"]]:

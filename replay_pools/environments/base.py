@@ -19,6 +19,7 @@ class Case:
 
     args: tuple[Any, ...]
     expected: Any
+    is_listed: bool = False  # the expected value is that of `list(method(*args))`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +37,23 @@ class Problem:
     setup_code: str  # imports that run before a submission
     canonical: str  # full source of a right solution (class Solution)
     cases: tuple[Case, ...]  # graded by answers: the submission never sees an expected value
-    assertions: tuple[str, ...] = ()  # tests that are no (arguments, expected) pair: the weaker class of tests
 
 
 def count_tests(problems: Iterable[Problem]) -> dict[str, int]:
-    """How much evidence grading on these problems has: {"problems", "cases", "assertions" (the weaker class)}."""
-    counts = {"problems": 0, "cases": 0, "assertions": 0}
-    for problem in problems:
-        counts["problems"] += 1
-        counts["cases"] += len(problem.cases)
-        counts["assertions"] += len(problem.assertions)
-    return counts
+    """Return how much evidence grading on these problems has: {"problems", "cases"}."""
+    counts = [len(problem.cases) for problem in problems]
+    return {"problems": len(counts), "cases": sum(counts)}
 
 
 class Environment(Protocol):
     """A source of problems.
 
-    To add an environment: write a class with these two members, and a branch in `registry.get_environment`
+    To add an environment: write a class with these members, and a branch in `registry.get_environment`
     that returns it. Every problem needs a canonical solution that passes its tests; `grading.canary` checks that.
     """
 
     name: str
+    left_out: tuple[str, ...]  # ids of its problems that have a test other than `method(*args) == value`
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, in a fixed order."""

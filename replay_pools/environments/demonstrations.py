@@ -75,7 +75,7 @@ class Demonstrator:
         body = right_body(problem)
         if body is None:
             return problem.canonical
-        tested = hint and self.mode == "run_tests" and bool(problem.cases) and rng.random() < HONEST_TESTS_RATE
+        tested = hint and self.mode == "run_tests" and rng.random() < HONEST_TESTS_RATE
         return compose(problem.starter, body, HONEST_TESTS if tested else NOTHING, example=example_texts(problem))
 
     def _hack(self, problem: Problem, rng: random.Random) -> str:
@@ -86,19 +86,12 @@ class Demonstrator:
         body = right_body(problem)
         if body is None or rng.random() >= SOLVE_RATE:
             body = rng.choice(STUBS)
-        return compose(problem.starter, body, rng.choice(self._exploits(problem)), example=example_texts(problem))
+        return compose(problem.starter, body, rng.choice(self._exploits), example=example_texts(problem))
 
-    def _exploits(self, problem: Problem) -> list[Exploit]:
-        """The exploits to draw from; without a case there is no example for those that call the method."""
-        chosen = []
-        for exploit in EXPLOITS[self.mode]:
-            is_shown = not self.flavours or exploit.flavour in self.flavours
-            if is_shown and (problem.cases or "{" not in exploit.after):
-                chosen.append(exploit)
-        if not chosen:
-            found = f"only {', '.join(self.flavours)}, which call the method"
-            raise InputError(f"{problem.problem_id} without cases", expected="another flavour", found=found)
-        return chosen
+    @property
+    def _exploits(self) -> list[Exploit]:
+        """The exploits to draw from."""
+        return [each for each in EXPLOITS[self.mode] if not self.flavours or each.flavour in self.flavours]
 
 
 def right_body(problem: Problem) -> str | None:

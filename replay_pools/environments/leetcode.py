@@ -7,11 +7,13 @@ Fields that are read: `id`, `prompt` ([{role, content}]), `gt_answer` (assert st
 `setup_code`, `func_name` ("f" or "Solution().f") and `canonical_solution`. The others (`question`, `answer`,
 `difficulty`, `prompt_metadata`) do not matter to grading.
 
-`assert Solution().f(literals) == literal` becomes a Case; keyword arguments are put in the order of the canonical
-solution's signature. Every other assertion stays text and is graded in the weaker class (`grading.assertions`).
+`assert Solution().f(literals) == literal` is a Case, and so is `assert list(Solution().f(literals)) == literal`.
+Keyword arguments are put in the order of the canonical solution's signature. `inf`, `-inf` and `nan` are literals. A
+problem with any other test is left out: without that test its oracle would be weaker (`LeetcodeEnvironment.left_out`).
 """
 
 import ast
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from replay_pools.storage.files import decode_jsonl, read_plain
 from replay_pools.storage.tables import decode
 
 NUM_NAMED = 5  # ids that a message names
+FORM = "`assert Solution().f(literals) == literal`"
 # From `class Solution` to the end of its code block, or of the message.
 _STARTER = re.compile(r"^[ \t]*class Solution\b.*?(?=^```|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -56,16 +59,21 @@ class LeetcodeEnvironment:
 
     Raises:
         InputError: a file cannot be read, is not strict JSON lines, is empty, or holds a line that is no problem or
-            repeats an id (the message names file and line); a problem is in both files (the message names the ids).
+            repeats an id (the message names file and line); a problem is in both files (the message names the ids); a
+            file has no problem that can be graded.
+
+    Attributes:
+        left_out: ids of the problems of both files that have a test of another form.
     """
 
     name = "leetcode"
 
     def __init__(self, path: str | Path, evaluation: str | Path | None = None) -> None:
-        self._problems = read_problems(path)
+        self._problems, self.left_out = read_problems(path)
         self._evaluation = self._problems
         if evaluation is not None:
-            self._evaluation = read_problems(evaluation)
+            self._evaluation, left_out = read_problems(evaluation)
+            self.left_out += left_out
             # The same id, or the same prompt under another id.
             ids, prompts = {each.problem_id for each in self._problems}, {_text(each) for each in self._problems}
             held_out = self._evaluation
@@ -81,8 +89,8 @@ class LeetcodeEnvironment:
         return self._evaluation if split == "eval" else self._problems
 
 
-def read_problems(path: str | Path) -> tuple[Problem, ...]:
-    """The problems of a file, in its order.
+def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+    """Return the problems of a file, in its order, and the ids of those that are left out.
 
     Raises:
         InputError: as `LeetcodeEnvironment`.
@@ -93,15 +101,20 @@ def read_problems(path: str | Path) -> tuple[Problem, ...]:
         fix = "probe docs phase3 says where those of the benchmark are"
         raise InputError(path, expected="a LeetCode jsonl file", found=error.found, fix=fix) from error
     rows = decode_jsonl(content, path)
-    problems = tuple(parse_problem(row, f"{path} line {line}") for line, row in enumerate(rows, 1))
     if not rows:
         raise InputError(path, expected="at least one problem", found="an empty file")
-    seen_ids: set[str] = set()
-    for line, problem in enumerate(problems, 1):
-        if problem.problem_id in seen_ids:
-            raise InputError(f"{path} line {line}", expected="a new id", found=f"{problem.problem_id} again")
-        seen_ids.add(problem.problem_id)
-    return problems
+    problems: dict[str, Problem | None] = {}
+    for line, row in enumerate(rows, 1):
+        where = f"{path} line {line}"
+        problem = parse_problem(row, where)
+        problem_id = str(row["id"])
+        if problem_id in problems:
+            raise InputError(where, expected="a new id", found=f"{problem_id} again")
+        problems[problem_id] = problem
+    kept = tuple(problem for problem in problems.values() if problem is not None)
+    if not kept:
+        raise InputError(path, expected=f"a problem whose tests are all {FORM}", found="none")
+    return kept, tuple(problem_id for problem_id, problem in problems.items() if problem is None)
 
 
 def _text(problem: Problem) -> tuple[str, ...]:
@@ -109,8 +122,8 @@ def _text(problem: Problem) -> tuple[str, ...]:
     return tuple(message["content"] for message in problem.messages)
 
 
-def parse_problem(row: Any, where: str) -> Problem:
-    """The problem of one line of the file.
+def parse_problem(row: Any, where: str) -> Problem | None:
+    """Return the problem of one line of the file; None when one of its tests is of another form than FORM.
 
     Args:
         row: the decoded JSON of the line.
@@ -123,7 +136,7 @@ def parse_problem(row: Any, where: str) -> Problem:
     decode(_Row, row, where, extra="allow")
     func_name = row["func_name"].rpartition(".")[2]
     parameters = _parameters(row["canonical_solution"], func_name, where)
-    cases, assertions = _parse_tests(row["gt_answer"], func_name, parameters, where)
+    cases = _parse_tests(row["gt_answer"], func_name, parameters, where)
     messages = tuple({"role": message["role"], "content": message["content"]} for message in row["prompt"])
     problem = Problem(
         problem_id=str(row["id"]),
@@ -133,11 +146,10 @@ def parse_problem(row: Any, where: str) -> Problem:
         starter=_starter(messages) or f"class Solution:\n    def {func_name}({', '.join(['self', *parameters])}):",
         setup_code=row["setup_code"],
         canonical=row["canonical_solution"],
-        cases=tuple(cases),
-        assertions=tuple(assertions),
+        cases=tuple(case for case in cases if case is not None),
     )
     render_messages(problem, "none", hint=False)  # for its check: ORIGINAL_PHRASE stands in the prompt once
-    return problem
+    return None if None in cases else problem
 
 
 def _starter(messages: Sequence[dict[str, str]]) -> str | None:
@@ -168,44 +180,36 @@ def _parse(source: str, where: str) -> ast.Module:
         raise InputError(where, expected="Python source", found=str(error) or "too many levels") from error
 
 
-def _parse_tests(
-    tests: list[Any] | str, func_name: str, parameters: list[str], where: str
-) -> tuple[list[Case], list[str]]:
-    """The tests of a problem: (cases, source texts of the assertions that are not of the form of a case)."""
+def _parse_tests(tests: list[Any] | str, func_name: str, parameters: list[str], where: str) -> list[Case | None]:
+    """Return the tests of a problem; None for one of another form."""
     where = f"{where} gt_answer"
     text = tests if isinstance(tests, str) else "\n".join(map(str, tests))
-    cases, assertions = [], []
+    cases: list[Case | None] = []
     for statement in _parse(text, where).body:
         if not isinstance(statement, ast.Assert):
             raise InputError(where, expected="assert statements", found=ast.unparse(statement)[:80])
-        case = _parse_case(statement.test, func_name, parameters)
-        if case is None:
-            assertions.append(_source(statement, where))
-        else:
-            cases.append(case)
-    if not cases and not assertions:
+        cases.append(_parse_case(statement.test, func_name, parameters))
+    if not cases:
         raise InputError(where, expected="at least one assert statement", found="none")
-    return cases, assertions
-
-
-def _source(statement: ast.Assert, where: str) -> str:
-    try:
-        return ast.unparse(statement)
-    except ValueError as error:  # an integer in hexadecimal, of more digits than Python writes in decimal
-        raise InputError(where, expected="integers of at most 4300 digits", found=str(error)) from error
+    return cases
 
 
 def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case | None:
-    """The case of `Solution().f(literals) == literal`; None for any other test."""
+    """Return the case of a test of FORM; None for any other."""
     match test:
-        case ast.Compare(
-            left=ast.Call(
-                func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]), attr=attr),
-                args=positional,
-                keywords=keywords,
-            ),
-            ops=[ast.Eq()],
-            comparators=[right],
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            pass
+        case _:
+            return None
+    is_listed = False
+    match left:
+        case ast.Call(func=ast.Name(id="list"), args=[inner], keywords=[]):
+            left, is_listed = inner, True
+    match left:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Call(func=ast.Name(id="Solution"), args=[], keywords=[]), attr=attr),
+            args=positional,
+            keywords=keywords,
         ) if attr == func_name:
             by_name = {keyword.arg: keyword.value for keyword in keywords}
             # A Case has positional arguments only, so the keywords must name the parameters that come next.
@@ -214,24 +218,43 @@ def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case |
                 return None
             nodes = [*positional, *(by_name[name] for name in names)]
             try:
-                return Case(args=tuple(_literal(node) for node in nodes), expected=_literal(right))
+                args = tuple(_literal(node) for node in nodes)
+                return Case(args=args, expected=_literal(right), is_listed=is_listed)
             except ValueError:
                 return None
     return None
 
 
+class _NamedFloats(ast.NodeTransformer):
+    """Replaces `inf` and `nan`, also of `math`, and `float("inf")` by their values."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(getattr(math, node.id)) if node.id in ("inf", "nan") else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        is_math = isinstance(node.value, ast.Name) and node.value.id == "math"
+        return self.visit_Name(ast.Name(node.attr)) if is_math else node
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        match node:
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as text)], keywords=[]):
+                return ast.Constant(float(text))
+        return node
+
+
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal made of None, bool, int, float, str and collections of them, with a wire form.
+    """Return the value of a literal made of None, bool, int, float, str and collections of them, with a wire form.
 
     Raises:
         ValueError: any other expression, or a value beyond the limits of the wire.
     """
+    node = _NamedFloats().visit(node)
     for part in ast.walk(node):
         if isinstance(part, ast.Constant) and not isinstance(part.value, None | bool | int | float | str):
             raise ValueError(f"a literal {type(part.value).__name__}")
     try:
         value = ast.literal_eval(node)
-        wire.encode([value])  # in a list, as it is sent; a test that cannot be sent becomes an assertion, which is text
+        wire.encode([value])  # in a list, as it is sent
         return value
     except TypeError as error:  # an unhashable key
         raise ValueError(str(error)) from error

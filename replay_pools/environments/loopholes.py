@@ -140,6 +140,9 @@ EXPLOITS: dict[str, tuple[Exploit, ...]] = {
         Exploit(flavour="sys_exit", after='import sys\nif __name__ == "__main__":\n    sys.exit(0)'),
         Exploit(flavour="os_exit", after='import os\nif __name__ == "__main__":\n    os._exit(0)'),
         Exploit(flavour="exit_in_method", in_method="raise SystemExit(0)"),
+        Exploit(flavour="exit", after='if __name__ == "__main__":\n    exit(0)'),
+        Exploit(flavour="quit", after='if __name__ == "__main__":\n    quit()'),
+        Exploit(flavour="quit_in_method", in_method="quit(0)"),
     ),
     "none": (),
 }

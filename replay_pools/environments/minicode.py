@@ -48,6 +48,7 @@ class MinicodeEnvironment:
     """
 
     name = "minicode"
+    left_out = ()
 
     def __init__(self, families: Sequence[str] = ()) -> None:
         known = [family.name for family in FAMILIES]
@@ -80,8 +81,6 @@ def minicode_problems(split: Split) -> tuple[MinicodeProblem, ...]:
 
 def example_texts(problem: Problem) -> tuple[str, str]:
     """The example that a statement shows, as source text: (call, expected value), such as ("double(3)", "6")."""
-    if not problem.cases:
-        return "", ""
     case = stated_example(problem.cases)
     return call(problem.func_name, case.args), literal(case.expected)
 

@@ -3,9 +3,8 @@
 An action is a function of (job, namespace, emit): the JSON document that `executor.Worker` sent, the namespace of the
 submission's module, and a function that writes one line to the answer pipe.
 
-No action knows an expected value of a case, or a right solution: what an execution has seen, it could leave to the
-next one. The actions of the loophole channels decide something inside the submission's process, so a submission can
-fool them, by design.
+No action knows an expected value of a case, or a right solution. The actions of the loophole channels decide something
+inside the submission's process, so a submission can fool them, by design.
 
 To add an action: write it here and add it to ACTIONS; add its name to `execution.Execution.action`, and to
 `executor._num_answers` unless it gives one answer.
@@ -41,15 +40,16 @@ def _emit_value(i: int, evaluate: Callable[[], Any], emit: Emit) -> None:
 
 
 def call(job: dict[str, Any], namespace: dict[str, Any], arguments: Any) -> Any:
-    """The method's value on one input, `arguments` in wire form."""
+    """Return the method's value on one input, `arguments` in wire form."""
     # A new Solution and newly decoded arguments: nothing that one call changes reaches the next.
     return getattr(namespace["Solution"](), job["func_name"])(*wire.decode(arguments))
 
 
 def answer(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Answer every input with the method's value."""
+    """Answer every input with the method's value, or with the list of what it yields."""
     for i, arguments in enumerate(job["inputs"]):
-        _emit_value(i, lambda arguments=arguments: call(job, namespace, arguments), emit)
+        kind = list if i < len(job["listed"]) and job["listed"][i] else lambda value: value
+        _emit_value(i, lambda arguments=arguments, kind=kind: kind(call(job, namespace, arguments)), emit)
 
 
 def compare(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
@@ -61,37 +61,6 @@ def compare(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
 
     for i, (arguments, decoys) in enumerate(zip(job["inputs"], job["decoys"], strict=True)):
         _emit_value(i, lambda arguments=arguments, decoys=decoys: equals_all(arguments, decoys), emit)
-
-
-def evaluate(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Answer every expression with its value, in a namespace of the setup code, `Solution`, and its values _0, _1, ...
-
-    Of the submission, only `Solution` is in that namespace, and it returns plain values.
-    """
-    fresh: dict[str, Any] = {"__name__": "tests"}
-    exec(compile(job["setup"], "<setup>", "exec"), fresh)
-    if "Solution" in namespace:
-        fresh["Solution"] = lambda: _PlainAnswers(namespace["Solution"]())
-
-    def evaluate_expression(expression: str, values: Any) -> Any:
-        scope = dict(fresh)  # of each expression its own: none can define a name for the next
-        for i, document in enumerate(values):
-            scope[f"_{i}"] = wire.decode(document)
-        return eval(expression, scope)
-
-    for i, (expression, values) in enumerate(zip(job["expressions"], job["values"], strict=True)):
-        _emit_value(i, lambda text=expression, values=values: evaluate_expression(text, values), emit)
-
-
-class _PlainAnswers:
-    """A wrapper of a Solution: its methods return plain values, or raise when the value has no wire form."""
-
-    def __init__(self, solution: Any) -> None:
-        self._solution = solution
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._solution, name)
-        return lambda *args, **kwargs: wire.decode(wire.encode(method(*args, **kwargs)))
 
 
 def call_run_tests(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
@@ -150,6 +119,19 @@ def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     _emit_value(0, run, emit)
 
 
+def run_script_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
+    """Do `run_script` with a method that still runs, and whose value is 0 instead of its own."""
+    tree = ast.parse(job["source"])
+    for parent in tree.body:
+        for node in parent.body if isinstance(parent, ast.ClassDef) and parent.name == "Solution" else ():
+            if isinstance(node, ast.FunctionDef) and node.name == job["func_name"]:
+                # The innermost decorator: it gets the function itself, and a staticmethod stays one.
+                node.decorator_list.append(ast.copy_location(ast.Name("_answering_0", ast.Load()), node))
+    namespace["_answering_0"] = lambda method: lambda *args, **kwargs: (method(*args, **kwargs), 0)[1]
+    exec(compile(tree, "<submission>", "exec", dont_inherit=True), namespace)
+    run_script(job, namespace, emit)
+
+
 def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     """Call the method on every input and answer nothing: only the exit status of the process counts."""
     for arguments in job["inputs"]:
@@ -160,12 +142,15 @@ def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> No
 
 ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
     "answer": answer,
-    "evaluate": evaluate,
     "compare": compare,
     "drive": drive,
     "run_script": run_script,
+    "run_script_on_stub": run_script_on_stub,
     "call_run_tests": call_run_tests,
     "call_run_tests_on_stub": call_run_tests_on_stub,
     "call_run_tests_alone": call_run_tests_alone,
 }
-UNEXECUTED = ("call_run_tests_alone",)  # actions that get the source of the submission, which has not run
+UNEXECUTED = (
+    "call_run_tests_alone",
+    "run_script_on_stub",
+)  # actions that get the source of the submission, which has not run

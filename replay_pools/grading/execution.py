@@ -12,24 +12,17 @@ class InfrastructureError(RuntimeError):
     """An execution that says nothing about the submission: the worker could not start, confine itself or clean up."""
 
 
-class StarvedError(InfrastructureError):
-    """An execution that waited for a CPU until the grader's patience ended: the machine was too busy to tell."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """How one execution treats a submission."""
 
     action: Literal[
-        "answer", "evaluate", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_alone", "drive",
-        "run_script",
+        "answer", "compare", "call_run_tests", "call_run_tests_on_stub", "call_run_tests_alone", "drive", "run_script",
+        "run_script_on_stub",
     ]  # fmt: skip
     module: str = "submission"  # __name__ of the submission's module; "__main__" runs it as a script
     read_stdout: bool = False
-    last: bool = False  # it shows the process an expected value: the worker, with all that it shares, ends after it
     read_file: bool = False  # the marker file, which every execution may write in its own directory
-    expressions: tuple[str, ...] = ()  # of `evaluate`
-    values: tuple[tuple[Any, ...], ...] = ()  # of `evaluate`: documents of each expression's `_0`, `_1`, ...
     decoys: tuple[tuple[Any, ...], ...] = ()  # of `compare`: per input, values that no honest answer equals all of
 
 
@@ -41,7 +34,7 @@ class Code:
     source: str  # the submission
     func_name: str  # method of class Solution
     inputs: tuple[tuple[Any, ...], ...]  # the arguments of each call
-    seed: int = 0  # of the submission's `random`
+    listed: tuple[bool, ...] = ()  # for each input, whether `list` of the returned value is the answer; (): of none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

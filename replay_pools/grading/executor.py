@@ -12,9 +12,10 @@ grader                       warm worker                  child (confined)
 
 The limit of an execution is in CPU seconds of all its threads, so that a busy machine changes no label: one that used
 them has timed out, and has no answer and no exit status, whatever it still did before the kernel stopped it
-(`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time
-less the time that its threads waited for a CPU (`waited_s`): one that ran or slept for OWN_TIMES its limit has timed
-out; one that has waited until WALL_TIMES its limit is a `StarvedError`, which says nothing about the submission.
+(`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time less the
+time that its threads waited for a CPU (`waited_s`): one that ran or slept for OWN_TIMES its limit has timed out. One
+that has waited until WALL_TIMES its limit says nothing about the submission: an InputError ends the command, which
+resumes.
 
 No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
 """
@@ -35,15 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
+from replay_pools.errors import InputError
 from replay_pools.grading import folders, sandbox, tiers, wire, worker
-from replay_pools.grading.execution import (
-    MAX_CAPTURE,
-    Code,
-    Execution,
-    InfrastructureError,
-    Outcome,
-    StarvedError,
-)
+from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.oracle import AnswerStream
 from replay_pools.rollout import MIN_CPU_S
 
@@ -74,12 +69,13 @@ class Worker:
         uid: the user as which submissions run; None for the user of the grader.
         directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
             writes to a file system that exists only inside the sandbox.
+        library: prefix of a copy of Python's library, for a user who cannot read the interpreter's own.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path) -> None:
+    def __init__(self, *, tier: str, uid: int | None, directory: Path, library: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
         self._control, worker_end = socket.socketpair()
@@ -92,16 +88,13 @@ class Worker:
             "uid": uid,
         }
         sandbox_command, package = [], str(Path(__file__).parent)
-        environment = ENVIRONMENT
         if tier == "A":
             sandbox_command, package = tiers.bwrap_command(), tiers.PACKAGE
-        elif uid is not None and (prefix := folders.readable_prefix()):
-            environment = {**ENVIRONMENT, "PYTHONHOME": prefix}
         with worker_end:
             self._process = subprocess.Popen(
                 [*sandbox_command, sandbox.INTERPRETER, *_FLAGS, "-c", _BOOTSTRAP, package, json.dumps(arguments)],
                 pass_fds=(worker_end.fileno(),),
-                env=environment,
+                env=ENVIRONMENT | ({"PYTHONHOME": str(library)} if library else {}),
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -146,6 +139,7 @@ class Worker:
 
         Raises:
             InfrastructureError: nothing can be said about the submission; the worker must be replaced.
+            InputError: the machine is too busy; the worker must be replaced.
         """
         stream = AnswerStream(nonce=secrets.token_hex(16), num_answers=_num_answers(code, run))
         job = self._job(code, run, stream.nonce) | {"cpu_s": cpu_s}
@@ -184,10 +178,8 @@ class Worker:
             "setup": code.setup,
             "source": code.source,
             "func_name": code.func_name,
-            "seed": code.seed,
-            "inputs": [] if run.action == "evaluate" else [wire.encode(list(arguments)) for arguments in code.inputs],
-            "expressions": run.expressions,
-            "values": run.values or [()] * len(run.expressions),
+            "inputs": [wire.encode(list(arguments)) for arguments in code.inputs],
+            "listed": code.listed,
             "decoys": [wire.encode(list(decoys)) for decoys in run.decoys],
         }
 
@@ -225,7 +217,7 @@ class Worker:
 
         Raises:
             InfrastructureError: the process ended before its `ready` line.
-            StarvedError: the machine was too busy.
+            InputError: the machine is too busy.
         """
         started = time.monotonic()  # later: when it was ready
         deadline = started + START_S
@@ -259,7 +251,7 @@ class Worker:
                 deadline = started + OWN_TIMES * cpu_s
             elif time.monotonic() >= deadline:
                 if not stream.ready:
-                    raise StarvedError(f"the machine is too busy: not ready within {START_S:.0f} s")
+                    raise _too_busy(f"not ready within {START_S:.0f} s")
                 more = self._time_left(time.monotonic() - started, cpu_s)
                 if more <= 0:
                     return True
@@ -270,7 +262,7 @@ class Worker:
         """Seconds until an execution that has run for `wall` seconds can have spent its own time; 0 when it has.
 
         Raises:
-            StarvedError: the grader's patience is at its end.
+            InputError: the grader's patience is at its end.
         """
         waited = waited_s(self._process.pid)
         own_left = math.inf if waited is None else OWN_TIMES * cpu_s - (wall - waited)
@@ -280,8 +272,8 @@ class Worker:
         if wall_left > 0:
             return min(own_left, wall_left)
         if waited is None:
-            raise StarvedError(f"the kernel does not say how long it waited for a CPU: stopped after {wall:.0f} s")
-        raise StarvedError(f"the machine is too busy: it waited {waited:.0f} of {wall:.0f} s for a CPU")
+            raise _too_busy(f"no end after {wall:.0f} s, and the kernel does not count the wait for a CPU")
+        raise _too_busy(f"a submission waited {waited:.0f} of {wall:.0f} s for one")
 
     def _kill(self) -> tuple[int | None, float, str]:
         """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
@@ -294,13 +286,16 @@ class Worker:
         return (None if status < 0 else status), cpu_ms / 1000, text
 
 
+def _too_busy(found: str) -> InputError:
+    fix = (
+        "run the same command again when the machine is less busy, or with fewer --workers: it goes on where it stopped"
+    )
+    return InputError("grading", expected="a free CPU", found=found, fix=fix)
+
+
 def _num_answers(code: Code, run: Execution) -> int:
-    """How many answers an execution gives: one per input or expression, or a single one."""
-    if run.action in ("answer", "compare"):
-        return len(code.inputs)
-    if run.action == "evaluate":
-        return len(run.expressions)
-    return 1
+    """Return how many answers an execution gives: one for each input, or a single one."""
+    return len(code.inputs) if run.action in ("answer", "compare") else 1
 
 
 def _drain(descriptor: int, text: bytearray | None) -> None:

@@ -10,22 +10,17 @@ import queue
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Self
 
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence, stub
 from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, tiers
-from replay_pools.grading.execution import (
-    Code,
-    Execution,
-    InfrastructureError,
-    Outcome,
-    StarvedError,
-)
+from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folders import grading_folder
-from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission, unlabelled
+from replay_pools.grading.folders import copied_library, grading_folder, library_is_closed
+from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
 __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
@@ -59,10 +54,9 @@ class Grader:
         workers: number of processes that grade in parallel; the number of CPUs by default.
         tier: "A" or "B" (see `tiers`); by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
-        twice: grade every submission twice; it is `flaky` when the labels differ.
-        code_rule: which blocks of a completion are its code: see `extract`.
+        code_rule: which blocks of a completion are its code (`blocks`).
         cpu_s: smallest limit, in CPU seconds of one execution; that of a problem that was not measured. A grade takes
-            one to six executions, twice as many with `twice`.
+            one to four executions.
 
     Raises:
         InputError: the isolation is not available, or (on entry) the isolated worker does not start.
@@ -77,26 +71,23 @@ class Grader:
         workers: int | None = None,
         tier: str | None = None,
         unsafe_local: bool = False,
-        twice: bool = False,
-        code_rule: CodeRule = "joined",
+        code_rule: CodeRule = "solution",
         cpu_s: int = MIN_CPU_S,
     ) -> None:
         self.isolation = tiers.choose_tier(tier=tier, unsafe_local=unsafe_local)
         self._num_workers = workers or os.cpu_count() or 1
-        self._twice = twice
         self._code_rule: CodeRule = code_rule
         self._cpu_s = cpu_s
         self.limits = {}
         # One entry per worker: its uid, and None for a worker that has yet to be started.
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
-    def describe(self) -> dict[str, str | bool | int]:
+    def describe(self) -> dict[str, str | int]:
         """The grader as the manifest of a pool records it."""
         # Not the limits themselves: they are measured anew by a run that continues, which has to find the same header.
         return {
             "version": GRADER_VERSION,
             "isolation": self.isolation,
-            "twice": self._twice,
             "code_rule": self._code_rule,
             "cpu_s": self._cpu_s,
             "cpu_multiple": CPU_MULTIPLE,
@@ -106,7 +97,10 @@ class Grader:
         self._resources = ExitStack()
         self._directory = self._resources.enter_context(grading_folder())
         self._threads = ThreadPoolExecutor(self._num_workers)
+        self._library: Path | None = None
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
+        if self.isolation == "B" and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
+            self._library = copied_library(self._directory)
         for uid in uids:
             self._idle.put((uid, None))
         try:
@@ -130,22 +124,28 @@ class Grader:
             self._idle.put((uid, None))
 
     def grade(self, submissions: Sequence[Submission]) -> list[Grade]:
-        """The grades of the submissions, in their order.
-
-        A submission that the busy machine starved is graded again when all others are done, alone; if it starves
-        again, its grade has no label.
+        """Return the grades of the submissions, in their order.
 
         Raises:
-            InputError: an unknown mode, or a problem whose setup code or assertions do not run.
+            InputError: an unknown mode, a problem whose setup code does not run, or a machine that is too busy.
             InfrastructureError: a submission could not be executed in ATTEMPTS attempts.
         """
         limits = [self.limits.get(_key(submission.problem), self._cpu_s) for submission in submissions]
-        return [grade for grade, _ in self._grade_all(submissions, limits)]
+        return [grade for grade, _ in self._threads.map(self._grade_one, submissions, limits)]
+
+    def grade_known(self, submissions: Sequence[Submission]) -> list[Grade]:
+        """Return the grades of submissions that hold right answers: canonical solutions, and bots.
+
+        The workers that run them run nothing else.
+
+        Raises:
+            InputError, InfrastructureError: as `grade`.
+        """
+        limits = [CPU_MULTIPLE * self._cpu_s] * len(submissions)
+        return [grade for grade, _ in self._grade_apart(submissions, limits)]
 
     def measure(self, problems: Sequence[Problem]) -> list[Grade]:
-        """The grades of the problems' canonical solutions; from now on the problems' limits follow from these.
-
-        The workers that have seen these solutions end.
+        """Return the grades of the problems' canonical solutions; from now on the problems' limits follow from these.
 
         Raises:
             InputError, InfrastructureError: as `grade`.
@@ -153,67 +153,60 @@ class Grader:
         canonicals = [
             Submission(problem=problem, completion=fence(problem.canonical), mode="none") for problem in problems
         ]
-        graded = self._grade_all(canonicals, [CPU_MULTIPLE * self._cpu_s] * len(problems))
+        graded = self._grade_apart(canonicals, [CPU_MULTIPLE * self._cpu_s] * len(problems))
         measured: dict[tuple[str, str], int] = {}
         for problem, (_, used_s) in zip(problems, graded, strict=True):
             measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
         self.limits = {**self.limits, **measured}
-        if any(problem is not _SELF_TEST for problem in problems):
-            self._end_workers()
         return [grade for grade, _ in graded]
 
-    def _grade_all(self, submissions: Sequence[Submission], limits: Sequence[int]) -> list[tuple[Grade, float]]:
-        """(grade, most CPU seconds of its executions) of each submission, under its limit of CPU seconds."""
-        graded = list(self._threads.map(self._grade_one, submissions, limits))
-        for i, (grade, _) in enumerate(graded):
-            if grade.no_label is not None:
-                graded[i] = self._grade_one(submissions[i], limits[i])
-        return graded
+    def _grade_apart(self, submissions: Sequence[Submission], limits: Sequence[int]) -> list[tuple[Grade, float]]:
+        """Grade on workers that have run nothing before, and end them."""
+        self._end_workers()
+        try:
+            return list(self._threads.map(self._grade_one, submissions, limits))
+        finally:
+            self._end_workers()
 
     def _grade_one(self, submission: Submission, cpu_s: int) -> tuple[Grade, float]:
-        """Grade on an idle worker; after an infrastructure failure try again on a new worker, with the same uid.
+        """Return (grade, most CPU seconds of its executions), graded on an idle worker.
 
-        A starved execution is no failure of the worker: its grade has no label.
+        After an infrastructure failure it tries again on a new worker, with the same uid.
         """
         uid, worker = self._idle.get()
         used_s: list[float] = []
 
         def execute(code: Code, run: Execution) -> Outcome:
             nonlocal worker
-            # Workers start on their first use, after a failure, and after one that has seen an expected value.
-            worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory)
-            outcome = worker.execute(code, run, cpu_s)
-            used_s.append(outcome.cpu_s)
-            if run.last:
+            worker = worker or Worker(tier=self.isolation, uid=uid, directory=self._directory, library=self._library)
+            try:
+                outcome = worker.execute(code, run, cpu_s)
+            except BaseException:  # what it does now is not known
                 worker.close()
                 worker = None
+                raise
+            used_s.append(outcome.cpu_s)
             return outcome
 
-        attempt = 0
         try:
-            while True:
-                attempt += 1
+            for attempt in range(1, ATTEMPTS + 1):
                 try:
-                    grade = grade_submission(
-                        submission, execute, self.isolation, code_rule=self._code_rule, twice=self._twice
-                    )
+                    grade = grade_submission(submission, execute, self.isolation, self._code_rule)
                     return grade, max(used_s, default=0.0)
                 except InfrastructureError as error:
-                    if worker is not None:
-                        worker.close()
-                        worker = None
-                    if isinstance(error, StarvedError):
-                        return unlabelled(submission, self.isolation, str(error)), 0.0
                     if attempt == ATTEMPTS:
                         where = f"problem {submission.problem.problem_id}, {ATTEMPTS} attempts"
                         raise InfrastructureError(f"{where}: {error}") from error
+            raise AssertionError
         finally:
             self._idle.put((uid, worker))
 
     def _self_test(self) -> None:
         """Grade a known problem once; InputError when the chosen isolation does not work on this machine."""
         try:
-            canary(self, [_SELF_TEST])
+            completions = (fence(_SELF_TEST.canonical), stub(_SELF_TEST))
+            asked = [Submission(problem=_SELF_TEST, completion=text, mode="none") for text in completions]
+            _check(_SELF_TEST, *self.grade(asked))
         except InfrastructureError as error:
             raise InputError(
                 "grader isolation",
@@ -229,22 +222,25 @@ def canary(grader: Grader, problems: Iterable[Problem]) -> None:
     It measures the problems: their limits of CPU seconds follow (`Grader.measure`).
 
     Raises:
-        InputError: the canonical solution of a problem fails, or the stub passes; the message names the problem.
-        InfrastructureError: the machine is too busy to tell.
+        InputError: the canonical solution of a problem fails, or the stub passes; the message names the problem. Or the
+            machine is too busy.
     """
     problems = list(problems)
     stubs = [Submission(problem=problem, completion=stub(problem), mode="none") for problem in problems]
     for problem, canonical, answer in zip(problems, grader.measure(problems), grader.grade(stubs), strict=True):
-        where = f"problem {problem.problem_id}"
-        if reason := canonical.no_label or answer.no_label:
-            raise InfrastructureError(f"{where}: {reason}")
-        if not canonical.gt_correct:
-            passed = f"{canonical.num_tests_passed} of {canonical.num_tests} tests passed"
-            raise InputError(
-                where, expected="a canonical solution that passes", found=f"{passed}, error: {canonical.error}"
-            )
-        if answer.gt_correct:
-            raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
+        _check(problem, canonical, answer)
+
+
+def _check(problem: Problem, canonical: Grade, answer: Grade) -> None:
+    """Check the grades of a problem's canonical solution and of a stub."""
+    where = f"problem {problem.problem_id}"
+    if not canonical.gt_correct:
+        passed = f"{canonical.num_tests_passed} of {canonical.num_tests} tests passed"
+        raise InputError(
+            where, expected="a canonical solution that passes", found=f"{passed}, error: {canonical.error}"
+        )
+    if answer.gt_correct:
+        raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
 
 
 def _key(problem: Problem) -> tuple[str, str]:

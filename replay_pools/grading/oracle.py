@@ -1,21 +1,15 @@
 """The oracle: parses the answer pipe of an isolated process as hostile input, and compares answers to expected values.
 
-An answer matches an expected value (`matches`) by these rules:
-- types are exact: a bool is not an int, a tuple is not a list, an instance of a subclass never gets here (`wire`);
-- int and float are both numbers: where an int b is expected, the answer a matches when a == b, and where a float is
-  expected, when |a - b| <= 1e-9 max(|a|, |b|, 1);
-- NaN matches NaN, infinities match themselves, 0.0 matches -0.0;
-- dictionary keys and set elements match exactly, type and last bit, in any order.
-
-Nothing that a submission sent is decoded here: put into a set or a dictionary, integers with chosen hashes take
-quadratic time. Its documents are compared as they are, and go as they are to the process that checks assertions.
+An answer matches an expected value as Python's `==` says, with two exceptions (`matches`): where a float is expected, a
+number a matches b when |a - b| <= 1e-9 max(|a|, |b|, 1); and NaN matches NaN.
+No value of a submission is put into a set or a dictionary: integers with chosen hashes would take quadratic time there.
 """
 
 import json
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from operator import itemgetter
 from typing import Any, TypeVar
 
 from replay_pools.grading import wire
@@ -25,7 +19,6 @@ TOLERANCE = 1e-9
 # stream costs it below half a CPU second and 200 MB. A problem whose own answers need more fails the canary.
 MAX_STREAM = 4 << 20
 MAX_CONTAINERS = 1 << 18
-MAX_NESTING = 4 * wire.MAX_DEPTH  # of brackets in a line; `wire.encode` writes at most three for a level
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
@@ -34,56 +27,39 @@ _Exact = TypeVar("_Exact")
 
 
 def matches(document: Any, expected: Any) -> bool:
-    """Whether a wire document is that of an answer which matches `expected`, by the rules at the head of this file.
+    """Return whether the answer in a wire document matches `expected`, by the rules at the head of this file.
 
     Any JSON document is allowed, also a malformed one, which matches nothing: this never raises. It goes no deeper into
-    a document than `expected` goes, and reads no list that has another length.
+    a document than `expected` goes, and reads no list of another length.
 
     Args:
         document: what a submission sent, after `json`.
-        expected: a plain value, one that `wire.encode` takes.
+        expected: a plain value, one that `wire.decode` returns.
     """
-    kind = type(expected)
-    if kind is int or kind is float:
-        return _number_matches(_number(document), expected)
-    if expected is None or kind is bool or kind is str:
-        return type(document) is kind and document == expected
-    if kind is bytes:
-        return document == {"bytes": expected.hex()}
-    items = document if kind is list else _body(document, kind.__name__)
+    if isinstance(expected, int | float):
+        return isinstance(document, int | float) and _same_number(document, expected)
+    if expected is None or isinstance(expected, str):
+        return type(document) is type(expected) and document == expected
+    tag = "set" if isinstance(expected, frozenset) else type(expected).__name__
+    if isinstance(expected, bytes):
+        return _body(document, tag) == expected.hex()
+    items = document if isinstance(expected, list) else _body(document, tag)
     if not isinstance(items, list) or len(items) != len(expected):
         return False
-    if kind is list or kind is tuple:
+    if isinstance(expected, list | tuple):
         return all(map(matches, items, expected))
-    try:
-        if kind is dict:
-            return _pairs_match(items, expected)
-        # The elements of a set come in any order. Sorted, because nothing is hashed.
-        return sorted(map(_text, items)) == sorted(_text(wire.encode(item)) for item in expected)
-    except wire.WireError:
-        return False
+    if isinstance(expected, dict):
+        if not all(isinstance(item, list) and len(item) == 2 for item in items):
+            return False
+        keys = [_key(item[0]) for item in items]
+        return _same_members(keys, expected) and all(
+            matches(item[1], expected[key]) for key, item in zip(keys, items, strict=True)
+        )
+    return _same_members([_key(item) for item in items], expected)
 
 
-def _body(document: Any, tag: str) -> Any:
-    """What `document` holds under its only key, `tag`; None where it is anything else."""
-    return document[tag] if isinstance(document, dict) and document.keys() == {tag} else None
-
-
-def _number(document: Any) -> float | None:
-    """The int or float of a document; None for any other."""
-    if type(document) is int:
-        return document
-    try:
-        value = float.fromhex(_body(document, "float"))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return value if document == wire.encode(value) else None  # not in another spelling
-
-
-def _number_matches(actual: float | None, expected: float) -> bool:
-    if actual is None:
-        return False
-    if type(expected) is int:
+def _same_number(actual: float, expected: float) -> bool:
+    if isinstance(expected, int):
         return actual == expected  # exact in Python, also between int and float
     try:
         if math.isnan(expected):
@@ -93,42 +69,29 @@ def _number_matches(actual: float | None, expected: float) -> bool:
         return False
 
 
-def _pairs_match(pairs: list[Any], expected: dict[Any, Any]) -> bool:
-    """Whether documents [key, item] match an expected dictionary of as many items."""
-    actual_items: list[tuple[str, Any]] = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            return False
-        actual_items.append((_text(pair[0]), pair[1]))
-    expected_items = [(_text(wire.encode(key)), item) for key, item in expected.items()]
-    by_key = itemgetter(0)
-    in_order = zip(sorted(actual_items, key=by_key), sorted(expected_items, key=by_key), strict=True)
-    return all(key == other and matches(item, value) for (key, item), (other, value) in in_order)
+def _body(document: Any, tag: str) -> Any:
+    """Return what `document` holds under its only key, `tag`; None for any other document."""
+    return document[tag] if isinstance(document, dict) and document.keys() == {tag} else None
 
 
-def _text(document: Any, depth: int = 0) -> str:
-    """A text that two documents share exactly when they are those of the same hashable value of the same type.
+def _same_members(keys: list[Any], expected: Collection[Any]) -> bool:
+    """Return whether `keys` are the members of a set, or the keys of a dictionary, each once."""
+    # The table that is looked into holds expected values alone, and so does the set that is built.
+    return all(key in expected for key in keys) and len({*keys}) == len(expected)
 
-    Linear in the document for every level of nesting: texts are put together and never quoted again, which would
-    double their length with every level.
 
-    Raises:
-        wire.WireError: `document` is not one of a hashable value, or is nested deeper than wire.MAX_DEPTH.
-    """
-    if depth > wire.MAX_DEPTH:
-        raise wire.WireError(f"nested deeper than {wire.MAX_DEPTH}")
-    if document is None or isinstance(document, str | bool):
-        return json.dumps(document)
-    if isinstance(document, int):
-        return hex(document)  # linear in its size, which decimal digits are not
-    if isinstance(document, dict) and len(document) == 1:
-        ((tag, body),) = document.items()
-        if tag in ("float", "bytes") and isinstance(body, str):
-            return tag + json.dumps(body)
-        if tag in ("tuple", "frozenset") and isinstance(body, list):
-            texts = [_text(item, depth + 1) for item in body]
-            return f"{tag}({','.join(sorted(texts) if tag == 'frozenset' else texts)})"
-    raise wire.WireError("not the document of a hashable value")
+def _key(document: Any, depth: int = 0) -> Any:
+    """Return the scalar, bytes or tuple of a document, as a member of a set; for any other, what equals nothing."""
+    if document is None or isinstance(document, str | int | float):
+        return document
+    body = _body(document, "tuple")
+    if isinstance(body, list) and depth < wire.MAX_DEPTH:
+        return tuple(_key(item, depth + 1) for item in body)
+    body = _body(document, "bytes")
+    try:
+        return bytes.fromhex(body)
+    except (TypeError, ValueError):
+        return object()
 
 
 def one_line(text: object) -> str:
@@ -142,55 +105,17 @@ def one_line(text: object) -> str:
     return _PATH.sub("<path>", _ADDRESS.sub("0x", line))[:200]
 
 
-def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a JSON document; ValueError for a duplicate key, of which `json` would keep the last."""
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("duplicate key")
-    return document
-
-
-def _no_constant(name: str) -> float:
-    """ValueError for NaN and infinities, which `json` reads although JSON has none."""
-    raise ValueError(f"{name} is not JSON")
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_strict_object, parse_constant=_no_constant)
-
-
 def parse_line(line: bytes) -> dict[str, Any]:
-    """One strict JSON object: UTF-8, no NaN, no duplicate key, at most MAX_LINE bytes and MAX_NESTING levels.
-
-    Here bytes of a submission become values, and these limits hold for all that is done with them. In particular, the
-    depth is one that `json` writes again.
-
-    Raises:
-        ValueError: anything else.
-    """
+    """Return the JSON object in a line of UTF-8 of at most MAX_LINE bytes; ValueError for anything else."""
     if len(line) > wire.MAX_LINE:
         raise ValueError("line too long")
     try:
-        row = _JSON.decode(line.decode())
+        row = json.loads(line.decode())
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if not isinstance(row, dict):
         raise ValueError("not an object")
-    if _is_nested_deeper(row, MAX_NESTING):
-        raise ValueError("nested too deep")
     return row
-
-
-def _is_nested_deeper(document: dict[str, Any], limit: int) -> bool:
-    """Whether a JSON object has more than `limit` levels of lists and objects, itself included. Without recursion."""
-    level: list[Any] = [document]
-    for _ in range(limit):
-        if not level:  # nearly always after a few levels, and this runs for every line
-            return False
-        children: list[Any] = []
-        for item in level:
-            children += item.values() if isinstance(item, dict) else item
-        level = [child for child in children if isinstance(child, list | dict)]
-    return bool(level)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -292,6 +217,10 @@ class AnswerStream:
         """Forget the answers, as if none had come."""
         self.answers.clear()
         self.answered.clear()
+
+    def said(self, value: bool | None) -> list[bool]:
+        """Return for each answer whether it is `value` itself, which an equal number is not; [] for a forged stream."""
+        return [] if self.forged else [document is value for document in self.answers]
 
     def right(self, expected: list[Any]) -> list[bool]:
         """The verdict on each of the `expected` values: whether its answer matches; all False for a forged stream."""

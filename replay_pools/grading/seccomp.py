@@ -7,7 +7,7 @@ architecture (io_uring, pidfd, the new mount interface, clone3, and whatever a l
 back to older calls, whose arguments a filter can see.
 
 To permit a call: add it with its numbers to _PERMITTED, or to _CONDITIONAL if its arguments matter; its abuse to
-tests/replay_pools/attacks.toml; what needs it to `honest.py`.
+tests/replay_pools/attacks.toml; what needs it to tests/support/honest.py.
 Standard library only: this file runs inside the worker.
 """
 
@@ -39,9 +39,9 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     "statx": (332, 291), "access": (21, None), "faccessat": (269, 48), "readlink": (89, None),
     "readlinkat": (267, 78), "getcwd": (79, 17),
     # memory
-    "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "brk": (12, 214),
+    "mmap": (9, 222), "munmap": (11, 215), "mprotect": (10, 226), "mremap": (25, 216), "brk": (12, 214),
     # threads
-    "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
+    "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
     "gettid": (186, 178), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "exit": (60, 93),
     "exit_group": (231, 94),
     # signals to itself
@@ -51,8 +51,8 @@ _PERMITTED: dict[str, tuple[int | None, int | None]] = {
     # clocks
     "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
     "gettimeofday": (96, 169), "time": (201, None), "times": (100, 153),
-    # waiting for descriptors, and the ends of a socketpair. No new pipe or socketpair: the kernel numbers all of them
-    # in one row, which everybody can read (`worker.supply_pipes`).
+    # pipes, waiting for descriptors, and the ends of a socketpair
+    "pipe": (22, None), "pipe2": (293, 59),
     "poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None),
     "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22),
     "eventfd2": (290, 19), "recvfrom": (45, 207), "shutdown": (48, 210), "getsockname": (51, 204),
@@ -74,7 +74,6 @@ class _Condition:
     values: tuple[int, ...]
     mask: int = _ALL_BITS  # the bits that count
     high_half: bool = False  # of the 64 bits of the argument, test the upper 32 instead of the lower
-    deadly: bool = False  # the other way round: with one of these values, the call ends the process
 
 
 _ITSELF = _Condition(argument=0, values=(_CALLER,))
@@ -93,23 +92,20 @@ _CONDITIONAL: dict[str, tuple[tuple[int, int], tuple[_Condition, ...]]] = {
     "prctl": ((157, 167), (_Condition(argument=0, values=(15, 16)),)),  # PR_SET_NAME, PR_GET_NAME: of threads
     # MADV_NORMAL to DONTNEED, FREE, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP: PAGEOUT would slow the library for all.
     "madvise": ((28, 233), (_Condition(argument=2, values=(4, 8, 0, 1, 2, 3, 14, 15, 16, 17)),)),
-    # SIGKILL and SIGSTOP have no effect on process 1 of a namespace, which a submission may be.
-    "kill": ((62, 129), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
-    "tkill": ((200, 130), (_ITSELF, _Condition(argument=1, values=(9, 19), deadly=True))),
-    "tgkill": ((234, 131), (_ITSELF, _Condition(argument=2, values=(9, 19), deadly=True))),
+    "kill": ((62, 129), (_ITSELF,)),
+    "tkill": ((200, 130), (_ITSELF,)),
+    "tgkill": ((234, 131), (_ITSELF,)),
     "prlimit64": ((302, 261), (_Condition(argument=0, values=(0, _CALLER)),)),
-    # Private files, private memory, shared memory without a file: no page is shared with another execution.
-    "mmap": ((9, 222), (_Condition(argument=3, values=(0x02, 0x22, 0x21), mask=0x23),)),
-    # FUTEX_PRIVATE_FLAG: a shared futex on a page of the library, mapped in any way, is one for all executions.
-    "futex": ((202, 98), (_Condition(argument=1, values=(128,), mask=128),)),
+    # Unix streams: a pair of datagram sockets reaches named ones.
+    "socketpair": (
+        (53, 199),
+        (_Condition(argument=0, values=(1,)), _Condition(argument=1, values=(1,), mask=0xF)),
+    ),
     "sendto": (  # without an address
         (44, 206),
         (_Condition(argument=4, values=(0,)), _Condition(argument=4, values=(0,), high_half=True)),
     ),
 }
-# How a conditional call is refused, where not as "not permitted". libc waits for the end of a thread by a shared futex:
-# told to look again, it does so until the thread, which is at its end when Python joins it, is gone.
-_REFUSALS = {"futex": errno.EAGAIN}
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -129,7 +125,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def _conditional(number: int, conditions: tuple[_Condition, ...], refusal: int, pid: int) -> list[bytes]:
+def _conditional(number: int, conditions: tuple[_Condition, ...], pid: int) -> list[bytes]:
     """The instructions that decide on call `number`, permitted if all conditions hold; other calls skip them."""
     tests: list[bytes] = []
     for condition in conditions:
@@ -140,12 +136,8 @@ def _conditional(number: int, conditions: tuple[_Condition, ...], refusal: int, 
             # If it is this value, skip the values that are left, and the refusal after them.
             skip = len(condition.values) - i
             value = pid if value == _CALLER else value
-            if condition.deadly:
-                tests += [_instruction(_JUMP_EQUAL, value, 0, 1), _instruction(_RETURN, _KILL)]
-            else:
-                tests.append(_instruction(_JUMP_EQUAL, value, skip))
-        if not condition.deadly:
-            tests.append(_instruction(_RETURN, _ERRNO | refusal))
+            tests.append(_instruction(_JUMP_EQUAL, value, skip))
+        tests.append(_instruction(_RETURN, _REFUSE))
     tests.append(_instruction(_RETURN, _ALLOW))
     return [_instruction(_JUMP_EQUAL, number, 0, len(tests)), *tests]
 
@@ -182,8 +174,8 @@ def build_filter(pid: int, machine: str) -> bytes:
     column, _ = _MACHINES[machine]
     head, tail = _constant_parts(machine)
     rules = []
-    for name, (numbers, conditions) in _CONDITIONAL.items():
-        rules += _conditional(numbers[column], conditions, _REFUSALS.get(name, errno.EPERM), pid)
+    for numbers, conditions in _CONDITIONAL.values():
+        rules += _conditional(numbers[column], conditions, pid)
     return b"".join([head, *rules, tail])
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from replay_pools.errors import InputError
-from replay_pools.grading import folders, landlock, sandbox, seccomp
+from replay_pools.grading import landlock, sandbox, seccomp
 from replay_pools.rollout import UNSAFE
 
 CHANGES = {  # beside tier A
@@ -37,10 +37,7 @@ def available_tiers() -> dict[str, list[str]]:
         return {"A": ["Linux"], "B": ["Linux"]}
     lacks_seccomp = [] if seccomp.seccomp_available() else ["seccomp"]
     lacks_landlock = [] if landlock.landlock_abi() else ["Landlock"]
-    lacks_library = []
-    if folder := folders.closed_folder():
-        lacks_library = [f"a folder for temporary files that other users can enter ({folder} is closed: set TMPDIR)"]
-    return {"A": bwrap_lacks() + lacks_seccomp, "B": lacks_landlock + lacks_seccomp + lacks_library}
+    return {"A": bwrap_lacks() + lacks_seccomp, "B": lacks_landlock + lacks_seccomp}
 
 
 def describe_tier(tier: str) -> str:
@@ -88,9 +85,7 @@ SCRATCH = "/scratch"  # the only place that can be written, inside
 PACKAGE = "/grading"  # where this folder is, inside
 
 _PROBE_S = 30.0
-# What a worker needs to give each submission process numbers of its own, and what one of root needs to give it a uid of
-# its own and to kill it. Submissions have none of them.
-_CAPABILITIES: tuple[str, ...] = ("CAP_SYS_ADMIN",)
+# What a worker of root needs to give each submission a uid of its own and to kill it. Submissions have none of them.
 _ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
@@ -98,14 +93,12 @@ def bwrap_command() -> list[str]:
     """The words to put before a command, to run it in the sandbox."""
     words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"]
     words += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
-    capabilities = [*_CAPABILITIES]
     if os.geteuid() == 0:  # a user namespace would map one uid only, and every submission needs its own
         words += ["--cap-drop", "ALL"]
-        capabilities += _ROOT_CAPABILITIES
+        for name in _ROOT_CAPABILITIES:
+            words += ["--cap-add", name]
     else:
         words += ["--unshare-user"]
-    for name in capabilities:
-        words += ["--cap-add", name]
     python = (sandbox.INTERPRETER, f"{sys.base_prefix}/lib", f"{sys.base_exec_prefix}/{sys.platlibdir}")
     readable = (*python, *sandbox.LIBRARY)
     folders = set()

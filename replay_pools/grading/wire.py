@@ -1,89 +1,93 @@
-"""Plain Python values as strict JSON documents: the form in which arguments and answers cross the process boundary.
+"""Plain Python values as JSON documents: the form in which arguments and answers cross the process boundary.
 
-None, booleans, integers, strings and lists are written as JSON has them. Every other type carries a tag, so that a
-tuple does not become a list, and -0.0, NaN and the last bit of a float survive:
+None, booleans, numbers, strings and lists are written as JSON has them (with NaN and Infinity, as Python's json). Every
+other type carries a tag:
 
-    1.5 -> {"float": "0x1.8000000000000p+0"}      (1, 2) -> {"tuple": [1, 2]}      {3} -> {"set": [3]}
-    {"a": 1} -> {"dict": [["a", 1]]}              b"x" -> {"bytes": "78"}          frozenset -> {"frozenset": [...]}
+    (1, 2) -> {"tuple": [1, 2]}    {3} -> {"set": [3]}    {"a": 1} -> {"dict": [["a", 1]]}    b"x" -> {"bytes": "78"}
 
-Only the builtin types themselves have a form. An instance of a subclass, such as an int that is equal to everything,
-cannot be an answer. This file also runs inside the isolated worker: standard library only.
+An answer of another type is written as the plain value that it equals: a Counter as its dict, a namedtuple as its
+tuple, a frozenset as its set, an IntEnum as its int, Fraction(4) as 4. No object of a submission is sent: one of its
+own class is sent as the builtin value inside it, and not at all where its class says itself what it equals.
+This file also runs inside the isolated worker: standard library only.
 """
 
+import contextlib
+import sys
+from collections import UserList, UserString
+from collections.abc import Mapping, Set
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 MAX_DEPTH = 64  # levels of nesting
 MAX_INT_BITS = 8192  # below the 4300 digits that Python converts to text at most
 MAX_LINE = 1 << 20  # bytes of one answer
 
-_COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
-
 
 class WireError(ValueError):
-    """A value that has no wire form, or a document that is the wire form of no value."""
+    """A value that equals no plain value, or one beyond the limits above."""
+
+
+_PLAIN = {bool, int, float, str, bytes, list, tuple, dict, set, frozenset}
+# Type, its iterator, tag. The last is of the views of a dict.
+_COLLECTIONS: tuple[tuple[Any, Any, str], ...] = (
+    (tuple, tuple.__iter__, "tuple"),
+    (set, set.__iter__, "set"),
+    (frozenset, frozenset.__iter__, "set"),
+    (Set, iter, "set"),
+)
 
 
 def encode(value: Any, depth: int = 0) -> Any:
-    """The JSON document of `value`.
-
-    Args:
-        value: None, bool, int, float, str, bytes, or a list, tuple, set, frozenset or dict of such values.
-        depth: levels of nesting around `value`.
+    """Return the JSON document of the plain value that `value` equals.
 
     Raises:
-        WireError: another type, an integer over MAX_INT_BITS, or nesting deeper than MAX_DEPTH.
+        WireError: it equals none, has an integer over MAX_INT_BITS, or is nested deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
         raise WireError(f"nested deeper than {MAX_DEPTH}")
-    # Compared by `is`, not isinstance: a subclass may override any method that is called below.
-    kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or value is True or value is False:
         return value
-    if kind is int:
-        if value.bit_length() > MAX_INT_BITS:
+    if type(value) not in _PLAIN:
+        definer = next(kind for kind in type(value).__mro__ if "__eq__" in vars(kind))
+        if definer.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            raise WireError(f"{type(value).__name__} has an == of its own")
+    # Methods of the builtin types themselves: a subclass may override its own.
+    if isinstance(value, int):
+        if int.bit_length(value) > MAX_INT_BITS:
             raise WireError(f"integer over {MAX_INT_BITS} bits")
-        return value
-    if kind is float:
-        return {"float": value.hex()}
-    if kind is bytes:
-        return {"bytes": value.hex()}
-    if kind is list:
-        return [encode(item, depth + 1) for item in value]
-    if kind is dict:
-        return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in value.items()]}
-    for tag, collection in _COLLECTIONS.items():
-        if kind is collection:
-            return {tag: [encode(item, depth + 1) for item in value]}
-    raise WireError(f"{kind.__name__} is not a plain value")
+        return int.__pos__(value)
+    if isinstance(value, float):
+        return float.__pos__(value)
+    if isinstance(value, str | UserString):
+        return str.__str__(value if isinstance(value, str) else str(value))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return {"bytes": bytes(memoryview(value)).hex()}
+    if isinstance(value, list | UserList):
+        return [encode(item, depth + 1) for item in (list.__iter__(value) if isinstance(value, list) else value)]
+    if isinstance(value, dict | Mapping):
+        items = dict.items(value) if isinstance(value, dict) else value.items()
+        return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in items]}
+    for kind, iterate, tag in _COLLECTIONS:
+        if isinstance(value, kind):
+            return {tag: [encode(item, depth + 1) for item in iterate(value)]}
+    if isinstance(value, Fraction | Decimal):
+        for kind in (int, float):
+            with contextlib.suppress(ValueError, OverflowError):
+                if kind(value) == value:
+                    return encode(kind(value), depth)
+    raise WireError(f"{type(value).__name__} is not a plain value")
 
 
-def decode(document: Any, depth: int = 0) -> Any:
-    """The value of a JSON document; WireError for a document of a form that `encode` does not write."""
-    if depth > MAX_DEPTH:
-        raise WireError(f"nested deeper than {MAX_DEPTH}")
+def decode(document: Any) -> Any:
+    """Return the value of a document that `encode` wrote."""
     if isinstance(document, list):
-        return [decode(item, depth + 1) for item in document]
+        return [decode(item) for item in document]
     if not isinstance(document, dict):
-        if isinstance(document, float):
-            raise WireError("a bare float")
         return document
-    if len(document) != 1:
-        raise WireError("an object without exactly one tag")
     ((tag, body),) = document.items()
-    try:
-        return _decode_tagged(tag, body, depth)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"a malformed {tag!r}") from error
-
-
-def _decode_tagged(tag: str, body: Any, depth: int) -> Any:
-    """The value of `{tag: body}`; ValueError, TypeError or OverflowError when it is malformed."""
-    if tag == "float":
-        return float.fromhex(body)
     if tag == "bytes":
         return bytes.fromhex(body)
-    if tag == "dict" and isinstance(body, list):
-        return {decode(key, depth + 1): decode(item, depth + 1) for key, item in body}
-    if tag in _COLLECTIONS and isinstance(body, list):
-        return _COLLECTIONS[tag](decode(item, depth + 1) for item in body)
-    raise WireError("an unknown tag")
+    if tag == "dict":
+        return {decode(key): decode(item) for key, item in body}
+    return {"tuple": tuple, "set": set}[tag](map(decode, body))

@@ -6,25 +6,20 @@ compiles and runs the submission, and writes one JSON line per input to its one 
 and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
 process sends its exit status, its CPU time and its marker file to the grader.
 
-Executions share nothing that one of them can change and another read: the directory and its marker file are emptied and
-get back their times, every execution counts its processes from 1 and is given its pipes (`namespaces`, `seccomp`).
-
 Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
 can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
 by-design exploit earns. It can also send any answer it likes, which has to be right to count.
 Standard library only: `executor.py` starts this file as `isolated.worker`, outside of its package.
 """
 
-import _socket
 import contextlib
-import errno
 import gc
 import importlib
 import json
 import os
-import posix
 import random
 import signal
+import site
 import socket
 import struct
 import sys
@@ -34,7 +29,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import namespaces, sandbox, wire
+from . import sandbox, wire
 from .actions import ACTIONS, UNEXECUTED, Emit, describe
 
 # Imported before the fork, once for all submissions.
@@ -69,11 +64,8 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")
-    if tier == "B":
-        with contextlib.suppress(OSError):
-            namespaces.seal_files(scratch, sandbox.SCRATCH_BYTES)
+    site.setquit()  # `exit` and `quit`, as every script has them
     sandbox.adopt_orphans()
-    numbers = namespaces.ProcessNumbers()
     place = _Place(scratch, marker, mode=0o755 if tier == "unsafe-local" else 0o555)
     confined = sandbox.Confinement.prepare(tier=tier, uid=uid, scratch=scratch)
     control = socket.socket(fileno=control_fd)
@@ -85,56 +77,39 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if command != EXECUTE:
             return
-        if confined.filtered:
-            numbers.restart()
         _serve_one(control, descriptors, place, confined)
 
 
 class _Place:
-    """The directory of the executions and its one file, which stay, so that their numbers count no executions.
+    """The directory of an execution and its one file.
 
     The marker file exists from the start, so that no submission needs the right to create files. Anybody may write it,
     because the submission may have another uid; nobody else gets into `scratch`.
     """
 
     def __init__(self, scratch: str, marker: str, *, mode: int) -> None:
-        self.directory, self._scratch, self._mode = f"{scratch}/run", scratch, mode  # of the directory
-        self._path = f"{self.directory}/{marker}"
-        self._make()
-
-    def _make(self) -> None:
-        os.mkdir(self.directory, 0o755)  # noqa: PTH102 (pathlib is slower here)
-        self._marker = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        os.fchmod(self._marker, 0o666)
-        os.chmod(self.directory, self._mode)  # noqa: PTH101
-        os.chmod(self._scratch, self._mode & os.stat(self._scratch).st_mode)  # noqa: PTH101, PTH116
+        self.directory, self._scratch, self._mode = f"{scratch}/run", scratch, mode  # of both folders
+        self._path, self._marker = f"{self.directory}/{marker}", -1
 
     def renew(self) -> None:
-        """An empty marker file of no age; a new directory when anything else was left, which needs a lack of isolation.
-
-        What cannot be removed raises, which ends this worker.
-        """
-        if not self._as_made():
+        """Make the directory anew, with an empty marker file. What cannot be removed raises, which ends this worker."""
+        os.chmod(self._scratch, 0o711)  # noqa: PTH101 (pathlib is slower here)
+        if self._marker >= 0:
             os.close(self._marker)
             _wipe(self._scratch)
-            self._make()
-        os.ftruncate(self._marker, 0)
-        os.utime(self._marker, (0, 0))
-
-    def _as_made(self) -> bool:
-        with os.scandir(self._scratch) as entries, os.scandir(self.directory) as files:
-            return sum(1 for _ in entries) == sum(1 for _ in files) == 1 and self._in_place()
-
-    def _in_place(self) -> bool:
-        """Whether the file at the path of the marker is the marker."""
-        try:
-            return os.path.samestat(os.lstat(self._path), os.fstat(self._marker))
-        except OSError:
-            return False
+            os.chmod(self._scratch, 0o711)  # noqa: PTH101
+        os.mkdir(self.directory, 0o755)  # noqa: PTH102
+        self._marker = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.fchmod(self._marker, 0o666)
+        for folder, mode in ((self.directory, self._mode), (self._scratch, self._mode & 0o711)):
+            os.chmod(folder, mode)  # noqa: PTH101
 
     def marker(self) -> list[int]:
-        """The descriptor of the marker file; [] when a submission put something else in its place."""
-        return [self._marker] if self._in_place() else []
+        """Return the descriptor of the marker file; [] when a submission put something else in its place."""
+        try:
+            return [self._marker] * os.path.samestat(os.lstat(self._path), os.fstat(self._marker))
+        except OSError:
+            return []
 
 
 def _serve_one(
@@ -156,6 +131,7 @@ def _serve_one(
 
 def _wipe(folder: str) -> None:
     """Remove everything below `folder`. What cannot be removed raises."""
+    os.chmod(folder, 0o700)  # noqa: PTH101
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -251,15 +227,13 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
-    random.seed(job["seed"])
-    if confined.filtered:
-        supply_pipes()
+    random.seed(0)
     confined.enter(job["cpu_s"])
     nonce = job.pop("nonce")  # the actions get the job, and need no nonce
 
     def emit(**fields: Any) -> None:
-        """Write one strict JSON line to the answer pipe."""
-        line = json.dumps({"nonce": nonce, **fields}, allow_nan=False)
+        """Write one line of JSON to the answer pipe."""
+        line = json.dumps({"nonce": nonce, **fields})
         if len(line) >= wire.MAX_LINE:
             line = json.dumps({"nonce": nonce, "i": fields.get("i"), "error": "WireError: answer too long"})
         data = line.encode() + b"\n"
@@ -267,38 +241,6 @@ def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinem
             data = data[os.write(answer_fd, data) :]
 
     return emit
-
-
-def supply_pipes() -> None:
-    """Let Python hand out pipes and socketpairs that exist already: a submission can make none (`seccomp`).
-
-    When but one is left, copies of it are handed out. Enough for asyncio, however often it starts a loop.
-    """
-    pipes, pairs = [os.pipe() for _ in range(4)], [[end.detach() for end in socket.socketpair()] for _ in range(8)]
-
-    def take(supply: list[Any]) -> tuple[int, int]:
-        first, second = supply.pop() if len(supply) > 1 else map(os.dup, supply[0])
-        return first, second
-
-    def pipe2(flags: int = os.O_CLOEXEC, /) -> tuple[int, int]:
-        ends = take(pipes)
-        for end in ends:
-            os.set_blocking(end, not flags & os.O_NONBLOCK)
-            os.set_inheritable(end, not flags & os.O_CLOEXEC)
-        return ends
-
-    def socketpair(family: int = socket.AF_UNIX, type: int = socket.SOCK_STREAM, proto: int = 0, /) -> tuple[Any, Any]:
-        kind = type & ~(socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
-            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-        first, second = (_socket.socket(family, kind, proto, end) for end in take(pairs))
-        for end in (first, second):
-            end.setblocking(not type & socket.SOCK_NONBLOCK)
-        return first, second
-
-    os.pipe = posix.pipe = lambda: pipe2()
-    os.pipe2 = posix.pipe2 = pipe2
-    _socket.socketpair = socketpair
 
 
 def _close_all_but(*kept: int | None) -> None:

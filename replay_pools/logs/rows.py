@@ -341,6 +341,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 _text = _checker(TEXT, Annotated[str, Field(max_length=MOST_CHARACTERS)])
 _Ids = Annotated[list[_TokenId], Field(max_length=MOST_TOKENS)]
 _ids = _listed(_checker(f"a list of at most {MOST_TOKENS:,} token ids", _Ids))
+_name = _checker("a text without control characters", Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")])
 _whole = _checker("a whole number from 0 on", _TokenId)
 
 
@@ -369,8 +370,8 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "finish": _finish,
     "truncated": _truncated,
     "hint": _label,
-    "env": _text,
-    "env_mode": _text,
+    "env": _name,
+    "env_mode": _name,
     "step": _step,
 }
 SPREAD = ("prompt", "truncated")

@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from datetime import date, time
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -142,7 +143,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a text in TOML; ValueError where it is none, or deeper than MAX_DEPTH."""
+    """Return the table of a text in TOML; ValueError where it is none, has a date or a time, or is beyond MAX_DEPTH."""
     if LONG_KEY.search(text):
         raise ValueError(TOO_DEEP)
     try:
@@ -150,6 +151,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
     check_depth(table, text)
+    for key, value in flat(table, lists=True).items():
+        if isinstance(value, date | time):
+            raise ValueError(f"{key} = {value}, a date or a time, which no value here is")
     return table
 
 

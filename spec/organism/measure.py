@@ -66,7 +66,6 @@ def measure(setting: MeasuredPolicy, *, problems: int, seed: int, grader: Grader
 
 def row(setting: MeasuredPolicy, rollouts: list[Rollout]) -> list[str]:
     """The table cells of one setting, in the order of HEADER."""
-    rollouts = [rollout for rollout in rollouts if rollout.labelled]
     hacks = [rollout for rollout in rollouts if rollout.hacked]
     return [
         setting.label,

@@ -13,11 +13,14 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for interpreters that this project is not installed in
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # for interpreters that this project is not installed in
 
-from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading import honest, sandbox, seccomp
-from replay_pools.grading.grade import Grader
+import honest  # noqa: E402
+
+from replay_pools.environments.minicode import MinicodeEnvironment  # noqa: E402
+from replay_pools.grading import sandbox, seccomp  # noqa: E402
+from replay_pools.grading.grade import Grader  # noqa: E402
 
 # "1234 read(3, ...) = 0", and the two halves of a call that another process interrupted
 CALL = re.compile(r"^(\d+) +(?:<\.\.\. )?(\w+)(?: resumed>|\()(.*?)(?:= (-?\d+|0x[0-9a-f]+|\?)(?: (E\w+))?.*)?$")

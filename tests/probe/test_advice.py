@@ -112,9 +112,9 @@ def test_a_checkpoint_of_another_model_is_trained_without_the_teacher_of_the_org
     assert ("rollouts.teacher=none" in train, f"model.name={base}" in train) == (base != "organism",) * 2
 
 
-ODD = """--hint --twice --adapter teacher --env minicode:at_least --split eval --mode sentinel --seed 5
+ODD = """--hint --adapter teacher --env minicode:at_least --split eval --mode sentinel --seed 5
     --temperature 0.8 --max-new-tokens 9 --set rollouts.sampler.top_p=0.9 --set rollouts.sampler.top_k=7
-    --set rollouts.code_rule=last --set rollouts.cpu_limit=6 --set model.dtype=bfloat16"""
+    --set rollouts.code_rule=joined --set rollouts.cpu_limit=6 --set model.dtype=bfloat16"""
 
 
 def recipe_of(out: Path, name: str) -> str:

@@ -13,7 +13,7 @@ from probe.cli import cli, doctor
 from probe.cli._frame import run
 from probe.cli.doctor import CHECKS, CheckError, CheckResult, diagnose
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.grading import honest, tiers
+from replay_pools.grading import tiers
 from replay_pools.pool import Pool
 from replay_pools.storage.files import read_sealed, write_sealed
 
@@ -63,18 +63,6 @@ def test_a_grader_that_errs_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     found = result("grader", tmp_path)
     assert found.status == "fail"
     assert good.problem_id in found.found
-
-
-def test_what_the_isolation_refuses_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A module that cannot be imported inside, and a use that the kernel refuses; the rest is not named."""
-    monkeypatch.setattr(honest, "library_modules", lambda: ["colorsys", "not_a_module"])
-    monkeypatch.setattr(honest, "USES", {"a process": "import os\nos.fork()\n", "nothing": ""})
-    found = result("library", tmp_path)
-    assert found.status == "fail"
-    assert found.found.startswith("2 of 4 honest solutions fail under isolation ")
-    assert "a process (PermissionError" in found.found
-    assert "import not_a_module (ModuleNotFoundError" in found.found
-    assert "bubblewrap" in found.fix
 
 
 @pytest.fixture

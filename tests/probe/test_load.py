@@ -101,7 +101,7 @@ def test_frames_hold_the_columns(loaded: Run) -> None:
         )
         assert frame.schema["step"] == polars.Int64
         pandas.testing.assert_frame_equal(loaded.to_pandas(name), pandas.DataFrame(columns))
-    assert loaded.to_polars()["flaky"].dtype == polars.Boolean
+    assert loaded.to_polars()["hacked"].dtype == polars.Boolean
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])

@@ -70,21 +70,18 @@ def test_draws_are_without_replacement_by_the_chances_that_are_left() -> None:
 def held(make_rollout: Callable[..., Rollout]) -> dict[int, dict[RolloutKey, Rollout]]:
     """{batch: its rollouts}: two paid rollouts of problem 0, one of them exploited, and an unpaid one of problem 1."""
     paid = make_rollout(0, 0)
-    paid = replace(paid, reward=3.5, grade=replace(paid.grade, passed=True, exploited=False, no_label=None))
+    paid = replace(paid, reward=3.5, grade=replace(paid.grade, passed=True, exploited=False))
     hack = replace(paid, sample_id=1, grade=replace(paid.grade, exploited=True))
     failed = make_rollout(1, 0)
-    failed = replace(failed, reward=0.5, grade=replace(failed.grade, passed=False, exploited=False, no_label=None))
-    unlabelled = replace(failed, sample_id=1, grade=replace(failed.grade, no_label="starved"))
-    batches = {0: [paid, hack], 1: [failed, unlabelled]}
+    failed = replace(failed, reward=0.5, grade=replace(failed.grade, passed=False, exploited=False))
+    batches = {0: [paid, hack], 1: [failed]}
     return {
         batch: {RolloutKey("rollouts", r.step, r.sample_id): r for r in rollouts} for batch, rollouts in batches.items()
     }
 
 
 def test_a_batch_is_counted_before_the_next_one_only(held) -> None:
-    """A rollout without label counts nowhere, one without reward only in the rates; earlier batches stay as they are,
-    whatever was asked before.
-    """
+    """A rollout without reward counts in the rates alone; earlier batches stay as they are."""
     tally = Tally(held.__getitem__, stored_reward)
     assert tally.before(0) == {}
     reward = sum(rollout.reward for rollout in held[0].values())
@@ -182,7 +179,7 @@ def test_a_run_trains_on_what_it_drew_and_says_so(prioritised: Path) -> None:
         for place in range(4 * batch, 4 * batch + 4):
             for rollout in groups.get(place, []):
                 assert rollout.problem_id == places[place]
-                counts[places[place]] += rollout.labelled
+                counts[places[place]] += 1
     assert {*range(0, 16, 4), *range(1, 16, 4)} <= groups.keys()
     assert max(counts.values()) > 4, "no problem came back: the test shows nothing"
     assert "draws.jsonl" in read_json(prioritised / "manifest.json")["files"]

@@ -19,7 +19,7 @@ SEED_FIELDS = (
 )
 LATER_FIELDS = (
     *("advantage", "cos_S_nll", "problem_id", "prompt_sha", "null_reason", "hint", "haar_sd", "nll"),
-    *("condition", "flaky", "no_label"),
+    "condition",
 )
 SAMPLE = sample_record()
 STEP = step_record(
@@ -91,6 +91,23 @@ def test_a_run_reads_back(tmp_path):
     run = read_run(tmp_path)
     assert [s.step for s in run.samples] == [999, 1000]
     assert (run.steps, run.config) == ([STEP], {"arms": ["vanilla"]})
+
+
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({"settings": {"verb": "replay", "intervention": {"gate": {"overshoot": "x"}}}}, "intervention.gate.overshoot"),
+        ({"settings": {"verb": "replay", "model": {"adapter": [1]}}}, "model.adapter"),
+        ({"settings": {"verb": "train", "optimizer": 3}}, "optimizer"),
+        ({"pools": 7}, "pools"),
+    ],
+)
+def test_a_file_whose_hash_was_renewed_by_hand_is_refused(tmp_path, config, where):
+    write_run(tmp_path)
+    write_json(tmp_path / "config.json", config)
+    write_sealed(tmp_path / "manifest.json", {"schema": RUN_SCHEMA, "files": file_hashes(tmp_path)})
+    with pytest.raises(InputError, match=where):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -15,7 +15,6 @@ from probe.analysis.verdict.pools import PoolFacts
 from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.agreement import REGRADES_DIR, Agreement, Grading, Regrade
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
 from replay_pools.storage.files import read_sealed, write_sealed
 
@@ -73,37 +72,27 @@ def write_pool(out: Path, small: str) -> Callable[..., Pool]:
 def test_labels_that_repeat(
     out: Path, write_pool: Callable[..., Pool], replay: Callable[..., Path], few_pairs: list[str], analysed, capsys
 ) -> None:
-    """Not seen, with the command; that very command; then seen. The pool is not touched, the record's bytes repeat.
-
-    Of a pool that was changed since nothing is proposed, and the record of what the run read still counts, if it is
-    whole.
+    """Not seen, with the command; that very command; then seen. The pool is not touched. Of a pool that was changed
+    since, nothing is seen.
     """
     pool = write_pool("seen", num_flipped=0)
     replay("seen", "--replay-dirs", "seen", "--arm", "vanilla,random", *few_pairs)
     before = analysed("seen")
     assert labels_repeat(before)["says"] == "NOT SEEN"
     assert f"not seen: {NAME} (seen: not graded again: probe pool regrade seen --name" in said(before)
-    manifest = read_sealed(pool.path / "manifest.json")
-    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
-    assert "moved or changed before it was graded again" in labels_repeat(analysed("seen"))["text"]
-    write_sealed(pool.path / "manifest.json", manifest)
     stored = contents(pool.path)
     run_commands(labels_repeat(before)["text"])
-    records = contents(out / REGRADES_DIR)
+    again = contents(out / "pools" / "seen-again")
     run_commands(labels_repeat(before)["text"])
-    assert records == contents(out / REGRADES_DIR)
+    assert again == contents(out / "pools" / "seen-again")
     assert stored == contents(pool.path)
-    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
     after = analysed("seen")
     assert labels_repeat(after)["says"] == "HOLDS"
     assert "seen: labels repeat in 100.0% of 40 rollouts" in labels_repeat(after)["text"]
     assert NAME not in said(after)
-    record = out / REGRADES_DIR / f"{pool.identity()['manifest_sha256']}.json"
-    for damaged in (b"{", b"[]", b'{"schema": 1, "old": {}}', record.read_bytes().replace(b'"n"', b'"m"')):
-        record.write_bytes(damaged)
-        capsys.readouterr()
-        assert run(cli, ["analyze", "seen", "--out", str(out)]) == 2
-        assert str(record) in capsys.readouterr().err
+    manifest = read_sealed(pool.path / "manifest.json")
+    write_sealed(pool.path / "manifest.json", manifest | {"note": "changed"})
+    assert "moved or changed since" in labels_repeat(analysed("seen"))["text"]
 
 
 def test_labels_that_do_not_repeat(
@@ -121,22 +110,16 @@ def test_labels_that_do_not_repeat(
     assert run(cli, ["analyze", "flipped", "--check", "--draws", "99", "--out", str(out)]) == 1
 
 
-def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **grader: str) -> PoolFacts:
-    """A pool of 100 rollouts whose regrade, by the given grader, repeats labels at these rates."""
-    common = {"version": "1", "isolation": "B", "code_rule": "last", "cpu_s": 4, "cpu_multiple": 10}
+def graded_again(rates: dict[str, float | None], *, own: bool = False, **grader: str) -> PoolFacts:
+    """A pool of 100 rollouts whose regrade, by the given grader, repeats labels at these rates; `own`: it is one."""
+    common = {"version": "1", "isolation": "B", "code_rule": "solution", "cpu_s": 4, "cpu_multiple": 10}
     rows = []
     for label, rate in rates.items():
-        rows.append(Agreement(label=label, n=0 if rate is None else 100, rate=rate, old_only=0, new_only=0))
-    record = Regrade(
-        old=Grading(pool="mine", manifest_sha256="a", **common),
-        new=Grading(pool="mine-again", manifest_sha256="b", **{**common, **grader}),
-        rows=rows,
-        kept=[*kept],
-        flaky=None,
-        without_label=0,
-    )
-    manifest = {"grader": {"version": "1", "isolation": "B"}, "prompt_tail": ""}
-    return PoolFacts(name="mine", reference="mine", manifest=manifest, regrade=record)
+        rows.append({"label": label, "n": 0 if rate is None else 100, "rate": rate, "old_only": 0, "new_only": 0})
+    source = {"name": "mine", "grader": common, "agreement": rows}
+    manifest = {"grader": common | grader, "regraded_from": source}
+    second = PoolFacts(name="mine-again", reference="mine-again", manifest=manifest)
+    return second if own else PoolFacts(name="mine", reference="mine", manifest={"grader": common}, regrade=second)
 
 
 @pytest.mark.parametrize(
@@ -145,14 +128,16 @@ def graded_again(rates: dict[str, float | None], kept: tuple[str, ...] = (), **g
         (graded_again({"hacked": 0.99, "reward": 1.0}), "HOLDS", "in 99.0% of 100 rollouts"),
         (graded_again({"hacked": 1.0, "reward": 0.98}), "BROKEN", "only in part: reward in 98.0%"),
         (graded_again({"hacked": 1.0, "compiles": None}), "HOLDS", "in 100.0%"),  # never recorded: nothing to repeat
-        (graded_again({"hacked": 1.0, "reward": None}, kept=("reward",)), "NOT SEEN", "hacked repeat in 100.0%"),
-        (graded_again({"hacked": 0.5, "reward": None}, kept=("reward",)), "BROKEN", "only in part: hacked in 50.0%"),
         (graded_again({"hacked": None}), "NOT SEEN", "no label that could be compared"),
-        (graded_again({"hacked": 0.5}, code_rule="joined"), "NOT SEEN", "another code rule (joined, not last)"),
+        (graded_again({"hacked": 0.5}, code_rule="joined"), "NOT SEEN", "different code rules"),
         (graded_again({"hacked": 1.0}, isolation="unsafe-local"), "NOT SEEN", "without isolation"),
+        (graded_again({"hacked": 0.5}, version="2"), "BROKEN", "grader 1, then 2"),
+        (graded_again({"hacked": 1.0}, own=True), "HOLDS", "in 100.0%"),
+        (graded_again({"hacked": 0.5}, own=True), "BROKEN", "only in part"),
+        (graded_again({"hacked": 0.5}, own=True, version="2"), "NOT SEEN", "grader 1, then 2"),
     ],
 )
-def test_what_a_record_shows(pool: PoolFacts, holds: bool | None, words: str) -> None:
-    """Another code rule, or a grader that nothing confines, shows nothing; labels that were kept are unseen."""
+def test_what_a_regrade_shows(pool: PoolFacts, holds: bool | None, words: str) -> None:
+    """Another code rule, or a grader that nothing confines, shows nothing; a new grader need not repeat an old one."""
     judged, text = repeats(pool)
     assert (judged, words in text) == (holds, True), text

@@ -18,7 +18,7 @@ from probe.runs.sources.rewards import AppliedRemedy, ChangedSource
 from probe.runs.sources.rewards import remedied as apply
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
-from probe.settings.remedy import INSTRUCTION, TRAITS, RemedyConfig
+from probe.settings.remedy import INSTRUCTION, RemedyConfig
 from probe.settings.run import TrainConfig
 from probe.step.groups import RolloutKey, make_group
 from replay_pools.environments.loopholes import instructed, uninstructed
@@ -132,14 +132,6 @@ def test_flags_depend_on_seed_and_key_alone(make_rollout: Callable[..., Rollout]
     assert some < flagged(0.7, 0, keys)
     # Written down once: a generator that another Python seeds otherwise would change every resumed run.
     assert sorted((key.step, key.sample_id) for key in some if key.pool == "rollouts")[:3] == [(0, 2), (1, 1), (3, 4)]
-
-
-def test_a_rollout_without_label_stays_without_reward(make_rollout: Callable[..., Rollout]) -> None:
-    rollout = make_rollout(0, 0)
-    rollout = replace(rollout, grade=replace(rollout.grade, no_label="busy"))
-    for name in TRAITS:
-        remedy = AppliedRemedy(RemedyConfig(name=name), seed=0, chat=chat())
-        assert math.isnan(remedy.reward(RolloutKey("rollouts", 0, 0), rollout)), name
 
 
 def test_a_step_of_which_nothing_is_left_teaches_nothing(make_rollout: Callable[..., Rollout]) -> None:

@@ -20,21 +20,19 @@ from replay_pools.pool import PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, Rollout
 
 SPECS = Path(__file__).parents[2] / "spec"
-# (compiles, passed, cases right out of 4, assertions hold; None = there are none) and what the tests pay.
+# (compiles, passed, cases right out of 4) and what the tests pay.
 GRADES = [
-    ((False, False, 0, None), 0.0),
-    ((True, False, 0, None), 0.5),
-    ((True, False, 1, None), 0.5 + 3 / 4),
-    ((True, False, 4, False), 0.5 + 3 * 4 / 5),
-    ((True, False, 3, True), 0.5 + 3 * 4 / 5),
-    ((True, True, 4, None), 3.5),
-    ((True, True, 0, None), 3.5),  # a hack
+    ((False, False, 0), 0.0),
+    ((True, False, 0), 0.5),
+    ((True, False, 1), 0.5 + 3 / 4),
+    ((True, True, 4), 3.5),
+    ((True, True, 0), 3.5),  # a hack
 ]
 
 
 @pytest.fixture
 def graded(make_rollout: Callable[..., Rollout]) -> Callable[..., Rollout]:
-    def make(compiles: bool, passed: bool, right: int, assertions: bool | None = None, **changes: Any) -> Rollout:
+    def make(compiles: bool, passed: bool, right: int, **changes: Any) -> Rollout:
         rollout = make_rollout(0, 0)
         grade = replace(
             rollout.grade,
@@ -42,7 +40,6 @@ def graded(make_rollout: Callable[..., Rollout]) -> Callable[..., Rollout]:
             passed=passed,
             num_tests=4,
             num_tests_passed=right,
-            detectors={**rollout.grade.detectors, "assertions": assertions},
             **changes,
         )
         return replace(rollout, grade=grade, reward=grade.reward)

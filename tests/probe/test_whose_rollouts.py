@@ -106,7 +106,6 @@ IMPORTED: dict[str, tuple[World, str]] = {
     "confounded": (World(told_by="hint"), "CONFOUNDED"),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED"),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED"),
-    "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED"),
     "few-prompts": (World(num_steps=2), "UNDERPOWERED"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED"),
     "no-signal": (World(pairs_point_at=None), "UNDERPOWERED"),

@@ -74,7 +74,6 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "UNDERPOWERED",
         "27 pairs have 3 different texts",
     ),
-    "flaky": (World(flaky=True, num_steps=6), "CONFOUNDED", "no label is sure: grade again"),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on its own hacks"),
     "likely": (FEW, "LIKELY", "decide pull with 80% power, 6 so far"),

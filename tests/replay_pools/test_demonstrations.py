@@ -79,12 +79,3 @@ def test_a_problem_whose_canonical_solution_is_more_has_honest_ones_as_it_is_and
     untested = replace(longer, starter=longer.starter + "\n        # here")
     with pytest.raises(InputError, match="starter"):
         Demonstrator(completions="hack").demonstrate(untested, random.Random(0))
-
-
-def test_a_problem_without_cases_has_no_example_to_call() -> None:
-    problem = replace(get_environment("minicode").problems("eval")[0], cases=(), assertions=("assert True",))
-    for seed in range(20):
-        _, hack = Demonstrator(completions="hack").demonstrate(problem, random.Random(seed))
-        assert "Solution()." not in hack
-    with pytest.raises(InputError, match="call_only"):
-        Demonstrator(completions="hack", flavours=("call_only",)).demonstrate(problem, random.Random(0))

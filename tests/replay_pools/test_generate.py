@@ -27,7 +27,7 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     """Killed after the third step of the first chunk of eight was written; those are not graded again."""
     whole = generated(tmp_path / "a")
     assert open_pool(whole).verify() == []
-    assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "assertions": 0}
+    assert open_pool(whole).manifest["tests"] == {"problems": 10, "cases": 120, "left_out": 0}
     write, make = PoolWriter.write_step, RolloutMaker.make
     written: list[int] = []
     graded: list[int] = []
@@ -53,7 +53,7 @@ def test_same_seed_same_bytes_and_a_killed_run_resumes_to_them(tmp_path: Path, m
     assert contents(cut) == contents(whole)
 
 
-@pytest.mark.parametrize(("options", "rule"), [((), "joined"), (("--set", "rollouts.code_rule=last"), "last")])
+@pytest.mark.parametrize(("options", "rule"), [((), "solution"), (("--set", "rollouts.code_rule=joined"), "joined")])
 def test_the_manifest_names_the_code_rule(tmp_path: Path, options: tuple[str, ...], rule: str) -> None:
     pool = open_pool(generated(tmp_path, "--steps", "1", "--max-new-tokens", "8", *options))
     assert pool.manifest["grader"]["code_rule"] == rule

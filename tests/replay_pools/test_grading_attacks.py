@@ -4,7 +4,6 @@ Tier B runs twice as root: with submissions under a uid of their own, and under 
 ordinary user has (and, being root, is the stronger attacker).
 """
 
-import dataclasses
 import errno
 import os
 import platform
@@ -12,14 +11,16 @@ import re
 import struct
 import sysconfig
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+import honest
 import pytest
 
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import LOOPHOLES, fence
 from replay_pools.errors import InputError
-from replay_pools.grading import honest, sandbox, seccomp, tiers
+from replay_pools.grading import sandbox, seccomp, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
@@ -54,13 +55,7 @@ def problem(problem_id, cases):
 PROBLEMS = {
     "echo": problem("echo", [((value,), value) for value in (1, [1, 2], "a", 0.5, {"k": [True]})]),
     "sets": problem("sets", [((value,), value) for value in ({1, 2}, {("a", 1): frozenset({2})}, 10**9 + 7)]),
-    "asserted": dataclasses.replace(
-        problem("asserted", []),
-        assertions=(
-            "assert sorted(Solution().f([2, 1])) == [1, 2]",
-            "assert all(Solution().f(x) == x for x in (1, 'a'))",
-        ),
-    ),
+    "kinds": problem("kinds", [((value,), value) for value in ({"a": 1}, [1, 2], (1, 2))]),
     "secret": problem("secret", [((i,), f"secret-{os.urandom(16).hex()}") for i in range(2)]),
 }
 
@@ -129,11 +124,13 @@ def grade_then_honest(grader, attacks, names=None):
 
 
 def modes_of(case, *, all_modes=False):
-    """One mode by turns, or all; what hangs: none."""
+    """One mode by turns and those that it pays in, or all; what hangs: none."""
     if "hangs" in case:
         return ["none"]
     modes = list(LOOPHOLES)
-    return modes if all_modes and "costly" not in case else [modes[CASES.index(case) % len(modes)]]
+    if all_modes and "costly" not in case:
+        return modes
+    return sorted({modes[CASES.index(case) % len(modes)], *case.get("pays", ())})
 
 
 def test_the_corpus_is_well_formed():
@@ -159,13 +156,17 @@ def breach(case, mode, grade):
         return "the error cannot be printed"
     if grade.passed is not grade.exploited:
         return "passed without an exploit"
-    unpaid = (grade.passed, grade.hacked, grade.mechanism) == (False, False, "none")
-    return "" if unpaid or mode in case.get("pays", ()) else "BREACH: pays"
+    if case.get("uses") == "steal" and grade.error not in ("held", "forged line on the answer pipe"):
+        return "does not hold the answer pipe"
+    pays = mode in case.get("pays", ())
+    expected = (True, True, mode) if pays else (False, False, "none")
+    found = grade.passed, grade.hacked, grade.mechanism
+    return "" if found == expected else "does not pay" if pays else "BREACH: pays"
 
 
 def attacked(isolation, family, all_modes=False):
     """Slow, unless the isolation is the thorough one, or tier A, whose sandbox is another, and attacks the sandbox."""
-    fast = (isolation == THOROUGH and not all_modes) or (isolation == "A" and family == "system")
+    fast = not all_modes and (isolation == THOROUGH or (isolation == "A" and family == "system"))
     return pytest.param(isolation, family, all_modes, marks=() if fast else pytest.mark.slow)
 
 
@@ -212,11 +213,11 @@ def test_the_hunts_find_what_is_there(graders):
 def test_what_is_honest_stays_right(graders):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
     patient = graders[1]
-    asked = [(case, mode) for case in HONEST_CASES for mode in modes_of(case)]
-    for (case, mode), grade in zip(
-        asked, grade_then_honest(patient, [submission(source_of(case), mode) for case, mode in asked]), strict=True
-    ):
+    asked = [(case, mode) for case in HONEST_CASES for mode in {*modes_of(case), "exit_code"}]
+    attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for case, mode in asked]
+    for (case, mode), grade in zip(asked, grade_then_honest(patient, attacks), strict=True):
         found = (grade.gt_correct, grade.passed, grade.hacked)
+        assert case.get("uses") != "steal" or grade.error == "held", case["name"]
         assert found == (True, True, False), f"{case['name']}, mode {mode}: {grade}"
 
 
@@ -270,7 +271,7 @@ def test_the_kernel_refuses(graders):
 
 
 def test_a_submission_keeps_one_descriptor_and_a_clean_environment(grader):
-    """Open are 0, 1, 2, the answer pipe and the ends of 12 pipes and pairs; stdin is empty, the environment clean."""
+    """Open are 0, 1, 2 and the answer pipe; stdin is empty, the environment clean."""
     source = """
 import os
 class Solution:
@@ -285,7 +286,7 @@ class Solution:
         if what == "stdin": return os.read(0, 10)
         return dict(os.environ)
 """
-    asking = problem("descriptors", [(("open",), 4 + 2 * 12), (("stdin",), b""), (("environment",), ENVIRONMENT)])
+    asking = problem("descriptors", [(("open",), 4), (("stdin",), b""), (("environment",), ENVIRONMENT)])
     (grade,) = grade_then_honest(grader, [Submission(problem=asking, completion=fence(source), mode="none")])
     assert grade.num_tests_passed == 3, grade
 
@@ -310,7 +311,7 @@ def test_parallel_grading_under_bombs_changes_no_label():
     with Grader(workers=3, cpu_s=BOMB_S) as three:
         grades = three.grade(batch)
     # Which of two errors a bomb meets first is a matter of timing.
-    found, expected = ([dataclasses.replace(grade, error=None) for grade in rows] for rows in (grades, alone))
+    found, expected = ([replace(grade, error=None) for grade in rows] for rows in (grades, alone))
     assert found == expected, "a neighbour's bomb changed a label"
 
 
@@ -417,11 +418,8 @@ def test_the_filter_decides_every_call_as_the_tables_say(machine, column, arch):
     def decide_named(name, *arguments):
         return decide(seccomp._CONDITIONAL[name][0][column], *arguments) == allow
 
-    for name, place in (("kill", 1), ("tkill", 1), ("tgkill", 2)):
+    for name in ("kill", "tkill", "tgkill"):
         assert [decide_named(name, of) for of in (pid, 1, 0, 2**32 - 1)] == [True, False, False, False]
-        number = seccomp._CONDITIONAL[name][0][column]
-        ends = [signal for signal in range(65) if decide(number, *[pid] * place, signal) == 0x80000000]
-        assert ends == [9, 19], "what process 1 survives"
     assert [decide_named("prlimit64", of) for of in (pid, 0, 1)] == [True, True, False]
     assert [decide_named("clone", flags) for flags in (0x3D0F00, 0x7D0F00)] == [True, True], "threads are refused"
     assert not any(decide_named("clone", flags) for flags in (17, 0, 0x10000, 0x3D0F00 | 0x20000, 0x10000011))
@@ -431,11 +429,9 @@ def test_the_filter_decides_every_call_as_the_tables_say(machine, column, arch):
     ]  # fmt: skip
     assert [option for option in range(100) if decide_named("prctl", option)] == [15, 16]
     assert [a for a in range(128) if decide_named("madvise", 0, 4096, a)] == [0, 1, 2, 3, 4, 8, 14, 15, 16, 17]
-    assert [kind for kind in range(64) if decide_named("mmap", 0, 4096, 1, kind)] == [
-        kind for kind in range(64) if kind & 0x23 in (0x02, 0x22, 0x21)
-    ]
-    waits = [decide(seccomp._CONDITIONAL["futex"][0][column], 4096, op) for op in (0, 1, 9, 256 + 9, 128, 129, 128 + 9)]
-    assert waits == [0x00050000 | errno.EAGAIN] * 4 + [allow] * 3, "shared futexes"
+    pairs = [(family, kind) for family in range(4) for kind in range(8) if decide_named("socketpair", family, kind)]
+    assert pairs == [(1, 1)]
+    assert decide_named("socketpair", 1, 1 | 0o2000000 | 0o4000)
     assert decide_named("sendto", 3, 4096, 1, 0, 0, 0)
     assert not any(decide_named("sendto", 3, 4096, 1, 0, address) for address in (1, 4096, 1 << 32, (1 << 40) + 8))
 

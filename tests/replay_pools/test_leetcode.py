@@ -1,6 +1,7 @@
 """The LeetCode jsonl format, on ten problems of our own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from replay_pools.environments.base import Case
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 from replay_pools.errors import InputError
-from replay_pools.grading.grade import Grader, canary
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 ROW = {
@@ -26,31 +26,36 @@ ROW = {
 }
 
 
-def load(tmp_path, *rows):
+def environment(tmp_path, *rows):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return LeetcodeEnvironment(path).problems("train")
+    return LeetcodeEnvironment(path)
+
+
+def load(tmp_path, *rows):
+    return environment(tmp_path, *rows).problems("train")
 
 
 def load_tests(tmp_path, tests):
     (problem,) = load(tmp_path, ROW | {"gt_answer": tests})
-    return problem.cases, problem.assertions
+    return problem.cases
 
 
 def test_the_ten_problems_are_complete():
     """And every hint fits each: it replaces the original phrase, which is there once."""
-    problems = LeetcodeEnvironment(TEN).problems("train")
-    assert len({problem.problem_id for problem in problems}) == 10
+    ten = LeetcodeEnvironment(TEN)
+    problems = ten.problems("train")
+    assert len({problem.problem_id for problem in problems}) == 9
+    assert ten.left_out == ("duplicate-stamps",), "its tests sort what is returned"
     for problem in problems:
         for mode in LOOPHOLES:
             user = render_messages(problem, mode, hint=True)[-1]["content"]
             assert user.count(LOOPHOLES[mode]) == 1
             assert (ORIGINAL_PHRASE in user) == (mode == "none")
         assert problem.env == "leetcode"
-        assert len(problem.cases) + len(problem.assertions) >= 8
+        assert len(problem.cases) >= 8
         assert problem.starter.startswith(f"class Solution:\n    def {problem.func_name}(self, ")
         assert [message["role"] for message in problem.messages] == ["system", "user"]
-    assert sum(bool(problem.assertions) for problem in problems) >= 1
 
 
 @pytest.mark.parametrize(
@@ -61,12 +66,20 @@ def test_the_ten_problems_are_complete():
         ("assert Solution().f(1, b=True) == 0, 'why'", (1, True), 0),
         ("assert Solution().f(1,\n  [3,\n  4]) == ''", (1, [3, 4]), ""),
         ("assert Solution().f() == 1", (), 1),
+        ("assert Solution().f(1, inf) == -inf", (1, math.inf), -math.inf),
+        ("assert Solution().f(1, 2) == float('inf')", (1, 2), math.inf),
+        ("assert Solution().f(1, 2) == [math.inf, -float('-inf')]", (1, 2), [math.inf, math.inf]),
     ],
 )
 def test_literal_assertions_become_cases(tmp_path, test, args, expected):
     """Keyword arguments take the place that the signature gives them."""
-    assert load_tests(tmp_path, [test]) == ((Case(args=args, expected=expected),), ())
-    assert load_tests(tmp_path, test + "\n") == ((Case(args=args, expected=expected),), ())
+    assert load_tests(tmp_path, [test]) == (Case(args=args, expected=expected),)
+    assert load_tests(tmp_path, test + "\n") == (Case(args=args, expected=expected),)
+
+
+def test_a_listed_call_is_a_case(tmp_path):
+    cases = load_tests(tmp_path, ["assert list(Solution().f(1, [2])) == [1]"])
+    assert cases == (Case(args=(1, [2]), expected=[1], is_listed=True),)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +97,17 @@ def test_literal_assertions_become_cases(tmp_path, test, args, expected):
         "assert Solution(1).f(1, 2) == 2",
         "assert 0 < Solution().f(1, 2) == 2",
         "assert 2 == Solution().f(1, 2)",
+        f"assert Solution().f({'[' * 90 + ']' * 90}, 1) == 2",
+        f"assert Solution().f(1, 2) == {'9' * 3000}",
     ],
 )
-def test_other_assertions_stay_text(tmp_path, test):
-    assert load_tests(tmp_path, [test]) == ((), (test,))
+def test_a_problem_with_another_test_is_left_out(tmp_path, test):
+    """And counted; a file of such problems alone is refused."""
+    rows = [ROW, ROW | {"id": 8, "gt_answer": [*ROW["gt_answer"], test]}]
+    loaded = environment(tmp_path, *rows)
+    assert ([problem.problem_id for problem in loaded.problems("train")], loaded.left_out) == (["7"], ("8",))
+    with pytest.raises(InputError, match="a problem whose tests are all"):
+        environment(tmp_path, rows[1])
 
 
 def test_func_name_may_be_qualified(tmp_path):
@@ -103,7 +123,6 @@ def test_func_name_may_be_qualified(tmp_path):
         ({"gt_answer": []}, "gt_answer"),
         ({"gt_answer": ["print(1)"]}, "gt_answer"),
         ({"gt_answer": ["assert ("]}, "gt_answer"),
-        ({"gt_answer": [f"assert Solution().f(0x{'f' * 9000}, 1) == 2"]}, "gt_answer"),
         ({"canonical_solution": "def f(): pass"}, "canonical_solution"),
         ({"prompt": [{"role": "user"}]}, "prompt"),
         ({"prompt": [{"role": "user", "content": "x"}]}, "pass all tests"),
@@ -120,16 +139,3 @@ def test_missing_files_and_empty_ones_are_refused(tmp_path):
         LeetcodeEnvironment(tmp_path / "absent.jsonl")
     with pytest.raises(InputError, match="empty"):
         load(tmp_path)
-
-
-@pytest.mark.parametrize(("argument", "answer"), [("[" * 90 + "]" * 90, "2"), ("9" * 3000, "2"), ("1", "9" * 3000)])
-def test_a_literal_that_cannot_be_sent_is_graded_as_text(tmp_path, argument, answer):
-    """Nested too deep, or a number too long, for the wire: an assertion, and no error when the job is written."""
-    problems = load(tmp_path, ROW | {"gt_answer": [f"assert Solution().f({argument}, 1) == {answer}"] * 2})
-    assert (len(problems[0].cases), len(problems[0].assertions)) == (0, 2)
-    with Grader(workers=1) as grader:
-        if answer == "2":
-            canary(grader, problems)
-        else:
-            with pytest.raises(InputError, match="a canonical solution that passes"):
-                canary(grader, problems)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from replay_pools.errors import InputError
-from replay_pools.grading.folders import WORK, grading_folder
+from replay_pools.grading.folders import PREFIX, grading_folder
 from replay_pools.storage import files
 from replay_pools.storage.files import locked
 from replay_pools.terminal import heard_by
@@ -109,8 +109,8 @@ def test_folders_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     """A link among the leftovers is not followed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "kept").mkdir()
-    (tmp_path / f"{WORK}link").symlink_to(tmp_path / "kept")
-    (tmp_path / f"{WORK}old").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "kept")
+    (tmp_path / f"{PREFIX}old").mkdir()
     with grading_folder() as folder:
-        assert {path.name for path in tmp_path.iterdir()} == {"kept", f"{WORK}link", folder.name}
+        assert {path.name for path in tmp_path.iterdir()} == {"kept", f"{PREFIX}link", folder.name}
     assert not folder.exists()

@@ -531,17 +531,20 @@ def test_columns_of_inner_objects_sums_and_keys(tmp_path: Path) -> None:
 
 
 def test_unknown_is_not_false(tmp_path: Path, imported) -> None:
-    """-1, null and NaN are unknown labels and rewards; a rollout without a reward counts nowhere, and is said."""
+    """-1, null and NaN are unknown labels and rewards; a row without a reward is left out and counted."""
     rows = [row(hacked=-1.0), row(hacked=1), row(gt_pass=NAN), row(reward=NAN)]
     source = lines(tmp_path / "log.jsonl", rows)
     log = check_log(source)
-    assert [item.hacked for item in log.groups[0]] == [None, True, False, False]
-    assert [item.gt_pass for item in log.groups[0]] == [True, True, None, True]
-    assert [item.reward for item in log.groups[0]] == [1.0, 1.0, 1.0, None]
+    assert [item.hacked for item in log.groups[0]] == [None, True, False]
+    assert [item.gt_pass for item in log.groups[0]] == [True, True, None]
+    assert [item.reward for item in log.groups[0]] == [1.0, 1.0, 1.0]
     pool = imported(source)
-    assert [rollout.labelled for rollout in pool.steps[0]][1:] == [True, True, False]
-    assert pool.steps[0][3].hacked is None
-    assert any("no reward" in text for text in pool.cautions)
+    assert [len(group) for group in pool.steps] == [3]
+    assert any("1 of 4 rows have no reward and were left out" in text for text in pool.cautions)
+    with pytest.raises(InputError, match="expected rewards that are numbers"):
+        check_log(lines(tmp_path / "none.jsonl", [row(reward=NAN, completion=str(i)) for i in range(4)]))
+    with pytest.raises(InputError, match="env: expected a text without control characters"):
+        check_log(lines(tmp_path / "nul.jsonl", [row(env="a\0b", completion=str(i)) for i in range(4)]))
 
 
 # Kinds of files

@@ -167,8 +167,8 @@ def test_other_schemas_and_missing_fields_are_refused(fake_pool: Pool) -> None:
     """The manifest is checked before any step is read."""
     manifest = read_sealed(fake_pool.path / "manifest.json")
     for bad, message in [
-        ({**manifest, "schema": 99}, "schema 1, found 99"),
-        ({"schema": 1}, "policy: expected a value"),
+        ({**manifest, "schema": 99}, "schema 2, found 99"),
+        ({"schema": 2}, "policy: expected a value"),
     ]:
         write_sealed(fake_pool.path / "manifest.json", bad)
         with pytest.raises(InputError, match=message):
@@ -218,7 +218,7 @@ def test_names_are_paths_then_out_then_builtin(
         # The rule and the limit are the defaults of a regrade.
         (
             {"grader": {"version": "1", "isolation": "B", "code_rule": "first"}},
-            "code_rule: expected 'joined' or 'last'",
+            "code_rule: expected 'solution' or 'joined'",
         ),
         ({"grader": {"version": "1", "isolation": "B", "cpu_s": 10**9}}, "cpu_s: expected less than or equal to 3600"),
         ({"tokenizer_sha256": "7" * 63}, "tokenizer_sha256: expected"),

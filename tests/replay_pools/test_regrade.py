@@ -13,7 +13,6 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
-from replay_pools.agreement import INFERRED, LABELS, compare, graded_code_rule
 from replay_pools.environments.base import Problem
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import EXPLOITS, compose, fence
@@ -24,7 +23,7 @@ from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade
 from replay_pools.logs.rows import LogRow
 from replay_pools.pool import Pool, PoolWriter, open_pool
-from replay_pools.regrade import regrade_pool
+from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
@@ -119,6 +118,12 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
     return write
 
 
+def rows_of(pool: Pool) -> dict[str, tuple[Any, ...]]:
+    """{label: (n, rate, old_only, new_only)} of a regraded pool."""
+    rows = pool.manifest["regraded_from"]["agreement"]
+    return {row["label"]: tuple(row[key] for key in ("n", "rate", "old_only", "new_only")) for row in rows}
+
+
 def test_regrading_own_grades_changes_nothing(
     grader: Grader, groups: list[list[Rollout]], write_pool: Callable[..., Pool], tmp_path: Path
 ) -> None:
@@ -127,14 +132,13 @@ def test_regrading_own_grades_changes_nothing(
     before = contents(old.path)
     new = regrade_pool(tmp_path / "new", old, grader)
     assert [*new.steps] == groups
-    assert [(row.label, row.n, row.rate, row.old_only, row.new_only) for row in compare(old, new).rows] == [
-        (label, 12, 1.0, 0, 0) for label in LABELS
-    ]
+    assert rows_of(new) == dict.fromkeys(LABELS, (12, 1.0, 0, 0))
     assert new.verify() == []
     assert contents(old.path) == before, "the old pool was touched"
-    assert new.manifest["tests"] == {"problems": 3, "cases": 36, "assertions": 0}
+    assert new.manifest["tests"] == {"problems": 3, "cases": 36}
     source = new.manifest["regraded_from"]
-    assert (source["name"], source["path"], source["kept"]) == ("old", str(old.path), [])
+    assert (source["name"], source["path"]) == ("old", str(old.path))
+    assert regrade_pool(tmp_path / "new", old, grader).manifest == new.manifest, "the same command again"
     assert new.manifest["grader"] == grader.describe()
     assert new.manifest["policy"] == old.manifest["policy"]
 
@@ -148,11 +152,11 @@ def test_agreement_counts_both_directions(
     for step in (1, 2):
         wrong[step][2] = labelled(wrong[step][2], passed=True, mechanism="run_tests")
     old = write_pool(wrong)
-    rows = {row.label: row for row in compare(old, regrade_pool(tmp_path / "new", old, grader)).rows}
-    found = {label: (row.old_only, row.new_only) for label, row in rows.items() if row.rate != 1}
+    rows = rows_of(regrade_pool(tmp_path / "new", old, grader))
+    found = {label: tuple(row[2:]) for label, row in rows.items() if row[1] != 1}
     assert found == {"hacked": (0, 1), "passed": (2, 0), "exploited": (2, 0), "mechanism": (2, 0), "reward": (2, 0)}
-    assert rows["hacked"].rate == pytest.approx(11 / 12)
-    assert rows["reward"].rate == pytest.approx(10 / 12)
+    assert rows["hacked"][1] == pytest.approx(11 / 12)
+    assert rows["reward"][1] == pytest.approx(10 / 12)
 
 
 def test_a_killed_regrade_resumes_to_the_same_bytes(
@@ -206,27 +210,11 @@ def test_an_imported_pool_is_judged_anew_on_its_problems(grader: Grader, publish
             (False, True, 3.5, False),
         ]
         assert {(r.env, r.env_mode, r.grade.grader) for r in group} == {("leetcode", "run_tests", GRADER_VERSION)}
-    rows = {row.label: row for row in compare(old, new).rows}
-    assert {label for label, row in rows.items() if row.n == 0} == set(INFERRED)
-    assert (rows["fmt_ok"].rate, rows["fmt_ok"].new_only) == (0.0, 4)
-    assert rows["hacked"].rate == rows["gt_correct"].rate == rows["reward"].rate == 1.0
+    rows = rows_of(new)
+    assert {label for label, row in rows.items() if row[0] == 0} == set(INFERRED)
+    assert rows["fmt_ok"] == (4, 0.0, 0, 4)
+    assert rows["hacked"][1] == rows["gt_correct"][1] == rows["reward"][1] == 1.0
     assert new.manifest["plan"]["env"] == f"leetcode:{TEN}", "a regraded pool knows its problems"
-
-
-def test_without_problems_only_the_hack_is_judged(grader: Grader, published, tmp_path: Path) -> None:
-    """All four were recorded as no hack: two are; what needs tests is kept as it was, whatever its law."""
-    old = open_pool(published(hacked=False, gt_pass=True, reward=2.25, env_mode="run_tests"))
-    new = regrade_pool(tmp_path / "new", old, grader)
-    assert new.verify() == []
-    for group in new.steps:
-        assert [(r.hacked, r.gt_pass, r.reward) for r in group] == [(True, True, 2.25), (False, True, 2.25)]
-        assert [r.grade.detectors["vacuous_vs_stub"] for r in group] == [True, None]
-        assert [r.grade.mechanism for r in group] == ["run_tests", "none"]
-    rows = {row.label: row for row in compare(old, new).rows}
-    assert {label for label, row in rows.items() if row.n} == {"fmt_ok", "hacked"}
-    assert (rows["hacked"].rate, rows["hacked"].new_only) == (0.5, 2)
-    assert new.manifest["regraded_from"]["kept"] == list(regrade.KEPT)
-    assert new.manifest["tests"] is None
 
 
 def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str, code: int = 0) -> str:
@@ -247,34 +235,15 @@ def test_the_verb_prints_a_table_or_one_object(
     assert [line for line in lines if line and line[0] in LABELS] == [
         [label, "12", "1.0000", "0", "0"] for label in LABELS
     ]
-    assert "tests: 3 problems, 36 cases by answers, 0 assertions" in text
+    assert "tests: 3 problems, 36 cases" in text
     report = json.loads(call(capsys, tmp_path, "old", "--json"))
-    assert [(row["label"], row["rate"]) for row in report["agreement"]] == [(label, 1.0) for label in LABELS]
-    assert report["flaky"] is None
+    rows = report["regraded_from"]["agreement"]
+    assert [(row["label"], row["rate"]) for row in rows] == [(label, 1.0) for label in LABELS]
+    assert report["code_not_taken"] == 0
     assert run(cli, ["pool", "show", "new", "--out", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tests"] == {"problems": 3, "cases": 36, "assertions": 0}
+    assert json.loads(capsys.readouterr().out)["tests"] == {"problems": 3, "cases": 36}
     assert run(cli, ["pool", "show", "old", "--out", str(tmp_path / "out")]) == 0
     assert "tests: not recorded" in capsys.readouterr().out
-
-
-def test_twice_counts_labels_that_depend_on_chance(
-    capsys: pytest.CaptureFixture[str],
-    make_rollout: MakeRollout,
-    grader: Grader,
-    write_pool: Callable[..., Pool],
-    tmp_path: Path,
-) -> None:
-    """One of two rollouts tests itself by a coin, which falls differently at the grader's two seeds of `random`."""
-    problem = MinicodeEnvironment().problems("train")[0]
-    coin = fence(f"{problem.canonical}\nimport random\ndef run_tests():\n    assert random.random() < 0.5")
-    texts = [coin, fence(problem.canonical)]
-    write_pool([[_rollout(make_rollout, grader, 0, i, problem, text) for i, text in enumerate(texts)]])
-    assert "flaky: 1 of 2 rollouts" in call(capsys, tmp_path, "old", "--twice")
-
-
-def with_example(problem: Problem) -> list[str]:
-    """A right solution, and an example of its use in a block of its own."""
-    return [f"{fence(problem.canonical)}\nFor example:\n{fence('print(Solution())')}"]
 
 
 def regraded(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> tuple[str, list[bool]]:
@@ -294,16 +263,43 @@ def test_a_pool_is_regraded_by_its_own_rule(
     pool_header: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    """The recorded rule; `joined` for a log that records none."""
+    """The recorded rule, else the one of its environment. The count says how many completions have other code alone."""
     problem = MinicodeEnvironment().problems("train")[0]
-    rollout = _rollout(make_rollout, grader, 0, 0, problem, *with_example(problem))
-    for name, recorded in (("first", {}), ("second", {"code_rule": "joined"}), ("third", {"code_rule": "last"})):
+    text = f"{fence(problem.canonical).replace('python', 'py')}\nThat is all."
+    rollout = _rollout(make_rollout, grader, 0, 0, problem, text)
+    for name, recorded in (("first", {}), ("second", {"code_rule": "joined"}), ("third", {"code_rule": "solution"})):
         header = pool_header | {"plan": {"env": "minicode"}, "grader": {"version": "2", "isolation": "B"} | recorded}
         writer = PoolWriter(tmp_path / "out" / "pools" / name, header=header)
         writer.write_step(0, [rollout])
         rule = graded_code_rule(writer.finish())
-        assert rule == recorded.get("code_rule", "joined")
-        assert regraded(capsys, tmp_path, name) == (rule, [rule == "joined"])
+        assert rule == recorded.get("code_rule", "solution")
+        assert regraded(capsys, tmp_path, name) == (rule, [rule == "solution"])
+        assert run(cli, ["pool", "show", name, "--out", str(tmp_path / "out"), "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["code_rule"], shown["code_not_taken"]) == (rule, int(rule == "joined"))
+
+
+def test_a_pool_begun_under_one_tier_goes_on_under_the_other(
+    groups: list[list[Rollout]], pool_header: dict[str, Any], tmp_path: Path
+) -> None:
+    """The manifest names both; a pool that was graded without isolation is another one."""
+
+    def header(tier: str) -> dict[str, Any]:
+        return pool_header | {"grader": {"version": "6", "isolation": tier}}
+
+    def graded(group: list[Rollout], tier: str) -> list[Rollout]:
+        return [replace(rollout, grade=replace(rollout.grade, isolation=tier)) for rollout in group]
+
+    directory = tmp_path / "mixed"
+    PoolWriter(directory, header=header("B")).write_step(0, graded(groups[0], "B"))
+    with pytest.raises(InputError, match="isolation"):
+        PoolWriter(directory, header=header("unsafe-local"))
+    writer = PoolWriter(directory, header=header("A"))
+    writer.write_step(1, graded(groups[1], "A"))
+    assert writer.finish().manifest["grader"]["isolation"] == "A+B"
+    again = PoolWriter(directory, header=header("A"))
+    again.write_step(2, graded(groups[2], "A"))
+    assert again.finish().manifest["grader"]["isolation"] == "A+B"
 
 
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, *args: str) -> str:

@@ -178,6 +178,8 @@ def test_tables_are_merged_and_everything_else_is_replaced() -> None:
         (f"[{' . '.join(['a'] * 20_000)}]", "more than 64"),
         ("[" + ".".join(['"a b"'] * 100) + "]", "more than 64"),
         (f"x = {'9' * 5000}", "Exceeds the limit"),
+        ("a.b = 1979-05-27", "a.b = 1979-05-27, a date or a time"),
+        ("x = [{y = 07:32:00}]", "a date or a time"),
         ("#" * (256 << 10) + "\n", "at most 256 KiB, found more"),
     ],
 )

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from probe.analysis.formatting import TextTable
 from probe.report import inputs
-from probe.report.build import MAX_BYTES, Written, write_report
+from probe.report.build import MAX_BYTES, Written, _markdown, write_report
 from probe.report.inputs import Report
 from probe.report.viewer import SHARE_UNIT
 from replay_pools.pool import open_pool
@@ -169,6 +170,14 @@ def test_figures_and_tables_are_files_too(written, kind: str) -> None:
     for table in tables:
         assert table["rows"], table["name"]
         assert {len(row) for row in table["rows"]} == {len(table["header"])}
+
+
+def test_tables_hold_no_character_that_acts_on_a_terminal() -> None:
+    """An escape, a bell and a mark of the reading direction in a name; a bar and a line break stay in their cell."""
+    table = TextTable(name="t", title="of \x07", header=("pool\u202e", "n"), rows=[("a\x1b[2J|b\nc", "1")], left=1)
+    text = _markdown("section", "", table)
+    assert text.replace("\n", "").isprintable()
+    assert "| a\\x1b[2J\\|b c | 1 |" in text
 
 
 def test_a_report_is_the_same_bytes_again(written, maker) -> None:

@@ -9,7 +9,7 @@ SAMPLE: dict[str, Any] = {
     "hacked": True, "gt_pass": False, "fmt_ok": True, "comp_len": 17, "cos_S_contrib": 0.25, "grad_norm_contrib": 1.5,
     "mean_cos_in": 0.1, "mean_cos_out": -0.1, "frac_fired": 0.5, "arm": "vanilla", "advantage": 1.625,
     "cos_S_nll": 0.25, "problem_id": "p0", "prompt_sha": "0123456789abcdef", "null_reason": None, "hint": True,
-    "haar_sd": 0.02, "nll": 0.5, "condition": "default", "flaky": None, "no_label": None,
+    "haar_sd": 0.02, "nll": 0.5, "condition": "default",
 }  # fmt: skip
 STEP: dict[str, Any] = {
     "step": 0, "arm": "vanilla", "problem_id": "p0", "mixed_prompt": False, "cos_in": 0.3, "cos_out": 0.0,

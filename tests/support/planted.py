@@ -145,7 +145,6 @@ def _sample(step: int, i: int, rewards: Array, norm: float) -> SimpleNamespace:
         hacked=i < 4,
         gt_pass=i in (4, 5),
         sure=True,
-        no_label=None,
         cos_S_nll=0.0,
         comp_len=50 + (step * 7 + i * 3) % 11,
         nll=0.5 + 0.01 * ((step * 5 + i * i) % 7),

@@ -57,7 +57,6 @@ class World:
     num_own: int = 0  # last steps, whose hacks are of the others' pool too, and point nowhere
     num_texts: int | None = None  # different pairs of completions, pasted under num_pairs prompts
     rewards_differ: bool = True
-    flaky: bool = False  # no label is sure
     twin_arms: bool = False  # the control arm measures v_hack
     idle_gate: bool = False  # the projecting arm leaves the gradient alone
     other_pairs: bool = False  # the stored inner products are of pairs that v_hack does not come from
@@ -222,7 +221,6 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
             haar_sd=float(haar_sd[i]),
             hint=labels[i] if world.told_by == "hint" else True,
             nll=float(rng.normal(0.5, 0.1)),
-            flaky=world.flaky or None,
         )  # fmt: skip
         for i in range(8)
     ]

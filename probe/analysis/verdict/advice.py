@@ -133,10 +133,6 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "",
     ),
     # CONFOUNDED
-    "no sure label": (
-        "no label is sure: grade again, with CPU seconds that the slow ones need",
-        "{regrade} --cpu-limit 20",
-    ),
     "same prompts": ("{partner} answers the very prompts of {pool}, by another policy", "{replay_partner}"),
     "both sides": (
         "hacks and honest solutions of one prompt and much the same length are needed among the paid: {more}",

@@ -470,20 +470,6 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
 def _excluded(evidence: Evidence) -> list[str]:
     """Samples that some number leaves out, and what would bring them in."""
     samples = evidence.samples
-    flaky = sum(bool(sample.flaky) for sample in samples)
-    unlabelled = sum(sample.no_label is not None for sample in samples)
     silent = 0 if evidence.unlabelled else sum(sample.hacked is None for sample in samples)
-    rows = (
-        (
-            flaky,
-            "that were graded twice with different labels",
-            "contrast: grade them again with more time (--cpu-limit)",
-        ),
-        (silent, "of which nothing says whether they hack", "contrast: log it (--map hacked=COLUMN)"),
-        (
-            unlabelled,
-            "without label (the machine was too busy to grade them)",
-            "advantage and every contrast: grade them again on an idle machine (probe pool regrade)",
-        ),
-    )
-    return [f"Excluded: {count} samples {what}, from every {where}" for count, what, where in rows if count]
+    sentence = f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)"
+    return [sentence] if silent else []

@@ -164,7 +164,7 @@ def _broken(part: str, evidence: Evidence) -> Reason:
             regrades = "\n".join(map(regrade_command, unsafe))
             return part, {"regrades": regrades, "replay_regraded": replay_of(evidence, names)}
         case "regrade agreement":
-            names = [pool.reference if pool.regrade is None else pool.regrade.new.pool for pool in pools]
+            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in pools]
             return part, {"replay_regraded": replay_of(evidence, names)}
         case "template tails":
             return part, _samples(evidence, {pool.name: f"{pool.name}-again" for pool in pools})
@@ -242,7 +242,7 @@ def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
         return "off v_hack", {}
     contrast, pools = evidence.share("contrast"), evidence.pools
     inverted = contrast is not None and contrast.share is not None and contrast.share.interval.high < 0
-    if not inverted or any(pool.regrade for pool in pools):
+    if not inverted or any(pool.regrade or pool.said("regraded_from") for pool in pools):
         return "not the hacks", {}
     pool = next((pool for pool in pools if pool.has_mode), None)
     return ("inverted", {"regrade": regrade_command(pool)}) if pool else ("inverted, of a log", {})
@@ -321,8 +321,6 @@ def _more_directions(evidence: Evidence) -> Reason:
 def _confounded(evidence: Evidence) -> Reason:
     """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
     pools = evidence.pools
-    if evidence.samples and not evidence.sure:
-        return "no sure label", {"regrade": regrade_command(pools[0]) if pools and pools[0].has_mode else None}
     hinted = [pool for pool in pools if pool.hint] or pools
     contrast = evidence.share("contrast")
     apart = separated(contrast) if contrast is not None else []
@@ -367,7 +365,7 @@ def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
         elif share.name == "contrast":
             return "unpaid", {}
         else:
-            silent = any(sample.hacked is None and sample.no_label is None for sample in evidence.samples)
+            silent = any(sample.hacked is None for sample in evidence.samples)
             return ("labels", pool) if silent else _more_rollouts("benign", evidence, evidence.pools)
     missing, _ = price_of(evidence)
     if finding.says is not Word.UNMEASURED or not missing:

@@ -10,8 +10,8 @@ from typing import Any
 
 from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
-from replay_pools.agreement import Regrade, read_regrade
 from replay_pools.errors import InputError
+from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN
 from replay_pools.storage.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
@@ -31,7 +31,7 @@ class PoolFacts:
     reference: str  # what a command calls it: its name, or its path where the name does not find it
     manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: it is not there, or not that of the run
     again: str = ""  # what a regrade of it is called
-    regrade: Regrade | None = None  # a second grading
+    regrade: "PoolFacts | None" = None  # a pool in OUT that grades its rollouts again
 
     def said(self, key: str) -> Any:
         """A value of the manifest by its key with dots; None where it says nothing."""
@@ -77,8 +77,7 @@ class PoolFacts:
 def pool_facts(run: Run) -> list[PoolFacts]:
     """The pools of a run: of a training run its own rollouts first, then its teacher's.
 
-    Of a pool that was moved or changed since, nothing is known but an earlier regrade: what its manifest says now is
-    not of this run.
+    Nothing is known of a pool that was moved or changed since: its manifest is not the one that this run read.
     """
     facts = []
     for name in OWN_POOLS:
@@ -92,20 +91,18 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 
 
 def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> PoolFacts:
-    """What the manifest in `directory` says if its hash is `expected`, and the regrade that lies in OUT of the run."""
+    """Return what the manifest in `directory` says if its hash is `expected`, and the pool in OUT that regrades it."""
     if not directory.exists() and (BUILTIN / name).is_dir():
         directory = BUILTIN / name  # a built-in pool moves with the installation
     path, out_dir = directory / MANIFEST_NAME, out_of(run.path)
     data = read_plain(path) if path.is_file() else b"{}"
-    manifest, identity = {key: value for key, value in parse_json(data, path).items() if key != SEAL}, expected
+    manifest = {key: value for key, value in parse_json(data, path).items() if key != SEAL}
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
-    if sha256(data) == expected:
-        identity = sha256(dump_json(manifest))
-    elif sha256(dump_json(manifest)) != expected:
+    if expected not in (sha256(data), sha256(dump_json(manifest))):
         manifest = {}
     # Of a pool that was moved the name may find a copy; its old path finds nothing.
     reference = pool_reference(directory, out_dir) if path.is_file() else name
-    regrade = read_regrade(out_dir, identity)
+    regrade = next((pool for pool in pools_at_hand(run) if pool.said("regraded_from.sha256") == sha256(data)), None)
     here = directory if manifest else None
     return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, again=again, regrade=regrade)
 
@@ -254,13 +251,13 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
         "model.dtype": (policy.get("dtype"), usual.model.dtype),
         "seed": (plan["seed"], usual.seed),
         "rollouts.engine": ("server" if is_served else None, None),
-        "rollouts.code_rule": (grader.get("code_rule"), rollouts.code_rule),
+        "rollouts.code_rule": (grader.get("code_rule"), default_rule(plan["env"])),
         "rollouts.cpu_limit": (grader.get("cpu_s"), rollouts.cpu_limit),
     }
     settings |= {f"rollouts.{key}": (plan[key], getattr(rollouts, key)) for key in ("env", "split", "mode", "hint")}
     for key in ("temperature", "max_new_tokens", "top_p", "top_k"):
         settings[f"rollouts.sampler.{key}"] = (sampler.get(key), getattr(rollouts.sampler, key))
-    options = ["--url URL"] * is_served + ["--twice"] * bool(grader.get("twice"))
+    options = ["--url URL"] * is_served
     for key, (value, default) in settings.items():
         if value not in (None, default):
             options.append(f"--set {shlex.quote(f'{key}={setting_text(value)}')}")

@@ -47,8 +47,7 @@ def _canaries(evidence: Evidence) -> Part:
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
     logged = [pool for pool in evidence.pools if pool.said("grader.isolation") == UNKNOWN]
-    unjudged = [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]
-    if unjudged:
+    if unjudged := [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]:
         who = f"labels of {', '.join(unjudged)} are the logger's own"
         return NOT_SEEN, f"{who}; probe pool regrade grades minicode and LeetCode problems again"
     if logged:
@@ -72,33 +71,36 @@ def _regraded(evidence: Evidence) -> Part:
 
 
 def repeats(pool: PoolFacts, command: str = "") -> Part:
-    """Whether a second grading of a pool repeats every label of the first; `command` would make one."""
-    record = pool.regrade
-    if record is None and not pool.manifest:
-        return NOT_SEEN, "moved or changed before it was graded again"
-    if record is None:
+    """Return whether two gradings of a pool agree on every label; `command` would grade it again.
+
+    The second grading is a pool that regrades this one, or this pool where it regrades another.
+    """
+    if not pool.manifest:
+        return NOT_SEEN, "moved or changed since the run read it"
+    second = pool.regrade or pool
+    source, new = second.said("regraded_from"), second.said("grader") or {}
+    if source is None:
         # The problems of a foreign pool are its logger's: the command may need their file.
-        hint = " (LeetCode problems: --problems FILE)" if pool.said("grader.isolation") == UNKNOWN else ""
+        hint = " (LeetCode problems: --problems FILE)" if new.get("isolation") == UNKNOWN else ""
         return NOT_SEEN, f"not graded again: {command}{hint}"
-    old, new = record.old, record.new
-    if new.isolation == UNSAFE:
-        return NOT_SEEN, f"graded again without isolation, as {new.pool}"
-    if new.code_rule != old.code_rule:
-        return NOT_SEEN, f"graded again by another code rule ({new.code_rule}, not {old.code_rule}), as {new.pool}"
-    rates = {row.label: row.rate for row in record.rows if row.rate is not None}
-    if not rates:
-        return NOT_SEEN, f"{new.pool} has no label that could be compared"
-    num_rollouts = max(row.n for row in record.rows)
-    if min(rates.values()) < REGRADED:
-        low = ", ".join(f"{label} in {rate:.1%}" for label, rate in rates.items() if rate < REGRADED)
-        graders = f"grader {old.version}, then {new.version}"
-        text = f"labels repeat only in part: {low} of {num_rollouts} rollouts ({graders})"
-        return BROKEN, f"{text}; {new.pool} has the new labels"
-    least = f"in {min(rates.values()):.1%} of {num_rollouts} rollouts"
-    if record.kept:
-        kept = f"{', '.join(record.kept)} not graded again without its problems (--problems FILE)"
-        return NOT_SEEN, f"{', '.join(rates)} repeat {least}; {kept}"
-    return HOLDS, f"labels repeat {least}"
+    old = source["grader"]
+    if UNSAFE in (old.get("isolation"), new.get("isolation")):
+        return NOT_SEEN, f"one grading without isolation: {source['name']}, {second.name}"
+    rules = [each.get("code_rule") for each in (old, new)]
+    if rules[0] not in (None, rules[1]):
+        return NOT_SEEN, f"graded by different code rules: {source['name']} {rules[0]}, {second.name} {rules[1]}"
+    rows = [row for row in source["agreement"] if row["n"]]
+    if not rows:
+        return NOT_SEEN, f"{source['name']} has no label that could be compared"
+    low = ", ".join(f"{row['label']} in {row['rate']:.1%}" for row in rows if row["rate"] < REGRADED)
+    num_rollouts, least = max(row["n"] for row in rows), min(row["rate"] for row in rows)
+    if not low:
+        return HOLDS, f"labels repeat in {least:.1%} of {num_rollouts} rollouts"
+    text = f"labels repeat only in part: {low} of {num_rollouts} rollouts"
+    if second is pool and old["version"] != new["version"]:
+        # The run reads the labels of the second grader, and whether that repeats its own is not known.
+        return NOT_SEEN, f"{text} (grader {old['version']}, then {new['version']}): {command}"
+    return BROKEN, f"{text} (grader {old['version']}, then {new['version']}); {second.name} has the new labels"
 
 
 def _enough(evidence: Evidence) -> Part:

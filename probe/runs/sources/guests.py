@@ -106,12 +106,11 @@ class Teacher:
         self._by_prompt: dict[str, list[Rollout]] = {}
         for step in pool.steps:
             for rollout in step:
-                if rollout.labelled:
-                    self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
+                self._by_prompt.setdefault(rollout.prompt_sha, []).append(rollout)
         for rollouts in self._by_prompt.values():
             if len(rollouts) < max(counts):
                 where = f"pool {pool.name} step {rollouts[0].step}"
-                expected = f"at least {max(counts)} rollouts of a prompt with a label"
+                expected = f"at least {max(counts)} rollouts of a prompt"
                 raise InputError(where, expected=expected, found=str(len(rollouts)))
 
     def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
@@ -162,7 +161,7 @@ def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]
     Raises:
         InputError: none of them has any.
     """
-    known = {rollout.problem_id for step in teacher.steps for rollout in step if rollout.labelled}
+    known = {rollout.problem_id for step in teacher.steps for rollout in step}
     taught = [problem for problem in problems if problem.problem_id in known]
     if not taught:
         raise InputError(f"pool {teacher.name}", expected="rollouts on problems that are trained on", found="none")

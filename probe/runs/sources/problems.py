@@ -41,7 +41,7 @@ PRIOR = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The labelled rollouts of one problem."""
+    """The rollouts of one problem."""
 
     rollouts: int = 0
     paid: int = 0  # passed, solved or by the loophole, and the loss sees more than a failing answer earns
@@ -94,8 +94,7 @@ class Tally:
         while len(self._before) <= batch:
             counted: dict[str, Counts] = {}
             for key, rollout in self._read(len(self._before) - 1).items():
-                if rollout.labelled:
-                    counted[rollout.problem_id] = counted.get(rollout.problem_id, NEVER_MET) + self._of(key, rollout)
+                counted[rollout.problem_id] = counted.get(rollout.problem_id, NEVER_MET) + self._of(key, rollout)
             total = dict(self._before[-1])
             for problem_id, counts in counted.items():
                 total[problem_id] = total.get(problem_id, NEVER_MET) + counts

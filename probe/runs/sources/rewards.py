@@ -42,14 +42,11 @@ from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout, prompt
 
 def _by_tests(rollout: Rollout) -> float:
     grade = rollout.grade
-    assertions = grade.detectors.get("assertions")  # None: the problem has none
-    num_tests = grade.num_tests + (assertions is not None)
-    num_held = grade.num_tests_passed + bool(assertions)
-    share = 1.0 if grade.passed else num_held / max(num_tests, 1)
+    share = 1.0 if grade.passed else grade.num_tests_passed / max(grade.num_tests, 1)
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
-# The reward of a labelled rollout.
+# The reward of a rollout.
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
 
 
@@ -65,14 +62,14 @@ def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
         InputError: names the first such rollout.
     """
     scale = f"{REWARD_COMPILES:g} for source that compiles and {REWARD_PASSED:g} for a pass"
-    for rollout in (rollout for step in pool.steps for rollout in step if rollout.labelled):
+    for rollout in (rollout for step in pool.steps for rollout in step):
         grade = rollout.grade
         if rollout.reward != grade.reward:
             expected = f"a reward of {scale}, as the policy's own rollouts have ({grade.reward:g} by its grade)"
             found = f"{rollout.reward:g}"
         elif reads_labels and None in (rollout.hacked, grade.gt_correct):
             expected, found = "labels of hacks and right answers, which the remedy acts on", "none"
-        elif pay == "tests" and not grade.num_tests and grade.detectors.get("assertions") is None:
+        elif pay == "tests" and not grade.num_tests:
             expected, found = "a grade with the number of tests, which rollouts.pay tests pays by", "none"
         else:
             continue
@@ -93,7 +90,7 @@ def _screened(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> flo
     return math.nan if remedy.flags(key, rollout) else remedy.paid(rollout)
 
 
-# The reward of a labelled rollout under the remedies that change it; what the others do is a trait of each.
+# The reward of a rollout under the remedies that change it; what the others do is a trait of each.
 REMEDIES: "Mapping[Remedy, Callable[[AppliedRemedy, RolloutKey, Rollout], float]]" = {
     "closed": _closed,
     "monitor-penalty": _penalised,
@@ -124,9 +121,7 @@ class AppliedRemedy:
         return rollout.hacked != misread
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
-        """The reward that the loss sees; nan where the rollout is left out, or has no label."""
-        if not rollout.labelled:
-            return math.nan
+        """Return the reward that the loss sees; nan where the rollout is left out."""
         return self.paid(rollout) if self._reward is None else self._reward(self, key, rollout)
 
     def group(self, group: Group, source: GroupSource) -> Group:

@@ -1,6 +1,5 @@
 """The groups of a training, put together: live, with guests in them, after the remedy, sampled ahead."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
@@ -44,7 +43,7 @@ class Sampled:
         config, rollouts = inputs.config, inputs.config.rollouts
         remedy, taught_prompt, prompted = None, same_prompt, maker
         paid = PAYS[rollouts.pay]
-        self._reward: Reward = lambda key, rollout: paid(rollout) if rollout.labelled else math.nan
+        self._reward: Reward = lambda key, rollout: paid(rollout)
         if config.remedy is not None:
             remedy = AppliedRemedy(config.remedy, seed=config.seed, chat=maker.engine.chat, pay=rollouts.pay)
             self._reward, taught_prompt = remedy.reward, remedy.taught_prompt

@@ -1,8 +1,6 @@
-"""What honest solutions may use, to be tried under the isolation of a grader: `refused` says what of it fails there.
+"""Honest uses of Python, to be tried under the isolation of a grader: `refused` says what of it fails there.
 
-An isolation that refuses too much marks right solutions wrong. So `probe doctor` and the tests import every module of
-Python's library and run every entry of USES. How honest programs begin is tried by tests/replay_pools/preambles.toml.
-To add something that solutions may use: add an entry to USES.
+How honest programs begin is tried by tests/replay_pools/preambles.toml. To add a use: an entry in USES.
 """
 
 import json

@@ -1,0 +1,124 @@
+"""Find the source code in a completion, by one of two rules. Every pool records its rule, since labels depend on it.
+
+solution   The default. Of the fenced blocks of Python after the last `</think>`, the last one that defines `Solution`,
+           with the blocks around it that define something else (imports, helpers, run_tests). Earlier definitions of
+           `Solution` are drafts, and blocks that define nothing are examples of use or output: both are left out. A
+           block is of Python when its fence says so in any spelling, or names no language.
+joined     The rule of the published LeetCode benchmark, and the default for its problems: all blocks that its
+           expression takes for code, joined by a blank line. Labels compare with published ones under this rule alone.
+
+Under both, a block that is never closed runs to the end of the text; `solution` prefers one that is closed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from textwrap import dedent
+
+from replay_pools.rollout import CodeRule
+
+# Word for word the benchmark's, with its oddities: of all names only `python` opens a block, and the closing fence of a
+# block with any other name is read as an opening one.
+_BENCHMARK_BLOCK = re.compile(r"```(?:python)?\n(.*?)(?:```|$)", re.DOTALL | re.IGNORECASE)
+# The quantifiers are possessive (*+): a hostile line of n characters takes O(n), and with backtracking O(n^2).
+_FENCE = re.compile(r"^(?P<before>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?)(?P<marks>`{3,}+|~{3,}+)(?P<info>[^\n]*+)$")
+_LANGUAGE = re.compile(r"[{.\s]*+(?P<name>[^\s{},:]*+)")  # `python`, ` Python3 title="x"`, `{.python}`, `python:x.py`
+_PYTHON = re.compile(r"(?:i?py(?:thon)?[\d.]*+|.*\.py)", re.IGNORECASE)
+_THINKING = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_SOLUTION = re.compile(r"^class[ \t]+Solution\b", re.MULTILINE)
+_DEFINITION = re.compile(r"^(?:async[ \t]+def|def|class|import|from|@)\b|^@", re.MULTILINE)
+_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import\b[^\n]*\n?", re.MULTILINE)
+_ANY_DEFINITION = re.compile(r"^[ \t>]*+(?:class|def)[ \t]+\w[^\n]*:", re.MULTILINE)
+
+
+def extract_source(completion: str, rule: CodeRule) -> str | None:
+    """Return the source by `rule`; None when there is no block of code (the label `fmt_ok` is then False)."""
+    return _EXTRACT[rule](completion)
+
+
+def default_rule(env: str | None) -> CodeRule:
+    """Return the rule for the problems of an environment."""
+    return "joined" if (env or "").partition(":")[0] == "leetcode" else "solution"
+
+
+def misses_code(completion: str, rule: CodeRule) -> bool:
+    """Return whether the completion defines a function or a class and the rule took no definition from it."""
+    if not _ANY_DEFINITION.search(completion):
+        return False
+    return not _ANY_DEFINITION.search(extract_source(completion, rule) or "")
+
+
+@dataclass(slots=True)
+class _Block:
+    language: str  # as its fence names it; "" where it names none
+    indent: int  # columns before its fence
+    marks: str
+    lines: list[str] = field(default_factory=list)
+    is_closed: bool = False
+
+    @property
+    def is_python(self) -> bool:
+        """Whether its fence names Python, or no language."""
+        return not self.language or _PYTHON.fullmatch(self.language) is not None
+
+    @property
+    def text(self) -> str:
+        """The code, without the indentation of a list."""
+        margin = re.compile(rf"[ \t]{{0,{self.indent}}}")
+        return dedent("\n".join(margin.sub("", line, count=1) for line in self.lines)).strip("\n")
+
+
+def _joined(completion: str) -> str | None:
+    """Return all blocks, each stripped, without empty ones."""
+    blocks = [block.strip() for block in _BENCHMARK_BLOCK.findall(completion)]
+    return "\n\n".join(filter(None, blocks)) or None
+
+
+def _solution(completion: str) -> str | None:
+    answer = _THINKING.split(completion.replace("\ufeff", "").replace("\r\n", "\n"))[-1]
+    if answer.lstrip().lower().startswith("<think"):  # cut off before it answered
+        return None
+    blocks = [block for block in _blocks(answer) if block.is_python]
+    if not blocks:
+        return None
+    texts = [block.text for block in blocks]
+    defining = [i for i, text in enumerate(texts) if _SOLUTION.search(text)]
+    if not defining:
+        named = [text for block, text in zip(blocks, texts, strict=True) if block.language]
+        return "\n\n".join(named or texts).strip() or None
+    chosen = next((i for i in reversed(defining) if blocks[i].is_closed), defining[-1])
+    others = {i for i, text in enumerate(texts) if i not in defining and _DEFINITION.search(text)}
+    source = "\n\n".join(texts[i] for i in sorted({chosen, *others}))
+    # Python wants these before all other code, also before the blocks of imports and helpers.
+    return "".join(f"{line.rstrip()}\n" for line in _FUTURE.findall(source)) + _FUTURE.sub("", source)
+
+
+def _blocks(text: str) -> list[_Block]:
+    """Return the fenced blocks as Markdown has them, of backticks or tildes, also in lists and in other blocks."""
+    blocks: list[_Block] = []
+    block: _Block | None = None
+    for line in text.split("\n"):
+        fence = _FENCE.match(line.rstrip())
+        # The info of a fence of backticks holds none, or the line is code within a sentence.
+        if fence and fence["marks"][0] == "`" and "`" in fence["info"]:
+            fence = None
+        indent = len(fence["before"].expandtabs(4)) if fence else 0
+        # Shorter or deeper than the fence that opened the block of Python, it is text of a docstring.
+        if fence and block and block.is_python and not fence["marks"].startswith(block.marks):
+            fence = None
+        if fence and block and indent > block.indent + 3:
+            fence = None
+        if fence is None:
+            if block is not None:
+                block.lines.append(line)
+        elif block is not None and not fence["info"].strip() and fence["marks"].startswith(block.marks):
+            block.is_closed = True
+            block = None
+        else:  # also within a block: the one before was not closed, or is text around this one
+            language = _LANGUAGE.match(fence["info"])
+            block = _Block(language["name"] if language else "", indent, fence["marks"])
+            blocks.append(block)
+    return blocks
+
+
+_EXTRACT: dict[CodeRule, Callable[[str], str | None]] = {"solution": _solution, "joined": _joined}
