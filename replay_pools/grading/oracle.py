@@ -20,6 +20,7 @@ TOLERANCE = 1e-9
 MAX_STREAM = 4 << 20
 MAX_CONTAINERS = 1 << 18
 
+_NUMBERS = {bool, int, float}
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
 
@@ -36,8 +37,11 @@ def matches(document: Any, expected: Any) -> bool:
         document: what a submission sent, after `json`.
         expected: a plain value, one that `wire.decode` returns.
     """
-    if isinstance(expected, int | float):
-        return isinstance(document, int | float) and _same_number(document, expected)
+    kind = type(expected)
+    if kind is int or kind is bool:  # exact in Python, also between int and float
+        return type(document) in _NUMBERS and document == expected
+    if kind is float:
+        return type(document) in _NUMBERS and _near(document, expected)
     if expected is None or isinstance(expected, str):
         return type(document) is type(expected) and document == expected
     tag = "set" if isinstance(expected, frozenset) else type(expected).__name__
@@ -58,9 +62,7 @@ def matches(document: Any, expected: Any) -> bool:
     return _same_members([_key(item) for item in items], expected)
 
 
-def _same_number(actual: float, expected: float) -> bool:
-    if isinstance(expected, int):
-        return actual == expected  # exact in Python, also between int and float
+def _near(actual: float, expected: float) -> bool:
     try:
         if math.isnan(expected):
             return math.isnan(actual)
