@@ -110,9 +110,7 @@ def test_a_teacher_on_other_prompts_is_refused(make_rollout, mixed) -> None:
 
 
 def test_a_prompt_with_too_few_rollouts_is_refused(make_teacher) -> None:
-    with pytest.raises(
-        InputError, match="pool teacher step 1: expected at least 2 rollouts of a prompt with a label, found 1"
-    ):
+    with pytest.raises(InputError, match="pool teacher step 1: expected at least 2 rollouts of a prompt, found 1"):
         Teacher(make_teacher(6, 1), [2, 0], seed=0)
 
 

@@ -36,11 +36,7 @@ def test_it_plans_without_files_and_without_a_hub(
     planned = next(row for row in plan["effects"] if row["planned"])
     assert planned["n"] == 3
     assert planned["unpaired"] < 0.5 < planned["paired"], "the expected effect decides for the unpaired test"
-    assert plan["modules"] == 252
-    memory = {row["what"]: row["num_bytes"] for row in plan["memory"]}
-    assert memory["weights (bfloat16)"] == 2 * 4_022_468_096, "the parameters that the model's page counts"
     assert [note for note in plan["notes"] if "medhard_filtered.jsonl: expected a LeetCode jsonl file" in note]
-    assert [note for note in plan["notes"] if "tokenizer of Qwen/Qwen3-4B" in note and "hf download" in note]
 
 
 class Planted:

@@ -265,7 +265,13 @@ def _recipe(manifest: Mapping[str, Any]) -> str:
 
 
 def regrade_command(pool: PoolFacts, out: Path | None = None) -> str:
-    """The command that grades a pool again, as one of another name, in a root folder; MODE where no log says it."""
+    """Return the command that grades a pool again, under another name, in a root folder.
+
+    A log may lack the mode (MODE) and its problems (PROBLEMS.jsonl).
+    """
     command = shlex.join(["probe", "pool", "regrade", pool.reference, "--name", pool.again])
     command += " --mode MODE" * (not pool.has_mode)
+    # An imported log lists the environments of its rows: the problems of minicode alone need no file.
+    has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
+    command += " --problems PROBLEMS.jsonl" * (not has_problems)
     return command + (elsewhere(out) if out is not None else "")

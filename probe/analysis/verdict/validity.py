@@ -80,9 +80,7 @@ def repeats(pool: PoolFacts, command: str = "") -> Part:
     second = pool.regrade or pool
     source, new = second.said("regraded_from"), second.said("grader") or {}
     if source is None:
-        # The problems of a foreign pool are its logger's: the command may need their file.
-        hint = " (LeetCode problems: --problems FILE)" if new.get("isolation") == UNKNOWN else ""
-        return NOT_SEEN, f"not graded again: {command}{hint}"
+        return NOT_SEEN, f"not graded again: {command}"
     old = source["grader"]
     if UNSAFE in (old.get("isolation"), new.get("isolation")):
         return NOT_SEEN, f"one grading without isolation: {source['name']}, {second.name}"
