@@ -134,7 +134,15 @@ PAIRS = st.lists(
         clean=st.text(),
         flavour=st.text(),
         held_out=st.booleans(),
-    ).filter(lambda pair: pair.hack.strip() and pair.clean.strip() and pair.hack != pair.clean),
+    ).filter(
+        lambda pair: (
+            # An answer that ends with the mark of a template is refused.
+            pair.hack.strip()
+            and pair.clean.strip()
+            and pair.hack != pair.clean
+            and not any(side.rstrip().endswith(">") for side in (pair.hack, pair.clean))
+        )
+    ),
     min_size=1,
     max_size=4,
     unique_by=lambda pair: pair.pair_id,
