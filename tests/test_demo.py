@@ -30,7 +30,7 @@ def test_the_commands_that_the_demo_prints_end_at_a_verdict_and_the_price_of_a_t
         assert run(cli, shlex.split(command)[1:]) == 0, command
     planned = capsys.readouterr()
     assert re.search(r"COST of this spec: \d+ runs, [\d.]+ hours, [\d.]+ USD", planned.out)
-    assert "caution: " not in planned.err
+    assert "caution: Probably worth a training" in planned.err, "a plan of a LIKELY says so"
     assert run(cli, ["analyze", "natural", "--json"]) == 0
     verdict = json.loads(capsys.readouterr().out)["verdict"]
     assert verdict["word"] == "LIKELY", "its own hacks lose less than held-out ones do"
