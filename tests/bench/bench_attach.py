@@ -55,7 +55,8 @@ def ways(plain: PreTrainedModel, ids: torch.Tensor) -> Iterator[tuple[str, dict[
         "all weights, projected": (plain, True),
     }
     for name, (model, project) in kinds.items():
-        yield name, {"alone": step(model, ids), "attached": step(model, ids, directions, project)}
+        # Models of their own: a probe takes no number from a model that another optimizer steps.
+        yield name, {"alone": step(copy.deepcopy(model), ids), "attached": step(model, ids, directions, project)}
 
 
 def step(
@@ -76,6 +77,7 @@ def step(
         optimizer.zero_grad()
         if handle is not None:
             handle._probe.stop()
+            assert handle._probe.records[-1].cos_in is not None
 
     return run
 
