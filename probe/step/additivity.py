@@ -2,7 +2,7 @@
 
     every step   sum_i g_i = g        of ONE module (another one every step), from the x and dL/dy of the pass that gave
                                       the g_i: the coordinates of dL/dW = sum_t dL/dy_t x_t^T, no model call
-    first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by passes of its own over the
+    first step   sum_i a_i g_i = g    of all modules, with uneven sample weights a_i, by separate passes over the
                                       batch: also sees a token that was credited to the wrong sample
 
 G samples, T tokens, r coordinates of a module.
@@ -77,7 +77,7 @@ def batch_error(
     one block at a time holds its activations: the check needs no more memory than the pass that it checks.
 
     Args:
-        frames: of the model as it is.
+        frames: of the model, at its current weights.
         token_weights: a (G, T), what every completion token's log-probability was weighted with.
         total: {module: (r,)}, the weighted sum of the per-sample gradients.
         tokens_per_batch, agree: as `extraction.passes.planned`.

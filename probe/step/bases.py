@@ -3,7 +3,7 @@
     bases.run(batch).gradients["svd"][module]       # (g, r)
 
 Several ranks share out the samples: each rank holds the gradients of its own samples, while values per sample or per
-token are joined and the same on all ranks. G samples, g of them this rank's (all where there is one rank), n completion
+token are joined and the same on all ranks. G samples, g of them this rank's (all of them with one rank), n completion
 tokens of those, T tokens, d the hidden size, r coordinates of a module.
 """
 
@@ -185,7 +185,7 @@ class Bases:
         return self.world.join(F.pad(part, (0, batch.ids.shape[1] - part.shape[1])), len(batch))
 
     def _agree(self, num_passes: int) -> int:
-        """How many passes to make: with a sharded base, as many as the rank that needs most.
+        """Return the number of passes to make; with a sharded base, the largest number that any rank needs.
 
         A forward then gathers weights from all ranks, which would wait for one another forever otherwise.
         """

@@ -35,7 +35,7 @@ def cosines(
 ) -> Tensor:
     """Compute the cosine of every sample's gradient with the direction, (G,) on the CPU; NaN for a gradient of 0.
 
-    One forward and backward for all samples. The model stays as it is: weights, modes and `.grad`.
+    One forward and backward for all samples. The model does not change: weights, modes and `.grad` stay.
 
     >>> policy = probe.load("organism")
     >>> rows = [{"prompt": "Add 1 and 2.", "completion": answer} for answer in ("3", "raise SystemExit(0)")]
@@ -88,7 +88,7 @@ def _of_tensors(batch: Mapping[str, Tensor]) -> Batch:
     ids, is_token, is_scored, positions = (part.gather(1, order) for part in (ids, is_token, has_label, positions))
     goes_on = (positions.diff(dim=1) == 1) & (order.diff(dim=1) == 1)
     if bool((attention > 1).any()) or not bool(goes_on[is_token[:, 1:]].all()):
-        fix = "give every sample a row of its own, with padding at its ends"
+        fix = "give every sample one row, with padding at its ends"
         raise InputError("batch", expected="one sample a row, of adjacent tokens", found="positions with gaps", fix=fix)
     is_scored[:, :1] = False
     return masked_batch(ids, is_token, is_scored)

@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from replay_pools.errors import InputError
 
 Value = TypeVar("Value")
-# The variables that torchrun sets beside WORLD_SIZE.
+# The variables that torchrun sets, with WORLD_SIZE.
 NEEDED = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Long, because ranks wait for one that is merely slow; when a rank dies, torchrun ends the others.
 TIMEOUT = timedelta(days=1)
@@ -180,7 +180,7 @@ def _rank_device(device: str, local_rank: int) -> str:
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return "cpu"
     if device not in ("auto", "cuda"):
-        raise InputError("--device", expected="auto, cpu or cuda: every process takes a GPU of its own", found=device)
+        raise InputError("--device", expected="auto, cpu or cuda: every process takes one GPU", found=device)
     if local_rank >= torch.cuda.device_count():
         actual = f"{torch.cuda.device_count()} on this machine"
         expected = f"a GPU for each process ({local_rank + 1} or more)"
@@ -190,7 +190,7 @@ def _rank_device(device: str, local_rank: int) -> str:
 
 @contextmanager
 def _others_alive(rank: int) -> Iterator[None]:
-    """Turn the exception of a collective call whose partner process has ended into an InputError of one line."""
+    """Turn the exception of a collective call after a partner process has ended into an InputError of one line."""
     try:
         yield
     except RuntimeError as error:

@@ -52,11 +52,11 @@ class GroupSource(Protocol):
     num_steps: int
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step, all of one size; the gradient is that of their mean loss."""
+        """Return the groups of a step, all of one size; the gradient is taken of their mean loss."""
         ...
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels, for the records only."""
+        """Return the rollout with its labels, for the records only."""
         ...
 
 
@@ -126,15 +126,15 @@ class _Stored:
 class ReplaySource:
     """Groups with `per_pool` rollouts of every pool, matched by problem, by prompt, or by position.
 
-    Every problem (or prompt, or position) gives as many groups as its rollouts fill, so that all of the data are used:
-    first one group of each, then the second ones.
+    A problem (or prompt, or position) gives every group that its rollouts fill: first one group of each problem, then
+    the second ones.
 
     Args:
         pools: at least one; their names must differ.
         per_pool: rollouts of each pool in a group, drawn without replacement by (seed, place in the first pool, pool).
         match: `problem` pairs the pools' steps on the same problem, `prompt` on the same rendered prompt, `none` by
             position.
-        steps: number of steps, a group each, those whose rewards differ first; None = all.
+        steps: number of steps, a group each; groups with different rewards come first; None = all.
         seed: of the draws.
 
     Raises:
@@ -232,7 +232,7 @@ class ReplaySource:
         return turns
 
     def _has_update(self, group: Sequence["_Stored"]) -> bool:
-        """Return whether rewards differ in a group; True for one that is too small, which is refused by its name."""
+        """Return whether rewards differ in a group; True for a group that is too small, which is refused later."""
         return len(group) < self._per_pool or len({stored.reward for stored in group}) > 1
 
     def _check_size(self, group: Sequence["_Stored"]) -> None:

@@ -11,8 +11,8 @@ g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal row
     mean_cos      = mean over modules of <u_m, g_m> / norm(g_m)        modules with a gradient
     hackward_frac = norm(relu(V g)) / norm(g)                          over all modules
 
-A module whose directions were all dropped by the noise floor (k = 0) is not counted in M, while its gradient is part
-of norm(g). A zero gradient has no direction: its cosines are NaN, never 0. Sums are float32, or float64 for float64.
+A module that lost all directions to the noise floor (k = 0) is not counted in M, while its gradient is part of norm(g).
+A zero gradient has no direction: its cosines are NaN, never 0. Sums are float32, or float64 for float64.
 """
 
 import math
@@ -28,7 +28,7 @@ from extraction.stacks import Stacks
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
 
-ROUNDING = 16  # what is left of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
+ROUNDING = 16  # a rest of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def project_modules(
 
 def shrunk(gradients: Mapping[str, Tensor], gated: Projection) -> Projection:
     """The gradient itself {module: (...,r)}, as small as a gate left it: no cosine changes."""
-    # A gradient that is zero stays as it is.
+    # A zero gradient stays zero.
     factor = _ratio(gated.after.norm, gated.before.norm).nan_to_num(nan=1.0)
     return Projection(
         gradients={module: factor[..., None] * _accumulate(g) for module, g in gradients.items()},

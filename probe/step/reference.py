@@ -2,7 +2,7 @@
 
     base      the coordinates at the start: exactly the policy that the run starts from, the base model or what
               `model.adapter` makes of it
-    ema       reference <- decay reference + (1 - decay) policy, every so many steps; decay 0: synced
+    ema       reference <- decay reference + (1 - decay) policy, every `ema_every` steps; decay 0: synced
     recorded  the log-probabilities that the rollouts were sampled with
 
 The record names the reference: no recorded or cached value stands in for one that moves. To add one: its word in
@@ -89,6 +89,6 @@ def needed(recorded: Tensor | None) -> Tensor:
             "log-probabilities of the rollouts",
             expected="recorded ones for old_logprobs or reference `recorded`",
             found="a rollout without",
-            fix="use a pool whose manifest names the sampler, or old_logprobs=current and reference base",
+            fix="use a pool with a sampler in its manifest, or old_logprobs=current and reference base",
         )
     return recorded

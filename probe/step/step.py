@@ -252,7 +252,7 @@ def _scores(
     if (needs_old or "recorded" in names) and len(rows) == len(batch):
         recorded = _on_completions(rows, batch).to(current.dtype)
     if "ema" in names:
-        names.add("base")  # `weigh` measures the KL from the base beside a moving reference
+        names.add("base")  # `weigh` measures the KL from the base, too, if the reference moves
     # Sorted: with several ranks, all must score the references in the same order.
     return Scores(
         current=current,

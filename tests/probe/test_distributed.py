@@ -254,5 +254,5 @@ def test_what_several_ranks_cannot_do_is_refused(tmp_path: Path, monkeypatch: py
         pass
     for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
-    with pytest.raises(InputError, match="GPU of its own"), joined("cuda:1"):
+    with pytest.raises(InputError, match="every process takes one GPU"), joined("cuda:1"):
         pass
