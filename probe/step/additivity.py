@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 from extraction.adapters.coordinates import Frame
 from extraction.adapters.frames import Frames
 from extraction.batch import Batch, make_rows
-from extraction.logprobs import completion_logprobs, split_model
-from extraction.passes import Agree, checkpointed, frozen, make_plan, tokens_that_fit
+from extraction.logprobs import completion_logprobs, frozen, split_model
+from extraction.passes import Agree, checkpointed, make_plan, tokens_that_fit
 
 # |sum - batch| / |batch| that rounding alone explains, by the dtype of the model.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 5e-2}

@@ -189,8 +189,7 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
         return None
     # Sums of W alone are needed, and W itself would be as large as the square of the number of prompts.
     of_labelled, over_unlabelled = _wins(x[y], x[~y]), n1.sum() - _wins(x[~y], x[y])
-    rows_of = np.split(np.argsort(member, kind="stable"), np.cumsum(np.bincount(member))[:-1])
-    within = [_wins(x[rows][y[rows]], x[rows][~y[rows]]).sum() for rows in rows_of]
+    within = [_wins(x[rows][y[rows]], x[rows][~y[rows]]).sum() for rows in rows_by_cluster(member)]
     total = of_labelled.sum()
     without = total + np.array(within)  # (clusters,) wins when one is left out
     without -= np.bincount(member[y], weights=of_labelled, minlength=num_clusters)
@@ -215,6 +214,11 @@ def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
     """(rows,) each row's cluster as a number, counted in order of first appearance."""
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
+
+
+def rows_by_cluster(member: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    """Return the rows of each cluster, in order; member (rows,) is as `cluster_numbers` gives it."""
+    return np.split(np.argsort(member, kind="stable"), np.cumsum(np.bincount(member))[:-1])
 
 
 def centred(x: Array, member: NDArray[np.intp]) -> Array:

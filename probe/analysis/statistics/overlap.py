@@ -35,6 +35,7 @@ from probe.analysis.statistics.intervals import (
     fieller_interval,
     mean_covariance,
     prompts_beyond,
+    rows_by_cluster,
 )
 from probe.analysis.statistics.thresholds import MIN_OVERLAP
 
@@ -94,7 +95,7 @@ def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArr
     sizes = np.linalg.norm(matrix, axis=0)
     matrix /= np.where(sizes > 0, sizes, 1.0)
     target = centred(hacked.astype(np.float64), member)
-    groups = [np.flatnonzero(member == prompt) for prompt in range(member.max() + 1)]
+    groups = rows_by_cluster(member)
     products = np.stack([matrix[rows].T @ matrix[rows] for rows in groups])  # (prompts, scores, scores)
     followed = np.stack([matrix[rows].T @ target[rows] for rows in groups])  # (prompts, scores)
     others = products.sum(0) - products
@@ -113,7 +114,7 @@ class _Counts(NamedTuple):
 
 
 def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Overlap:
-    groups = [np.flatnonzero(member == prompt) for prompt in range(member.max() + 1)]
+    groups = rows_by_cluster(member)
     spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
     # Equal scores are within any caliper, whatever rounding made of them.
     caliper = CALIPER * spread + 1e-9 * np.abs(column).max()
