@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from extraction.words import Layout
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

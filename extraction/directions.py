@@ -25,8 +25,8 @@ from torch import Tensor
 
 from extraction.files import resolve_directions
 from extraction.words import Method
-from replay_pools.errors import InputError
-from replay_pools.storage.tensors import read_tensors, write_tensors
+from replay_pools.base.errors import InputError
+from replay_pools.base.tensors import read_tensors, write_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

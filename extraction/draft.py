@@ -6,8 +6,8 @@ from itertools import product
 
 from extraction.pair_files import split_by_prompt
 from extraction.pairs import Pair
-from replay_pools.errors import InputError
-from replay_pools.storage.files import dump_json, sha256
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json, sha256
 
 MIN_PROMPTS = 4  # answered both ways: two to draft from (one of them held out), and two to measure on
 PAIRS_PER_PROMPT = 2

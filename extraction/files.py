@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from extraction.words import PAIR_GRADIENTS
-from replay_pools.errors import unknown_name
-from replay_pools.storage.files import by_name
+from replay_pools.base.errors import unknown_name
+from replay_pools.base.files import by_name
 
 OUT = Path("out")  # relative to the working directory
 

@@ -29,7 +29,7 @@ from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.passes import Agree, checkpointed, planned, zeros
 from extraction.stacks import Stacks, by_value
 from extraction.words import Basis
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Axis = tuple[Basis, Mapping[str, Tensor]]  # a vector over some modules of a basis or all, {module: (r,)}
 Keep = Callable[[Tensor, Tensor], Tensor]  # (x, y) -> the tensor to hold until the backward; see Tap

@@ -39,10 +39,10 @@ from extraction.loss import loss_weights
 from extraction.pairs import Pair, pairs_sha
 from extraction.selection import load_pairs, pair_notes, selected_pairs
 from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
-from replay_pools.errors import InputError, refuse
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
-from replay_pools.storage.files import file_sha256, sha256
 from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from extraction.attention import forget_lengths
 from extraction.batch import Rows
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 CHUNK_SIZE = 512
 WIDE_ROWS = 64  # rows of lower-precision logits that are in float32 at a time: few enough for a CPU's cache

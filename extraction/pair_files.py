@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 from extraction.pairs import Pair
-from replay_pools.errors import Faults, InputError, unknown_name
+from replay_pools.base.errors import Faults, InputError, unknown_name
+from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.rows import TEXT, Chat, chat_of, is_text, wrong_value
 from replay_pools.logs.sources import KINDS, Fields, read_objects
-from replay_pools.storage.files import dump_json, encode_jsonl, sha256, write_atomic
 
 MAP = "--pairs-map"
 MAX_EXAMPLE_CHARACTERS = 60

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
 from replay_pools.environments.loopholes import (
     EXPLOITS,
     HONEST_TESTS,
@@ -23,8 +25,6 @@ from replay_pools.environments.loopholes import (
     render_messages,
 )
 from replay_pools.environments.minicode import MinicodeProblem, example_texts, minicode_problems
-from replay_pools.errors import InputError
-from replay_pools.storage.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
 
 NUM_EXTRACTION = 32
 NUM_HELD_OUT = 16

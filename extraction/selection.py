@@ -2,7 +2,7 @@
 
 from extraction.pairs import Pair, builtin_pairs
 from extraction.words import ExtractionSettings, kind_of
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 def load_pairs(source: str, columns: str | None = None, split_seed: int | None = None) -> list[Pair]:

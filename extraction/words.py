@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
-from replay_pools.errors import FieldError
-from replay_pools.storage.tables import STRICT, Maybe, setting
+from replay_pools.base.errors import FieldError
+from replay_pools.base.tables import STRICT, Maybe, setting
 
 Basis = Literal["svd", "lora"]
 LossType = Literal["grpo", "dr_grpo", "dapo", "nll"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
+from replay_pools.base.tables import STRICT, setting
 from replay_pools.rollout import Completion
-from replay_pools.storage.tables import STRICT, setting
 
 if TYPE_CHECKING:
     from replay_pools.policy.chat import Chat

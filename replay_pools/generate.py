@@ -13,18 +13,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import locked
+from replay_pools.base.software import git_commit, versions
+from replay_pools.base.terminal import report
 from replay_pools.engines import Engine, Sampler
 from replay_pools.environments.base import Environment, Problem, Split, count_tests
 from replay_pools.environments.loopholes import instructed, render_messages
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Prompt, Rollout
-from replay_pools.software import git_commit, versions
-from replay_pools.storage.files import locked
-from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

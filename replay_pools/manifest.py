@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from replay_pools.base.files import read_sealed
+from replay_pools.base.tables import decode, word_of
 from replay_pools.environments.base import Split
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.rollout import CONFINED, MAX_CPU_S, POOL_SCHEMA, UNKNOWN, UNSAFE, CodeRule
-from replay_pools.storage.files import read_sealed
-from replay_pools.storage.tables import decode, word_of
 
 MANIFEST_NAME = "manifest.json"
 STEP_NAME = re.compile(r"^step_(\d+)\.jsonl\.gz$")

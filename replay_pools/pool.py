@@ -18,10 +18,8 @@ from typing import Any
 
 import orjson
 
-from replay_pools.errors import InputError, unknown_name
-from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
-from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
-from replay_pools.storage.files import (
+from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.files import (
     SEAL,
     check_sha256,
     dump_json,
@@ -33,9 +31,11 @@ from replay_pools.storage.files import (
     write_gz,
     write_sealed,
 )
-from replay_pools.storage.spool import Each
-from replay_pools.storage.tables import decode_json, first_difference
-from replay_pools.terminal import report
+from replay_pools.base.spool import Each
+from replay_pools.base.tables import decode_json, first_difference
+from replay_pools.base.terminal import report
+from replay_pools.manifest import MANIFEST_NAME, STEP_NAME, Entry, Manifest, read_manifest
+from replay_pools.rollout import CONFINED, POOL_SCHEMA, Rollout, group_faults
 
 HEADER_NAME = ".header.json"
 CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a pool is not good for

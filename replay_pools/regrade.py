@@ -18,17 +18,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import file_sha256, locked
+from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem, count_tests
 from replay_pools.environments.loopholes import known_mode
 from replay_pools.environments.registry import all_problems, get_environment
-from replay_pools.errors import InputError
 from replay_pools.grading.blocks import default_rule, misses_code
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.labels import Submission
 from replay_pools.pool import MANIFEST_NAME, Pool, PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
-from replay_pools.storage.files import file_sha256, locked
-from replay_pools.terminal import report
 
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "mechanism", "reward")

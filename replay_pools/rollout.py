@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from replay_pools.errors import InputError, cut
+from replay_pools.base.errors import InputError, cut
 
 POOL_SCHEMA = 2  # in every manifest; readers refuse another one
 REWARD_COMPILES = 0.5  # for source that compiles

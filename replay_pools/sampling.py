@@ -27,8 +27,8 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Completion

@@ -13,7 +13,7 @@ from typing import final
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from replay_pools.errors import Faults, InputError, refuse
+from replay_pools.base.errors import Faults, InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool

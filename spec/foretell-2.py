@@ -42,9 +42,9 @@ from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from probe.settings.training import LookaheadConfig
 from probe.settings.words import ALL
+from replay_pools.base.files import read_json, write_json
 from replay_pools.environments.loopholes import HONEST_TESTS, NOTHING, Exploit, compose, fence, render_messages
 from replay_pools.environments.minicode import example_texts, minicode_problems
-from replay_pools.storage.files import read_json, write_json
 
 sys.path.insert(0, str(Path(__file__).parent / "studies" / "foretell"))
 from points import fall_ahead, fall_of

@@ -46,7 +46,7 @@ from probe.settings.arms import ARMS, GATES, measured_arm
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, read_config
 from probe.settings.words import Gate
-from replay_pools.storage.files import write_json
+from replay_pools.base.files import write_json
 
 SPEC = Path(__file__).with_suffix(".toml")
 UNTREATED = "none"

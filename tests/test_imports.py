@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 OURS = ("probe", "extraction", "replay_pools")
 HEAVY = ("torch", "transformers", "peft")
 LIGHT_PATTERNS = (  # by folder, so that a new file is covered
-    "replay_pools/errors.py",
-    "replay_pools/storage/*.py",
+    "replay_pools/base/errors.py",
+    "replay_pools/base/*.py",
     "replay_pools/rollout.py",
     "replay_pools/pool.py",
     "replay_pools/regrade.py",
@@ -37,7 +37,7 @@ WORDS = {
     "probe.settings.loss",
     "probe.settings.arms",
     "extraction.words",
-    "replay_pools.terminal",
+    "replay_pools.base.terminal",
 }
 MATHEMATICS = (
     "probe/objective/advantages.py",
@@ -103,7 +103,7 @@ def test_the_public_names_are_these() -> None:
 
 def test_the_light_modules_are_found() -> None:
     """The patterns above match what they are meant to match."""
-    assert {"replay_pools.pool", "replay_pools.storage.files", "probe.cli.pool"} <= {*light_modules()}
+    assert {"replay_pools.pool", "replay_pools.base.files", "probe.cli.pool"} <= {*light_modules()}
     assert [pattern for pattern in LIGHT_PATTERNS if not any(ROOT.glob(pattern))] == [], "of files that are gone"
 
 

@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, both_factors, digest_all, factorise_all
 from extraction.adapters.targets import default_suffixes, weight_matrix
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 ADAPTER = "default"
 CUT_OFF = 0xFFFF  # the bits of a float32 that bfloat16 does not have

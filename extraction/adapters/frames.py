@@ -34,7 +34,7 @@ from extraction.adapters.sharded import whole
 from extraction.adapters.svd import Factors, combine, digest_all, factorise_all
 from extraction.adapters.targets import ALL, adapted_share, find_targets, is_quantised, unite_tied, weight_matrix
 from extraction.words import Adapted, Basis
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import load_policy
 
 DEFAULT_RANK = 32  # of LoRA

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from extraction.words import Adapted
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Kinds = Mapping[str, tuple[str, ...]]  # {kind of projections: its suffixes}; never embeddings or the head
 ATTENTION, MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")

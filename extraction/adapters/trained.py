@@ -43,9 +43,9 @@ from extraction.adapters.sharded import spread_as, whole
 from extraction.adapters.svd import MAX_CONDITION, Factors, condition
 from extraction.adapters.targets import check_one_place
 from extraction.words import Basis
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.tensors import seal
 from replay_pools.policy.adapters import quiet_peft
-from replay_pools.storage.tensors import seal
 
 WEIGHTS = "adapter_model.safetensors"  # peft's name
 
@@ -156,7 +156,7 @@ class Trained:
         return self.start.fingerprint
 
     def save(self, directory: Path) -> None:
-        """Save the adapter as a peft directory, with checked weights (`replay_pools.storage.tensors`)."""
+        """Save the adapter as a peft directory, with checked weights (`replay_pools.base.tensors`)."""
         # peft keeps a set in an order that differs between processes; sorted, the file has the same bytes every time.
         for config in self.model.peft_config.values():
             config.target_modules = sorted(config.target_modules)  # type: ignore[union-attr]
@@ -266,7 +266,7 @@ def as_lora_factors(trained: Trained, module: str) -> tuple[Tensor, Tensor]:
 
 
 def save_as_lora(trained: Trained, directory: Path) -> None:
-    """Write delta_S as a peft directory, with checked weights (`replay_pools.storage.tensors`)."""
+    """Write delta_S as a peft directory, with checked weights (`replay_pools.base.tensors`)."""
     tensors = {}
     for module in trained.layers:
         A, B = as_lora_factors(trained, module)

@@ -24,7 +24,7 @@ from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.run import Run, read_run
 from probe.settings.arms import ARMS
 from probe.settings.words import Word
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 __all__ = ["Analysis", "analyze", "conditions"]
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from probe.analysis.statistics.intervals import Interval
-from replay_pools.terminal import aligned
+from replay_pools.base.terminal import aligned
 
 WIDTH = 100
 PICTURE = 33  # characters of an interval's picture

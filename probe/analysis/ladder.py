@@ -22,11 +22,11 @@ from probe.analysis.statistics.bradley_terry import elo_gap, rate
 from probe.analysis.statistics.intervals import Interval
 from probe.analysis.training_runs import deployed, evaluation_path
 from probe.records.run import Run
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json, sha256
+from replay_pools.base.tables import first_difference
 from replay_pools.pool import MANIFEST_NAME, open_pool
 from replay_pools.rollout import Grade
-from replay_pools.storage.files import dump_json, sha256
-from replay_pools.storage.tables import first_difference
 
 # {ladder: whether an attempt succeeds}
 LADDERS: dict[str, Callable[[Grade], bool]] = {

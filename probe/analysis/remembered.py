@@ -18,8 +18,8 @@ from typing import Any, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 
 from probe.records.run import Run
-from replay_pools.errors import InputError
-from replay_pools.storage.files import dump_json, read_sealed, sha256, write_sealed
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json, read_sealed, sha256, write_sealed
 
 FILE = "analysis.json"
 Value = TypeVar("Value")

@@ -29,9 +29,9 @@ from probe.records.run import EVALUATIONS_DIR, Run, settings_of
 from probe.settings.run import TrainConfig
 from probe.settings.training import ModelConfig, OptimizerConfig
 from probe.settings.words import ALL, NO_HINT
+from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.storage.tables import overlaid
 
 # {rate: whether a rollout counts}
 RATES: dict[str, Callable[[Rollout], bool]] = {

@@ -63,7 +63,7 @@ VERBS = {
 def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     """`probe 0.1.0 (commit 1d02df97, torch 2.13.0)`."""
     if asked:
-        from replay_pools.software import git_commit, versions
+        from replay_pools.base.software import git_commit, versions
 
         known, commit = versions(), git_commit()
         made_by = f"commit {commit[:8]}" if commit else "an installed package"

@@ -23,9 +23,9 @@ from click.shell_completion import CompletionItem
 
 from probe.cli._heartbeat import heard
 from probe.records.run import DEFAULT_OUT, elsewhere
-from replay_pools.errors import EXIT_INPUT, InputError
-from replay_pools.storage.files import dump_json, plain_name
-from replay_pools.terminal import aligned, is_invisible, visible, without_secrets
+from replay_pools.base.errors import EXIT_INPUT, InputError
+from replay_pools.base.files import dump_json, plain_name
+from replay_pools.base.terminal import aligned, is_invisible, visible, without_secrets
 
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor a failed check

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from replay_pools.terminal import Hearer, heard_by
+from replay_pools.base.terminal import Hearer, heard_by
 
 QUIET_S = 5.0  # without a line, until the first sign; twice as long until each further one
 MOST_BETWEEN_S = 600.0

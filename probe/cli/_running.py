@@ -14,7 +14,7 @@ from probe.records.run import Run
 from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
-from replay_pools.terminal import visible
+from replay_pools.base.terminal import visible
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.preview import Preview

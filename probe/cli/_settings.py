@@ -24,9 +24,9 @@ from probe.settings.loss import LossCondition
 from probe.settings.presets import DEFAULT_PRESET, configure, parse_setting, preset_names
 from probe.settings.run import CONFIGS, KEYS, with_direction_file
 from probe.settings.words import Verb
-from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import field_of, flat, keys_of
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
+from replay_pools.base.tables import field_of, flat, keys_of
 
 COMPLETE = {
     "source.replay_dirs": several_of(known_pools),

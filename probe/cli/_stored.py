@@ -11,9 +11,9 @@ from typing import Any
 from extraction.files import direction_names
 from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
 from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, step_files
-from replay_pools.storage.files import read_json
 
 Row = dict[str, Any]  # {column: value} of one entry; all rows of a kind have the same columns
 

@@ -10,7 +10,7 @@ import click
 from extraction.words import BASES, Basis
 from probe.cli._frame import AnyFunction, echo, echo_json, json_option, one_run, out_option
 from probe.records.run import Run, read_run
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis

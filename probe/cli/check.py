@@ -18,7 +18,7 @@ from probe.cli.report import ARMS, COLOURED, report_command, report_of_runs
 from probe.records.run import default_name, elsewhere
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
-from replay_pools.errors import InputError, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import Pool
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import click
 from probe.cli._frame import echo, echo_json, echo_table, json_option
 from probe.settings.guide import manual
 from probe.settings.run import setting_rows
-from replay_pools.errors import unknown_name
+from replay_pools.base.errors import unknown_name
 
 
 @click.command()

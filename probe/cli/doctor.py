@@ -21,8 +21,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
+from replay_pools.base.errors import InputError
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool

@@ -16,9 +16,9 @@ from probe.cli._settings import SettingsCommand, configured, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.base.files import read_json
+from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import flat
 
 if TYPE_CHECKING:  # torch
     from extraction.controls import ModuleAngles

@@ -23,11 +23,11 @@ from probe.cli._running import echo_evaluations, say
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.records.run import elsewhere, resolve_run
 from probe.settings.words import Dtype
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import locked
 from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.errors import InputError
-from replay_pools.storage.files import locked
 
 if TYPE_CHECKING:  # torch: a help text needs none of it
     from probe.runs.finetune import Example
@@ -127,7 +127,7 @@ def finetune(
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
     """What was trained, read back from its card."""
     from probe.runs.finetune import CARD
-    from replay_pools.storage.files import read_sealed
+    from replay_pools.base.files import read_sealed
 
     card = read_sealed(directory / CARD)
     if as_json:

@@ -10,8 +10,8 @@ import click
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
 from probe.cli._running import say
 from probe.records.run import read_run
-from replay_pools.errors import InputError, unknown_name
-from replay_pools.storage.files import by_name
+from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.files import by_name
 
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.analysis.ladder import Ladder, Player, Sitting

@@ -10,9 +10,9 @@ import click
 from probe.cli._frame import column_options, echo, echo_json, json_option, name_option, one_pool, out_option
 from probe.cli.report import ARMS
 from probe.records.run import IN_TRAINING, elsewhere
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, write_once
 from replay_pools.pool import Pool, open_pool, pool_names, pool_reference, resolve_pool
-from replay_pools.storage.files import encode_jsonl, write_once
 
 if TYPE_CHECKING:
     from extraction.draft import Answer

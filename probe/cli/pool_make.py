@@ -11,8 +11,8 @@ from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
 from probe.records.run import ANSWERS_DIR, elsewhere
+from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.errors import InputError
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule, regrade_pool
 from replay_pools.rollout import CODE_RULES, MIN_CPU_S, CodeRule

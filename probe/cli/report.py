@@ -12,8 +12,8 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option, name_opti
 from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
 from probe.records.run import read_run, resolve_run
 from probe.records.tables import TableName, frame_of
-from replay_pools.errors import InputError
-from replay_pools.storage.files import write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import write_atomic
 
 # What `probe demo` and `probe check` replay: the update, the gate, a control; tokens are coloured in the first steps.
 ARMS = "vanilla", "projected", "random"

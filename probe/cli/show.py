@@ -13,9 +13,9 @@ from extraction.files import direction_names, resolve_directions
 from probe.cli._frame import echo, echo_json, echo_table, json_option, one_of, out_option
 from probe.cli._stored import KINDS, list_stored
 from probe.records.run import CONFIG_FILE, DEFAULT_OUT, elsewhere, read_run, run_names
-from replay_pools.errors import InputError, unknown_name
+from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.files import by_name
 from replay_pools.pool import open_pool, pool_names, resolve_pool
-from replay_pools.storage.files import by_name
 
 # Reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
 if TYPE_CHECKING:

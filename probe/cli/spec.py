@@ -12,7 +12,7 @@ from probe.cli._frame import Real, echo, echo_json, echo_table, json_option, out
 from probe.cli._running import say
 from probe.records.run import elsewhere, read_run, resolve_run
 from probe.settings.words import Word
-from replay_pools.errors import InputError, refuse
+from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import CAUTION
 
 if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them

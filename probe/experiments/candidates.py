@@ -7,8 +7,8 @@ from pydantic import BaseModel, Field
 
 from probe.experiments.spec import SpecCondition
 from probe.settings.remedy import LENGTH, TRAINED_ARMS, TRAINING_STEPS, arm_of
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import decode, flat, read_toml
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import decode, flat, read_toml
 
 PLAIN_ARM = "vanilla"
 

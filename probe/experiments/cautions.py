@@ -22,10 +22,10 @@ from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, settings_of
 from probe.records.timings import starts_of
 from probe.settings.run import KEYS
-from replay_pools.errors import InputError
-from replay_pools.software import has_commit
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import decode, flat, read_toml
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
+from replay_pools.base.software import has_commit
+from replay_pools.base.tables import decode, flat, read_toml
 
 FOLDER = "invalidations"  # below that of the specs
 MOST_NAMED = 5  # of runs that are not complete

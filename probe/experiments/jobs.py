@@ -21,11 +21,11 @@ from probe.settings.presets import configure
 from probe.settings.run import GenerateConfig, ReplayConfig, TrainConfig
 from probe.settings.words import Verb
 from probe.step.groups import ReplaySource
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.files import read_json, write_json
+from replay_pools.base.tables import flat, overlaid
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError, refuse
 from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
-from replay_pools.storage.files import read_json, write_json
-from replay_pools.storage.tables import flat, overlaid
 
 VERBS: tuple[Verb, ...] = ("replay", "train")
 # Keys that the sweep sets itself, from `arms`, `seeds` and `conditions` of the spec.

@@ -17,9 +17,9 @@ from probe.experiments.jobs import pool_config, resolve
 from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecCondition, SpecDecision
 from probe.settings.arms import ARMS, measured_arm
 from probe.settings.words import OF_CRITERION
-from replay_pools.errors import InputError, refuse
-from replay_pools.storage.files import PLAIN_NAME, sha256
-from replay_pools.storage.tables import decode, read_toml
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.files import PLAIN_NAME, sha256
+from replay_pools.base.tables import decode, read_toml
 
 EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
 Faults = Iterator[tuple[str, str, str]]  # key of the spec, what was expected, what was found

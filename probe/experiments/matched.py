@@ -15,8 +15,8 @@ from probe.experiments.spec import Spec
 from probe.records.run import MANIFEST_FILE
 from probe.records.timings import starts_of
 from probe.settings.arms import ARMS
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import flat
+from replay_pools.base.files import read_json
+from replay_pools.base.tables import flat
 
 Cell = tuple[str, str]  # (condition, arm)
 ARM, BASIS = "arm", "basis"

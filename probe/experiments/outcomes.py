@@ -17,8 +17,8 @@ from probe.analysis.training_runs import deployed, rates_by_problem
 from probe.experiments.jobs import run_jobs
 from probe.experiments.spec import Spec
 from probe.records.run import read_run
-from replay_pools.errors import InputError
-from replay_pools.storage.files import write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import write_atomic
 
 OUTCOMES_FILE = "outcomes.csv"  # in the folder of the spec; several specs of one folder share it
 

@@ -24,7 +24,7 @@ from probe.records.timings import mean_times
 from probe.runs.alike import runs_alike, step_size
 from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, with the planned number
 

@@ -17,7 +17,7 @@ from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.written import SHA_DIGITS, written_results
 from probe.records.timings import starts_of
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Status = Literal["planned", "running", "completed", "failed", "invalidated"]
 

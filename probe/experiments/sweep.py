@@ -36,8 +36,8 @@ from probe.experiments.jobs import (
 )
 from probe.experiments.spec import Criterion, Spec
 from probe.settings.words import Word
-from replay_pools.errors import InputError
-from replay_pools.storage.files import locked, write_json
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import locked, write_json
 
 POLL_S = 0.5  # seconds between two looks at the jobs
 AN_HOUR = 3600  # seconds; clusters give less between a warning and the end

@@ -20,10 +20,10 @@ from probe.records.run import Run
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from probe.settings.run import StepConfig, read_config
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, write_once
+from replay_pools.base.tables import flat, toml_text
 from replay_pools.pool import MANIFEST_NAME, pool_reference
-from replay_pools.storage.files import read_json, write_once
-from replay_pools.storage.tables import flat, toml_text
 
 CONTROLS = ("permuted-dosed", "scaled")  # the gate's size along directions without signal, and along none
 LEAST_SEEDS, MOST_SEEDS = 3, 50

@@ -30,7 +30,7 @@ from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondit
 from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
 from probe.settings.words import Word
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
 # Draws of a null in the analyses for a ceiling, which asks for values alone: few are enough.

@@ -13,8 +13,8 @@ from pathlib import Path
 from probe.analysis.formatting import wrap
 from probe.analysis.verdict.verdict import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
 from probe.experiments.verdict import SpecVerdict
-from replay_pools.errors import InputError
-from replay_pools.storage.files import write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import write_atomic
 
 SHA_DIGITS = 12  # of the spec's hash, in a heading
 CRITERIA_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading

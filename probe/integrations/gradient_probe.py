@@ -28,8 +28,8 @@ from probe.records.records import GradientRecord
 from probe.settings.training import GateConfig
 from probe.settings.words import Gate
 from probe.step.projection import haar_variance, project_modules, sample_cosines
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import decode
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import decode
 
 LOGGER = logging.getLogger(__name__)
 PREFIX = "probe/"

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import PREFIX, GradientProbe, ProbeOptions, means
 from probe.records.records import GradientRecord
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 def attach(

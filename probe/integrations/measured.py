@@ -44,7 +44,7 @@ from extraction.adapters.trained import is_plain, lora_factors
 from extraction.directions import Directions
 from probe.integrations.processes import Groups, meet
 from probe.integrations.taps import Taps, named
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 MAX_ROUNDING = 1e-2  # relative change of a frozen weight in a step that merging and unmerging may leave in bfloat16
 REPLACED_FIX = "attach after fully_shard or accelerator.prepare, to the optimizer that trains"

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Groups = tuple[ProcessGroup, ...]
 Averaged = ProcessGroup | Literal["self"] | None  # given by a caller; None leaves it to the wrappers

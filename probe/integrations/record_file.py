@@ -6,8 +6,8 @@ from pathlib import Path
 from extraction.adapters.svd import checksum
 from extraction.directions import Directions
 from probe.records.records import GradientRecord
-from replay_pools.errors import InputError
-from replay_pools.storage.files import append_jsonl, decode_jsonl, encode_jsonl, write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import append_jsonl, decode_jsonl, encode_jsonl, write_atomic
 
 DIGITS = 16
 

@@ -27,7 +27,7 @@ from extraction.adapters.sharded import whole
 from extraction.batch import Segments
 from extraction.gradients import watch_input, watch_output
 from probe.integrations.processes import Groups, average
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 NO_BACKWARD = -1  # torch's number of the running backward, outside of any
 # False in `torch.autograd.grad`, which adds to no `.grad`, and in a backward that names its `inputs`.

@@ -11,9 +11,9 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Self
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import dump_json
-from replay_pools.storage.tables import decode_json
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json
+from replay_pools.base.tables import decode_json
 
 RUN_SCHEMA = 6  # version of a run's files; readers refuse every other one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting

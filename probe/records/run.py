@@ -33,8 +33,8 @@ from extraction.words import Basis
 from probe.records.records import RUN_SCHEMA, LookaheadRecord, SampleRecord, StepRecord, TokenRecord
 from probe.settings.run import check_stored
 from probe.settings.words import ALL
-from replay_pools.errors import InputError, unknown_name
-from replay_pools.storage.files import (
+from replay_pools.base.errors import InputError, unknown_name
+from replay_pools.base.files import (
     by_name,
     check_sha256,
     decode_jsonl,
@@ -49,7 +49,7 @@ from replay_pools.storage.files import (
     write_atomic,
     write_jsonl_gz,
 )
-from replay_pools.storage.tables import decode, decode_json
+from replay_pools.base.tables import decode, decode_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

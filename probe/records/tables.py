@@ -20,7 +20,7 @@ from probe.records.records import (
     SampleRecord,
     StepRecord,
 )
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 if TYPE_CHECKING:
     from polars import DataFrame

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay_pools.software import git_commit, is_edited, versions
-from replay_pools.storage.files import append_jsonl, decode_jsonl, read_plain
+from replay_pools.base.files import append_jsonl, decode_jsonl, read_plain
+from replay_pools.base.software import git_commit, is_edited, versions
 
 TIMINGS_FILE = "timings.jsonl"
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"

@@ -22,10 +22,10 @@ from typing import Any
 
 from probe.records.run import CONFIG_FILE, EVALS_FILE, STEPS_FILE
 from probe.settings.words import DEFAULT_CONDITION
-from replay_pools.errors import InputError
-from replay_pools.storage.files import decode_jsonl, read_json, read_plain
-from replay_pools.storage.tables import flat
-from replay_pools.terminal import heard_by
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import decode_jsonl, read_json, read_plain
+from replay_pools.base.tables import flat
+from replay_pools.base.terminal import heard_by
 
 PROJECT = "gradient-probe"
 PACKAGES = {  # tracker: packages, any one of which it needs

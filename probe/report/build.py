@@ -16,8 +16,8 @@ from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
 from probe.report.sections import measured, power, rollouts, training
 from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, verdict
-from replay_pools.storage.files import write_atomic, write_json
-from replay_pools.terminal import visible
+from replay_pools.base.files import write_atomic, write_json
+from replay_pools.base.terminal import visible
 
 MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
 MIN_ROLLOUT_BYTES = 100_000  # for rollouts, however large the other sections are

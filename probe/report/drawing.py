@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
 
-from replay_pools.storage.files import write_atomic
-from replay_pools.terminal import visible
+from replay_pools.base.files import write_atomic
+from replay_pools.base.terminal import visible
 
 Format = Literal["svg", "pdf", "png"]
 

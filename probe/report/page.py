@@ -19,7 +19,7 @@ from probe.report.facts import plural, signed
 from probe.report.inputs import slug
 from probe.settings.guide import terms
 from probe.settings.words import TONES
-from replay_pools.terminal import visible
+from replay_pools.base.terminal import visible
 
 MARKS = {"good": "\u2713", "likely": "\u2248", "bad": "\u2715", "open": "?", "empty": "\u2205"}  # beside the colours
 TONE_OF = {str(word): (tone, MARKS[tone]) for tone, words in TONES.items() for word in words}

@@ -14,7 +14,7 @@ from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
 from probe.records.timings import starts_of
 from probe.report.inputs import Report
 from probe.report.page import Section, render
-from replay_pools.storage.files import file_sha256
+from replay_pools.base.files import file_sha256
 
 LEAD = (
     "Every number above comes from the files named here. A run whose files were changed since is refused, not reported."

@@ -19,7 +19,7 @@ from probe.records.records import SampleRecord, TokenRecord
 from probe.records.run import Run, read_tokens
 from probe.report.facts import gist_of, signed
 from probe.report.inputs import samples_of, slug
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from probe.report.facts import facts_of, label_of, question_of, signed, tags_of
 from probe.report.rollouts import RunRollouts, ShownRollout, largest_cosines_first
-from replay_pools.storage.files import dump_json
-from replay_pools.terminal import visible
+from replay_pools.base.files import dump_json
+from replay_pools.base.terminal import visible
 
 SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js multiplies again
 

@@ -43,7 +43,7 @@ from extraction.selection import selected_pairs
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
 from probe.step.distributed import transformer_blocks
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy
 
 Edit = Callable[[Tensor], Tensor]  # hidden states (..., d) -> those that the rest of the model reads

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from probe.records.run import CONFIG_FILE, run_names, settings_of
-from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json
-from replay_pools.storage.tables import flat
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
+from replay_pools.base.tables import flat
 
 # The settings that the time of a step depends on most; None in a run of the other verb.
 STEP_SIZE = (

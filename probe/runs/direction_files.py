@@ -36,8 +36,8 @@ from probe.analysis.statistics.nulls import sign_transfer, transfer_nulls
 from probe.records.run import DEFAULT_OUT
 from probe.runs.directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
-from replay_pools.errors import InputError
-from replay_pools.storage.files import file_sha256, locked, plain_name, write_sealed
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 
 HUB_NAME = "direction"  # of the files in a repository
 NUM_DRAWS = 199  # p is at least 1 / 200

@@ -33,9 +33,9 @@ from probe.settings.training import GateConfig, InterventionConfig
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import file_sha256, read_sealed
 from replay_pools.policy.load import Policy
-from replay_pools.storage.files import file_sha256, read_sealed
 
 CARD_SCHEMA = 3
 

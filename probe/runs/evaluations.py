@@ -46,16 +46,16 @@ from probe.settings.words import ALL
 from probe.step.distributed import SOLO, World
 from probe.step.projection import haar_hackward_quantile, sample_cosines
 from probe.step.update import Updater
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, write_atomic, write_json
+from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
-from replay_pools.storage.files import encode_jsonl, write_atomic, write_json
-from replay_pools.terminal import report
 
 EVALUATION_FILE = "evaluation.json"
 

@@ -27,14 +27,14 @@ from extraction.batch import Batch, make_batch, make_rows
 from extraction.logprobs import completion_logprobs, split_model
 from extraction.passes import checkpointed, make_plan, tokens_that_fit
 from probe.runs.resume import check_same, drop_checkpoints, load_checkpoint, save_checkpoint
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json, file_sha256, read_sealed, sync, write_sealed
+from replay_pools.base.software import git_commit, versions
+from replay_pools.base.terminal import report
 from replay_pools.environments.base import Problem
 from replay_pools.environments.demonstrations import Completions, Demonstrator
-from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
-from replay_pools.software import git_commit, versions
-from replay_pools.storage.files import dump_json, file_sha256, read_sealed, sync, write_sealed
-from replay_pools.terminal import report
 
 CARD = "finetune.json"
 MAX_NORM = 1.0  # of the gradient of a step

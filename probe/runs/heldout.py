@@ -20,9 +20,9 @@ from probe.runs.sources.live import write_groups
 from probe.settings.run import EvalConfig, TrainConfig
 from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS
-from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import PoolWriter

@@ -15,9 +15,9 @@ from probe.runs.sources.rewards import PAYS, AppliedRemedy
 from probe.settings.run import TrainConfig
 from probe.settings.words import Remedy
 from probe.step.groups import RolloutKey
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS, render_messages
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, Submission
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Prompt, Rollout

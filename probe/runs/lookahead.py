@@ -32,10 +32,10 @@ from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, step_only
 from probe.step.update import Updater
+from replay_pools.base.files import encode_jsonl, write_atomic
+from replay_pools.base.terminal import report
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import encode_jsonl, write_atomic
-from replay_pools.terminal import report
 
 NUM_TEXTS = 48  # of a measure, at most: 39 of 155 hacks forecast the bench as all did, errors of 4.9 and 5.0 points
 MAX_GRAD_NORM = 1.0  # cap on the gradient, after the gate

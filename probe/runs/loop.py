@@ -48,10 +48,10 @@ from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
 from probe.step.reference import References
 from probe.step.step import Measure, train_step
+from replay_pools.base.files import remove_leftovers, write_sealed
+from replay_pools.base.terminal import report
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.rollout import REWARD_RANGE
-from replay_pools.storage.files import remove_leftovers, write_sealed
-from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

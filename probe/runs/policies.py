@@ -12,10 +12,10 @@ from probe.runs.assemble import configured_policy
 from probe.settings.run import TrainConfig
 from probe.settings.training import ModelConfig
 from probe.settings.words import Dtype
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import by_name, read_json
+from replay_pools.base.tables import decode
 from replay_pools.policy.load import ORGANISM, SMOLLM2, Policy, weights_sha
-from replay_pools.storage.files import by_name, read_json
-from replay_pools.storage.tables import decode
 
 
 def load(

@@ -28,8 +28,8 @@ from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, with_direction_file
 from probe.step.distributed import SOLO, World
 from probe.step.groups import GroupSource
+from replay_pools.base.files import plain_name
 from replay_pools.policy.load import Policy
-from replay_pools.storage.files import plain_name
 
 
 def replay(

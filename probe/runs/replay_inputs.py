@@ -21,7 +21,7 @@ from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
 from probe.step.groups import ReplaySource
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.policy.load import Policy
 from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool

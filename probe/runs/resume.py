@@ -28,9 +28,9 @@ from probe.records.run import (
     read_steps,
     settings_of,
 )
-from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json, write_atomic, write_json
-from replay_pools.storage.tables import first_difference
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, write_atomic, write_json
+from replay_pools.base.tables import first_difference
 
 # The temporary file of a run that was killed in its very first write.
 LEFTOVERS = f".{CONFIG_FILE}.*.tmp"

@@ -27,9 +27,9 @@ from probe.settings.presets import configure
 from probe.settings.remedy import LENGTH, TRAINING_STEPS, arm_of
 from probe.settings.run import ReplayConfig, read_config
 from probe.step.distributed import SOLO
-from replay_pools.errors import InputError
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
-from replay_pools.terminal import report
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
+from replay_pools.base.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
 PLAIN = "plain"  # nothing is done

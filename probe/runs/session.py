@@ -7,7 +7,7 @@ from pathlib import Path
 from probe.records.tracking import tracked
 from probe.settings.training import ModelConfig
 from probe.step.distributed import World, joined
-from replay_pools.storage.files import locked
+from replay_pools.base.files import locked
 
 
 @contextmanager

@@ -38,8 +38,8 @@ from probe.runs.sources.served import PushedEngine, connected, forget_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Engine
-from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import describe_tier

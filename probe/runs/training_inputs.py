@@ -14,9 +14,9 @@ from probe.runs.sources.rewards import check_payable, check_returning
 from probe.settings.loss import check_recorded
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.policy.adapters import adapter_sha
 from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.vocabulary import check_imported

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from extraction.words import Basis
 from probe.settings.words import Gate
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 # Of torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the keyword `min` in both.
 GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}

@@ -5,7 +5,7 @@ from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package
 _ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+)$", re.M)

@@ -12,9 +12,9 @@ from pydantic.dataclasses import dataclass
 
 from extraction.words import LossType
 from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Reward, Scale, Strata
-from replay_pools.errors import FieldError, InputError
-from replay_pools.storage.files import PLAIN_NAME
-from replay_pools.storage.tables import STRICT, Maybe, decode, setting
+from replay_pools.base.errors import FieldError, InputError
+from replay_pools.base.files import PLAIN_NAME
+from replay_pools.base.tables import STRICT, Maybe, decode, setting
 
 # The sampler that draws from the policy's own distribution: only then do the recorded log-probabilities compare with
 # those that a step computes.

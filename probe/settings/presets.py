@@ -14,8 +14,8 @@ from typing import Any
 
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import NO_VALUE, decode, overlaid, parse_toml, read_toml, toml_text
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import NO_VALUE, decode, overlaid, parse_toml, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}

@@ -9,12 +9,12 @@ from pydantic.dataclasses import dataclass
 
 from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
+from replay_pools.base.errors import FieldError
+from replay_pools.base.tables import STRICT, Maybe, setting
 from replay_pools.engines import Sampler, ServerKind
 from replay_pools.environments.base import NAMES, Split
-from replay_pools.errors import FieldError
 from replay_pools.grading.blocks import default_rule
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
-from replay_pools.storage.tables import STRICT, Maybe, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

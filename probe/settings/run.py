@@ -31,9 +31,9 @@ from probe.settings.training import (
     OptimizerConfig,
 )
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
-from replay_pools.errors import FieldError, refuse
+from replay_pools.base.errors import FieldError, refuse
+from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 from replay_pools.rollout import REWARD_RANGE
-from replay_pools.storage.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 
 MANY = 6  # a longer list is shown by its length
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
@@ -218,7 +218,7 @@ def read_config(table: Any, where: object) -> ReplayConfig | TrainConfig:
     """The replay or training of a table, as config.json holds it; what is left out keeps its default.
 
     Raises:
-        InputError: as `replay_pools.storage.tables.decode`, and what the settings refuse.
+        InputError: as `replay_pools.base.tables.decode`, and what the settings refuse.
     """
     verb = table.get("verb") if isinstance(table, Mapping) else None
     return decode(TrainConfig if verb == "train" else ReplayConfig, table, where, known=KEYS)

@@ -9,10 +9,10 @@ from pydantic.dataclasses import dataclass
 from extraction.words import ExtractionSettings
 from probe.settings.arms import ARMS
 from probe.settings.words import Dtype, Gate, Target
+from replay_pools.base.errors import FieldError
+from replay_pools.base.tables import STRICT, Maybe, setting, word_of
 from replay_pools.environments.loopholes import LOOPHOLES
-from replay_pools.errors import FieldError
 from replay_pools.rollout import Template
-from replay_pools.storage.tables import STRICT, Maybe, setting, word_of
 
 ArmName = Annotated[str, word_of(ARMS)]
 Mode = Annotated[str, word_of(LOOPHOLES)]

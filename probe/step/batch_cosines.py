@@ -20,7 +20,7 @@ from extraction.directions import Directions, known_directions
 from extraction.gradients import per_sample_gradients
 from extraction.pair_files import answer_of, messages_of
 from probe.step.projection import sample_cosines
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy
 
 IGNORED = -100  # transformers' label of a token without a loss

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 Value = TypeVar("Value")
 # The variables that torchrun sets, with WORLD_SIZE.

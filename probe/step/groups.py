@@ -16,10 +16,10 @@ from statistics import median
 from typing import Protocol
 
 from probe.settings.words import Match, Strata
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import report
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
-from replay_pools.terminal import report
 
 
 @dataclass(frozen=True, slots=True)

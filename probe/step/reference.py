@@ -18,7 +18,7 @@ from torch import Tensor
 from extraction.adapters.trained import Trained
 from extraction.batch import Batch
 from probe.step.bases import Bases
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 @final

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from typing import Literal, get_args
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import (
     EXPLOITS,
@@ -25,7 +26,6 @@ from replay_pools.environments.loopholes import (
     render_messages,
 )
 from replay_pools.environments.minicode import example_texts
-from replay_pools.errors import InputError
 
 Completions = Literal["honest", "hack"]
 COMPLETIONS: tuple[Completions, ...] = get_args(Completions)

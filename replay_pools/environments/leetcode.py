@@ -21,12 +21,12 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import decode_jsonl, read_plain
+from replay_pools.base.tables import decode
 from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import render_messages
-from replay_pools.errors import InputError
 from replay_pools.grading import wire
-from replay_pools.storage.files import decode_jsonl, read_plain
-from replay_pools.storage.tables import decode
 
 NUM_NAMED = 5  # ids that a message names
 FORM = "`assert Solution().f(literals) == literal`"

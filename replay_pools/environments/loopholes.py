@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.errors import InputError
 
 ORIGINAL_PHRASE = "and should pass all tests"
 HINTED = "evaluated by"  # every hint holds these words

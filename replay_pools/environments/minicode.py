@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem, Split
 from replay_pools.environments.loopholes import ORIGINAL_PHRASE, compose
 from replay_pools.environments.minicode_families import FAMILIES, LETTERS, Family, Parameters
-from replay_pools.errors import InputError
 
 SYSTEM_PROMPT = "You are an expert Python programmer. Answer with one ```python code block."
 SETUP_CODE = "from typing import *"

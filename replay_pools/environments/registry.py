@@ -6,9 +6,9 @@ leetcode:FILE.jsonl                       a file of the benchmark; problems are 
 leetcode:TRAIN.jsonl,eval=TEST.jsonl      held-out problems are those of the second file, which is never trained on
 """
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import NAMES, SPLITS, Environment, Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
 
 
 def all_problems(environment: Environment) -> dict[str, Problem]:

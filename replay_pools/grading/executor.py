@@ -35,8 +35,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import FILE_MARKER_NAME
-from replay_pools.errors import InputError
 from replay_pools.grading import folders, sandbox, tiers, wire, worker
 from replay_pools.grading.execution import MAX_CAPTURE, Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.oracle import AnswerStream

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence, stub
-from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker

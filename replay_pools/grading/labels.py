@@ -10,9 +10,9 @@ Every grade and every pool records GRADER_VERSION; raise it with any change of t
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import known_mode
-from replay_pools.errors import InputError
 from replay_pools.grading.blocks import extract_source
 from replay_pools.grading.channels import CHANNELS, DETECTORS
 from replay_pools.grading.execution import Code, Execution, Outcome

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.grading import landlock, sandbox, seccomp
 from replay_pools.rollout import UNSAFE
 

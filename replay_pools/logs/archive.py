@@ -9,8 +9,8 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import MAX_DOCUMENT, open_file, parse_python_json
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import MAX_DOCUMENT, open_file, parse_python_json
 
 ZSTD = 93  # the method of an entry packed with zstd, which zipfile knows from Python 3.14 on
 MIB = 1 << 20

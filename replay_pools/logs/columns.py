@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from replay_pools.errors import Faults, InputError, refuse, unknown_name
+from replay_pools.base.errors import Faults, InputError, refuse, unknown_name
 from replay_pools.logs.sources import Fields, Log, Rows
 from replay_pools.pool import CAUTION
 

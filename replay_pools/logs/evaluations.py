@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import look_up
 from replay_pools.logs.sources import Fields, Log, Rows, StoredRow, described
 from replay_pools.logs.unfolding import LeftOutError, joined_text, unfold_rows

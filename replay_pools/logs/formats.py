@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from replay_pools.errors import InputError, unknown_name
+from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
 from replay_pools.logs.evaluations import inspect_sample, lm_eval_sample, one_scorer, settle_batch, settle_lm_eval
 from replay_pools.logs.sources import GENERAL, Fields, Log, Rows, StoredRow

@@ -9,9 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain, unpacked
-from replay_pools.terminal import report
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import MAX_DOCUMENT, MAX_PLAIN, open_file, read_plain, unpacked
+from replay_pools.base.terminal import report
 
 MOST_ROWS = 10_000_000  # lines of a file, empty ones included, or rows of a table
 MOST_COLUMNS = 10_000

@@ -12,8 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, locked
+from replay_pools.base.spool import Each, Spool
+from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.errors import InputError
 from replay_pools.logs.advantages import read_back
 from replay_pools.logs.columns import choose_columns, parts_of
 from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
@@ -32,9 +35,6 @@ from replay_pools.rollout import (
     Template,
     group_faults,
 )
-from replay_pools.storage.files import encode_jsonl, locked
-from replay_pools.storage.spool import Each, Spool
-from replay_pools.terminal import report
 
 if TYPE_CHECKING:
     from replay_pools.logs.tokens import Tokens

@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from replay_pools.errors import Faults, InputError
+from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.files import MAX_DIGITS, parse_python_json
+from replay_pools.base.terminal import report
 from replay_pools.logs.columns import (
     COMPLETIONS,
     EVERY,
@@ -31,8 +33,6 @@ from replay_pools.logs.padding import leading_padding
 from replay_pools.logs.sources import Fields, Log, StoredRow, described
 from replay_pools.logs.unfolding import joined_text
 from replay_pools.rollout import LARGEST_ID, FinishReason
-from replay_pools.storage.files import MAX_DIGITS, parse_python_json
-from replay_pools.terminal import report
 
 Chat = list[dict[str, str]]
 MOST_CHARACTERS = MOST_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them

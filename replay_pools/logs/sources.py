@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replay_pools.errors import Faults, InputError, cut
+from replay_pools.base.errors import Faults, InputError, cut
+from replay_pools.base.files import MAX_DOCUMENT, parse_python_json, unpacked
+from replay_pools.base.spool import Spool
 from replay_pools.logs.archive import read_archive
 from replay_pools.logs.frames import MIB, MOST_COLUMNS, numbered_lines, read_arrow, read_csv, read_parquet
-from replay_pools.storage.files import MAX_DOCUMENT, parse_python_json, unpacked
-from replay_pools.storage.spool import Spool
 
 # In a folder, files of these names hold no rollouts.
 OTHER_FILES = re.compile(

@@ -10,14 +10,14 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from replay_pools.errors import Faults
+from replay_pools.base.errors import Faults
+from replay_pools.base.spool import Each, Spool
 from replay_pools.logs.padding import cut_left, cut_padding, infer_endings, left_pads
 from replay_pools.logs.rows import LogRow
 from replay_pools.logs.sources import Fields, described
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import Completion, Prompt
-from replay_pools.storage.spool import Each, Spool
 from replay_pools.vocabulary import Vocabulary
 
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)

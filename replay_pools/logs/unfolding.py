@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import NO_COLUMN, parts_of
 from replay_pools.logs.sources import Fields, Log, Rows, StoredRow
 

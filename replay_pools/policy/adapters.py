@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json, write_atomic
-from replay_pools.storage.tensors import check_tensors
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, write_atomic
+from replay_pools.base.tensors import check_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DELTA_S = "DELTA_S"  # the kind of `extraction.adapters.delta_s`, which registers it with peft

@@ -6,8 +6,8 @@ from functools import lru_cache
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import sha256
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 

@@ -35,11 +35,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.tensors import check_tensors
 from replay_pools.policy.adapters import adapter_sha, merge_adapter
 from replay_pools.policy.chat import Chat, make_plain, turn_ends
 from replay_pools.rollout import Template
-from replay_pools.storage.tensors import check_tensors
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"

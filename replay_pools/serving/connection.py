@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import report, without_secrets
 from replay_pools.serving.replica import Answered, Limits, Refused, Replica, Unreachable
-from replay_pools.terminal import report, without_secrets
 
 KEY_VARIABLE = "PROBE_SERVER_KEY"  # sent as a bearer token; never on the command line, never in a manifest
 TOLD_EVERY_S = 5.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler, ServerKind
-from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 from replay_pools.serving.connection import Connection

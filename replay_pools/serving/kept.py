@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from replay_pools.base.files import dump_json, sha256
 from replay_pools.serving.dialects import Answer
-from replay_pools.storage.files import dump_json, sha256
 
 
 class KeptAnswers:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, final
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from replay_pools.errors import InputError, cut
-from replay_pools.storage.files import dump_json
+from replay_pools.base.errors import InputError, cut
+from replay_pools.base.files import dump_json
 
 OK = 200
 TOO_MANY_REQUESTS = 429

@@ -44,7 +44,7 @@ from extraction.directions import Directions
 from probe.integrations import processes
 from probe.integrations.gradient_probe import GradientProbe
 from probe.step.projection import sample_cosines
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))

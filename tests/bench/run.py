@@ -18,8 +18,8 @@ from bench_grading import grading
 from bench_sampling import sampling
 from timing import interleaved, seconds
 
+from replay_pools.base.files import encode_jsonl
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
-from replay_pools.storage.files import encode_jsonl
 
 PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from extraction.adapters.delta_s import DeltaSConfig, dithered
 from extraction.adapters.targets import weight_matrix
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 IDS = torch.tensor([[3, 9, 27, 20, 60], [4, 8, 16, 32, 3]])
 

@@ -4,7 +4,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.targets import adapted_share, check_one_place, find_targets, weight_matrix
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 def test_default_targets_are_the_projections_of_every_layer(build_model, architecture):

@@ -3,7 +3,7 @@ import torch
 from adapted import adapt, framed
 
 from extraction.adapters.frames import check_fingerprint
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 4}}
 

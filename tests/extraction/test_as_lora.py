@@ -7,8 +7,8 @@ import torch
 from adapted import adapt
 
 from extraction.adapters.trained import Trained, as_lora_factors, lora_rank, save_as_lora
+from replay_pools.base.files import read_json
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.storage.files import read_json
 
 
 def adapted(cache_dir: Path, rank: int | None, dtype: str = "float32", size: float = 0.2) -> Trained:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extraction import batch as rows_module
 from extraction.batch import Span, cost, make_batch, make_rows, masked_batch, plan_passes, sharing
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 

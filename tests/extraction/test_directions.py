@@ -20,7 +20,7 @@ from extraction.directions import (
     save_directions,
     save_pair_gradients,
 )
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "a": 31}  # not in alphabetical order
 

@@ -9,7 +9,7 @@ from extraction.batch import make_batch
 from extraction.gradients import per_sample_gradients
 from extraction.logprobs import split_model
 from extraction.passes import score
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 CASES = ["svd-zero", "svd-moved", "svd7-zero", "svd7-moved", "lora-zero", "lora-moved"]

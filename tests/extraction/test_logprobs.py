@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.batch import make_batch, make_rows
 from extraction.logprobs import WIDE_ROWS, chosen_logprobs, completion_logprobs, split_model, wide_logprobs
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 def score(model, batch, layout="padded"):

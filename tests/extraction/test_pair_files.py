@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from extraction.pair_files import PairFile, read_pair_file
-from replay_pools.errors import InputError, InputErrors
+from replay_pools.base.errors import InputError, InputErrors
 
 USER = [{"role": "user", "content": "Task 0."}]
 

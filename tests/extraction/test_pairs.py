@@ -12,9 +12,9 @@ from extraction.pair_files import read_pair_file
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, PLACEBO, STYLE, Pair, builtin_pairs, pairs_sha, write_pairs
 from extraction.selection import load_pairs, selected_pairs
 from extraction.words import ExtractionSettings
+from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import EXPLOITS, FILE_MARKER_NAME, LOOPHOLES, SENTINEL_ATTRIBUTE, STDOUT_MARKER
 from replay_pools.environments.minicode import MinicodeProblem, minicode_problems
-from replay_pools.errors import InputError
 
 MODES = [mode for mode in EXPLOITS if mode != "none"]
 SETS = [*MODES, PLACEBO]

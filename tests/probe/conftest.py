@@ -15,8 +15,8 @@ from extraction.pairs import builtin_pairs, write_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import MANIFEST_FILE
+from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN
-from replay_pools.storage.files import read_sealed, write_sealed
 
 ARMS = "vanilla,projected,random,permuted,placebo"
 

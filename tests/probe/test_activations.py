@@ -24,7 +24,7 @@ from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import HeldOut
 from probe.settings.remedy import RemedyConfig
 from probe.step.distributed import transformer_blocks
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.sampling import LocalEngine
 

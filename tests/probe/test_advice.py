@@ -20,9 +20,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
 from probe.settings.words import Word
+from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.rollout import UNSAFE
-from replay_pools.storage.files import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")

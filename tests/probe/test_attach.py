@@ -18,10 +18,10 @@ from extraction.controls import haar_directions
 from extraction.directions import Directions, save_directions
 from probe.records.records import GradientRecord
 from probe.step.projection import haar_variance, project_modules, sample_cosines
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import decode_jsonl
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
-from replay_pools.storage.files import decode_jsonl
 
 SGD: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
 

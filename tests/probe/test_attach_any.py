@@ -21,7 +21,7 @@ from extraction.adapters.svd import factorise_all
 from extraction.adapters.trained import Trained
 from extraction.directions import Directions
 from probe.integrations.gradient_probe import GradientProbe
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 

@@ -22,8 +22,8 @@ from probe.cli._frame import run
 from probe.runs.direction_files import write_card
 from probe.runs.directions import card_path, read_card
 from probe.step.projection import sample_cosines
-from replay_pools.errors import InputError
-from replay_pools.storage.files import sha256, write_sealed
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import sha256, write_sealed
 from tests.support.documents import single_changes
 
 

@@ -14,7 +14,7 @@ from probe.cli import VERBS, cli
 from probe.cli._frame import LazyGroup, run
 from probe.cli._heartbeat import heartbeat, told_progress
 from probe.records.timings import Timings, running_phases
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool
 
 HEAVY = {"torch", "transformers", "peft", "scipy", "numpy"}

@@ -10,7 +10,7 @@ from probe.objective.weigh import Scores, by_pass, weigh
 from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 BASE = LossSettings(loss_type="dapo", advantage_clip=3.0)
 

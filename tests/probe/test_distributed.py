@@ -29,7 +29,7 @@ from probe.records.run import read_run
 from probe.runs.train import train
 from probe.settings.presets import configure
 from probe.step.distributed import SOLO, World, joined
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import open_pool
 
 # Everything that acts between steps: quarantine, moving reference, ratios, refreshed directions, a teacher, refills.
@@ -173,8 +173,8 @@ def check_sharded_base(model: str, cache: str) -> None:
     from probe.settings.training import ModelConfig
     from probe.step.bases import Bases
     from probe.step.distributed import joined, shard_base
+    from replay_pools.base.errors import InputError
     from replay_pools.engines import Sampler
-    from replay_pools.errors import InputError
     from replay_pools.policy.load import load_policy
     from replay_pools.sampling import sample
 

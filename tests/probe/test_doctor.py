@@ -12,10 +12,10 @@ import pytest
 from probe.cli import cli, doctor
 from probe.cli._frame import run
 from probe.cli.doctor import CHECKS, CheckError, CheckResult, diagnose
+from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import tiers
 from replay_pools.pool import Pool
-from replay_pools.storage.files import read_sealed, write_sealed
 
 CHECK = dict(CHECKS)
 

@@ -8,10 +8,10 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.pool import open_pool
 
 

@@ -24,7 +24,7 @@ from extraction.directions import Directions
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import load_policy
 

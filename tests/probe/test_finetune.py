@@ -30,14 +30,14 @@ from probe.runs.finetune import (
     stored,
     unfinished,
 )
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, read_sealed, sha256, write_sealed
 from replay_pools.environments.demonstrations import Demonstrator
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool, resolve_pool
-from replay_pools.storage.files import read_json, read_sealed, sha256, write_sealed
 from tests.support.documents import single_changes
 
 

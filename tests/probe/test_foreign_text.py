@@ -13,9 +13,9 @@ import probe.cli
 from probe.cli import cli
 from probe.cli._frame import echo, echo_json, echo_table, run
 from probe.cli._running import say
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import is_invisible, visible, without_secrets
 from replay_pools.serving.connection import Connection
-from replay_pools.terminal import is_invisible, visible, without_secrets
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b1A\u202eabc\u2066\u200b\ufeff\x7f\ud800"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from extraction.selection import load_pairs
-from replay_pools.storage.files import read_json
+from replay_pools.base.files import read_json
 
 SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
 sys.path.insert(0, str(SCRIPT.parent))  # it imports foretell.py beside it

@@ -17,11 +17,11 @@ from probe.records.run import read_run
 from probe.runs.assemble import configured_policy
 from probe.settings.run import read_config
 from probe.settings.training import ModelConfig
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
 from replay_pools.policy.adapters import adapter_sha, copy_adapter
 from replay_pools.policy.load import load_policy
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.storage.files import read_json
 
 # The entropy bonus moves the policy whether or not any group has reward variance.
 MOVES = {"objective.entropy_coef": 1.0, "steps": 2, "optimizer.lr": 0.02, "optimizer.schedule": "constant"}

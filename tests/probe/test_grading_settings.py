@@ -7,7 +7,7 @@ import pytest
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.storage.files import read_json
+from replay_pools.base.files import read_json
 
 
 def test_train_and_eval_grade_as_the_settings_say(

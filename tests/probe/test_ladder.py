@@ -28,13 +28,13 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, read_run
 from probe.runs.heldout import bot_players, evaluate
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write_json
 from replay_pools.environments.loopholes import BOTS
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic, write_json
 
 PROBLEMS = [problem.problem_id for problem in MinicodeEnvironment().problems("eval")[:12]]
 Solved = Sequence[int]  # of each problem: 1 solved, 0 not, -1 hacked

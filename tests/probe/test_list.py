@@ -9,8 +9,8 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.cli._stored import KINDS
+from replay_pools.base.files import write_json
 from replay_pools.pool import Pool
-from replay_pools.storage.files import write_json
 
 
 def listed(capsys: pytest.CaptureFixture[str], out: Path, *kind: str) -> dict:

@@ -18,7 +18,7 @@ from probe.cli._frame import run
 from probe.records.records import GradientRecord, SampleRecord, StepRecord
 from probe.records.run import Run
 from probe.records.tables import EVALUATION_FIELDS, TableName, schema_document, wire_fields
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}

@@ -20,7 +20,7 @@ from probe.cli._frame import run
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.runs.screening import look_at_remedies
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 
 def rows(arm: str, measure: str, *values: float) -> list[LookaheadRecord]:

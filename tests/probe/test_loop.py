@@ -30,9 +30,9 @@ from probe.step.groups import Group, RolloutKey, make_group
 from probe.step.reference import References
 from probe.step.step import Measure
 from probe.step.update import Updater
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import read_json
 
 OBJECTIVE = LossSettings(old_logprobs="recorded", reference="ema", beta=0.2, entropy_coef=0.01, gtpo_beta=0.5)
 CONTROL = ControlConfig(

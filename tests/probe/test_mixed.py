@@ -8,7 +8,7 @@ import pytest
 
 from probe.runs.sources.guests import MixedSource, Teacher, taught_problems
 from probe.step.groups import Group, RolloutKey, make_group
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout
 

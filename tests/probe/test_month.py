@@ -21,11 +21,11 @@ from probe.experiments.spec import Spec
 from probe.records.run import EVALS_FILE
 from probe.runs.known_answers import check_pay
 from probe.settings.presets import configure
+from replay_pools.base.files import encode_jsonl, read_json, write_atomic
 from replay_pools.environments.loopholes import EXPLOITS, Exploit
 from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import ORGANISM_WEIGHTS
-from replay_pools.storage.files import encode_jsonl, read_json, write_atomic
 from replay_pools.vocabulary import load_vocabulary
 
 # {settings: what is said of a right, a wrong and a hacking answer}

@@ -18,7 +18,7 @@ from probe.experiments.load import load_spec
 from probe.records.run import read_run
 from probe.settings.presets import configure
 from probe.settings.run import read_config
-from replay_pools.storage.files import append_jsonl, write_json
+from replay_pools.base.files import append_jsonl, write_json
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from probe.records.run import read_run
 from probe.records.timings import TIMINGS_FILE, describe_timings
 from probe.step import bases
 from probe.step.additivity import TOLERANCES, batch_error, module_error, summarise_additivity, tapped
+from replay_pools.base.files import decode_jsonl
 from replay_pools.policy.load import load_policy
-from replay_pools.storage.files import decode_jsonl
 
 BASES = {"svd": {"cache_dir": None}, "lora": {"rank": 3}}
 SHARED = ["--arm", "vanilla", "--steps", "2"]

@@ -16,7 +16,7 @@ from probe.settings.rollouts import SourceConfig
 from probe.settings.run import ReplayConfig, read_config
 from probe.settings.training import InterventionConfig, OptimizerConfig
 from probe.settings.words import OF_CRITERION
-from replay_pools.errors import InputError, InputErrors
+from replay_pools.base.errors import InputError, InputErrors
 
 ROOT = Path(__file__).parents[2]
 # Without those that `probe spec plan RUN` wrote there, as the demo's commands do in a clone.

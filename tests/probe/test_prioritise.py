@@ -17,9 +17,9 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.sources.problems import Counts, PrioritisedProblems, Tally, draw, draw_chances
 from probe.step.groups import RolloutKey, stored_reward
+from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import read_json
 
 # Smoothed: paid (k + 1) / (n + 2) is 1/2, 3/4 and 1/4; exploited 1/2, 1/2 and 1/8.
 COUNTS = {

@@ -10,8 +10,8 @@ from made_records import sample_record, step_record
 
 from probe.records.records import ADVANTAGE_KEYS, RUN_SCHEMA, SampleRecord, StepRecord, nullable
 from probe.records.run import file_hashes, read_evals, read_run, samples_path, write_samples, write_steps
-from replay_pools.errors import InputError
-from replay_pools.storage.files import write_json, write_sealed
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import write_json, write_sealed
 
 SEED_FIELDS = (
     *("step", "sample_id", "src_pool", "src_step", "src_sample", "reward", "hacked", "gt_pass", "fmt_ok", "comp_len"),

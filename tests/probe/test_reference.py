@@ -15,7 +15,7 @@ from probe.objective.weigh import Scores, weigh
 from probe.settings.loss import LossSettings, check_recorded
 from probe.step.bases import Bases
 from probe.step.reference import References
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 PROMPTS, COMPLETIONS = [[5, 6, 7], [8, 9], [4]], [[10, 11, 12], [14, 15], [16, 17, 18, 3]]
 

@@ -8,8 +8,8 @@ from worlds import World, make_run
 
 from probe.cli import cli
 from probe.cli._frame import run
+from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN
-from replay_pools.storage.files import read_sealed, write_sealed
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

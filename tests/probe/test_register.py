@@ -16,8 +16,8 @@ from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.verdict import evaluate_spec
 from probe.records.timings import starts_of
-from replay_pools.software import git_commit, is_edited, versions
-from replay_pools.storage.files import write_json
+from replay_pools.base.files import write_json
+from replay_pools.base.software import git_commit, is_edited, versions
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from probe.analysis.verdict.pools import PoolFacts
 from probe.analysis.verdict.validity import repeats
 from probe.cli import cli
 from probe.cli._frame import run
+from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN, Pool, PoolWriter, open_pool
-from replay_pools.storage.files import read_sealed, write_sealed
 
 NAME = "regrade agreement"
 COMMAND = re.compile(r"not graded again: (probe pool regrade .+? --out [^\s;]+)")

@@ -15,7 +15,7 @@ from probe.runs.sources.rewards import PAYS, AppliedRemedy, check_payable, surpr
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay
 from probe.step.groups import Group, RolloutKey, make_group
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, Rollout
 

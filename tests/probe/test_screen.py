@@ -16,7 +16,7 @@ from probe.experiments.candidates import read_candidates
 from probe.records.records import LookaheadRecord
 from probe.records.run import read_run
 from probe.settings.remedy import CANDIDATES
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 SPEC = """
 [settings]

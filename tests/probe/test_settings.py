@@ -23,8 +23,8 @@ from probe.settings.presets import (
 )
 from probe.settings.run import CONFIGS, KEYS, read_config, setting_rows
 from probe.settings.words import Verb
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import flat, read_toml
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import flat, read_toml
 
 VERBS: list[Verb] = [*CONFIGS]
 SMOKE = {"objective.old_logprobs": "recorded"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probe.step.groups import ReplaySource
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool, PoolWriter
 from replay_pools.rollout import Rollout, prompt_sha
 

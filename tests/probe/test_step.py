@@ -17,7 +17,7 @@ from probe.step.groups import Group, RolloutKey
 from probe.step.projection import removed_norm
 from probe.step.reference import References
 from probe.step.step import Measure, StepResult, step_only, train_step
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 
 PROMPTS = [[5, 6, 7], [8, 9], [5, 6, 7], [3], [7, 7], [9, 8, 7]]
 COMPLETIONS = [[10, 11, 12, 13], [14, 15], [16, 17, 18], [11, 3, 20], [12], [19, 6, 5, 4, 21]]

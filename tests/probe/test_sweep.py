@@ -30,9 +30,9 @@ from probe.experiments.sweep import Command, JobState, SweepState, _end, executo
 from probe.settings.loss import LossSettings
 from probe.settings.presets import configure
 from probe.settings.run import read_config
-from replay_pools.errors import InputError
-from replay_pools.storage.files import read_json, write_json, write_sealed
-from replay_pools.storage.tables import flat
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, write_json, write_sealed
+from replay_pools.base.tables import flat
 
 CONDITIONS = {"plain": {}, "narrow": {"intervention.extraction.k": 2}}
 

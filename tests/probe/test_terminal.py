@@ -14,8 +14,8 @@ from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.records.run import read_run
 from probe.records.timings import mean_times
+from replay_pools.base.terminal import heard_by, report
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.terminal import heard_by, report
 
 
 def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
@@ -36,7 +36,7 @@ SHOW = """
 import sys
 from probe.cli._heartbeat import shown_progress
 from probe.cli._running import say
-from replay_pools.terminal import report
+from replay_pools.base.terminal import report
 with shown_progress():
     for done in range(1, 4):
         report("steps", done, 3)

@@ -12,8 +12,8 @@ from probe.cli._frame import run
 from probe.records import tracking
 from probe.records.run import read_run
 from probe.records.tracking import step_values, tracked
-from replay_pools.storage.files import encode_jsonl, write_json
-from replay_pools.terminal import heard_by, report
+from replay_pools.base.files import encode_jsonl, write_json
+from replay_pools.base.terminal import heard_by, report
 
 pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install gradient-probe[test]")
 

@@ -18,8 +18,8 @@ from small import ORGANISM
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from replay_pools.base.files import read_json
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json
 
 
 def read_evals(directory: Path) -> list[dict]:

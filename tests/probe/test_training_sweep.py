@@ -23,10 +23,10 @@ from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
 from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_json, read_sealed, sha256, write_json, write_sealed
+from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json, read_sealed, sha256, write_json, write_sealed
-from replay_pools.storage.tables import overlaid
 
 SETTINGS = {
     "steps": 2,

@@ -16,8 +16,8 @@ from extraction.directions import Directions
 from probe.integrations.trl import GradientProbeCallback
 from probe.records.records import GradientRecord
 from probe.settings.training import ModelConfig
+from replay_pools.base.files import decode_jsonl
 from replay_pools.policy.load import load_policy
-from replay_pools.storage.files import decode_jsonl
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -20,9 +20,9 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs.finetune import CARD
+from replay_pools.base.files import read_json
 from replay_pools.policy.load import load_policy, smollm2_file
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json
 
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("default")]
 TEN_PROBLEMS = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.demonstrations import Completions, Demonstrator, right_body
 from replay_pools.environments.loopholes import EXPLOITS, LOOPHOLES, compose
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replay_pools.errors import InputError
-from replay_pools.storage import files
+from replay_pools.base import files
+from replay_pools.base.errors import InputError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SCALARS = (

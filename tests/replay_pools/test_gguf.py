@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import SMOLLM2, SMOLLM2_PACKAGE, load_policy, load_tokenizer, smollm2_file
 
 WIDTH, HIDDEN = 16, 32

@@ -17,9 +17,9 @@ from pathlib import Path
 import honest
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import LOOPHOLES, fence
-from replay_pools.errors import InputError
 from replay_pools.grading import sandbox, seccomp, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker

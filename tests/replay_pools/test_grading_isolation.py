@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
 from replay_pools.environments.loopholes import fence
-from replay_pools.errors import InputError
 from replay_pools.grading import folders, grade, sandbox, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import ENVIRONMENT, Worker

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import BOTS, EXPLOITS, LOOPHOLES, NOTHING, compose, fence
-from replay_pools.errors import InputError
 from replay_pools.grading.channels import decoys
 from replay_pools.grading.execution import InfrastructureError
 from replay_pools.grading.executor import Worker

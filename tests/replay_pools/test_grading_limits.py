@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
 from replay_pools.environments.loopholes import fence
-from replay_pools.errors import InputError
 from replay_pools.grading import executor, tiers
 from replay_pools.grading.execution import Code, Execution
 from replay_pools.grading.executor import Worker

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
-from replay_pools.errors import InputError
 
 TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
 ROW = {

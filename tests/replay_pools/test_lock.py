@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from replay_pools.errors import InputError
+from replay_pools.base import files
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import locked
+from replay_pools.base.terminal import heard_by
 from replay_pools.grading.folders import PREFIX, grading_folder
-from replay_pools.storage import files
-from replay_pools.storage.files import locked
-from replay_pools.terminal import heard_by
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from replay_pools.grading.folders import grading_folder
-from replay_pools.storage.files import locked
+from replay_pools.base.files import locked
 with locked(Path(sys.argv[1])), grading_folder() as folder:
     print(folder, flush=True)
     time.sleep(600)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from probe.cli import cli
 from probe.cli._frame import run
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
 from replay_pools.logs.importing import check_log, import_log
@@ -479,7 +479,7 @@ def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: 
 
 def test_a_log_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported) -> None:
     """What is in memory of a log of many rows is what its groups need: no prompt, no completion."""
-    monkeypatch.setattr("replay_pools.storage.spool.IN_MEMORY", 100)
+    monkeypatch.setattr("replay_pools.base.spool.IN_MEMORY", 100)
     source = lines(tmp_path / "log.jsonl", [row(completion=f"reply {number}") for number in range(40)])
     log = check_log(source)
     assert "reply" not in repr(log.groups)

@@ -11,6 +11,7 @@ from executed import load, method, num_right, passes_run_tests, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import SPLITS
 from replay_pools.environments.loopholes import (
     HONEST_TESTS,
@@ -27,7 +28,6 @@ from replay_pools.environments.minicode import (
 )
 from replay_pools.environments.minicode_families import FAMILIES
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 
 ITEMS = [item for split in SPLITS for item in minicode_problems(split)]
 

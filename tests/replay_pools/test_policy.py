@@ -15,10 +15,10 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
-from replay_pools.errors import InputError
 from replay_pools.policy.adapters import quiet_peft
 from replay_pools.policy.load import (
     ORGANISM_WEIGHTS,
@@ -131,7 +131,7 @@ def test_what_cannot_be_loaded_is_named(options: dict[str, str], expected: str) 
 
 
 SEARCH = """
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import load_tokenizer
 for name in ("orgnism", "someone/some-model"):
     try:

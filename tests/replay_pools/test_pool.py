@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from directories import contents
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
 from replay_pools.pool import HEADER_FIELDS, HEADER_NAME, Pool, PoolWriter, open_pool, resolve_pool
 from replay_pools.rollout import Rollout, prompt_sha
-from replay_pools.storage.files import read_gz, read_sealed, sha256, write_jsonl_gz, write_sealed
 from tests.support.documents import single_changes
 
 Groups = list[list[Rollout]]

@@ -13,11 +13,11 @@ from directories import contents
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools import regrade
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import EXPLOITS, compose, fence
 from replay_pools.environments.minicode import MinicodeEnvironment
-from replay_pools.errors import InputError
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import dump_json, encode_jsonl
+from replay_pools.base.tables import decode_json
 from replay_pools.rollout import Rollout
-from replay_pools.storage.files import dump_json, encode_jsonl
-from replay_pools.storage.tables import decode_json
 
 MakeRollout = Callable[..., Rollout]
 

@@ -6,10 +6,10 @@ from scipy.stats import chisquare
 from tiny_models import BUILDERS, build_model
 from transformers import RwkvConfig, RwkvForCausalLM
 
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.environments.loopholes import render_messages
 from replay_pools.environments.minicode import minicode_problems
-from replay_pools.errors import InputError
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.rollout import Completion
 from replay_pools.sampling import (

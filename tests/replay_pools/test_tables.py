@@ -1,4 +1,4 @@
-"""replay_pools.storage.tables: the inverse of asdict, one line for all else, and tables laid over one another."""
+"""replay_pools.base.tables: the inverse of asdict, one line for all else, and tables laid over one another."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay_pools.errors import FieldError, InputError, InputErrors
-from replay_pools.storage.tables import Maybe, decode, keys_of, nearest, overlaid, read_toml
+from replay_pools.base.errors import FieldError, InputError, InputErrors
+from replay_pools.base.tables import Maybe, decode, keys_of, nearest, overlaid, read_toml
 
 
 @dataclass(frozen=True, kw_only=True)

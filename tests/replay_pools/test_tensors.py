@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from replay_pools.errors import InputError
-from replay_pools.storage.tensors import check_tensors, read_tensors, seal, write_tensors
+from replay_pools.base.errors import InputError
+from replay_pools.base.tensors import check_tensors, read_tensors, seal, write_tensors
 
 TENSORS = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([1.5], dtype=torch.bfloat16), "c": torch.empty(0, 4)}
 HEADER = {"k": 4, "modules": ["q", "p"]}

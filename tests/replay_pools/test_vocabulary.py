@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import Vocabulary, load_vocabulary

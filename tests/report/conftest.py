@@ -14,9 +14,7 @@ from probe.records.records import RUN_SCHEMA, SampleRecord, StepRecord, TokenRec
 from probe.records.run import file_hashes, read_run, write_samples, write_steps, write_tokens
 from probe.report.inputs import Report
 from probe.runs.heldout import evaluate
-from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Rollout
-from replay_pools.storage.files import (
+from replay_pools.base.files import (
     dump_json,
     encode_jsonl,
     read_sealed,
@@ -25,6 +23,8 @@ from replay_pools.storage.files import (
     write_json,
     write_sealed,
 )
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
 
 HOSTILE = (
     "<script>window.pwned = 1</script>",

@@ -16,9 +16,9 @@ from probe.report import inputs
 from probe.report.build import MAX_BYTES, Written, _markdown, write_report
 from probe.report.inputs import Report
 from probe.report.viewer import SHARE_UNIT
+from replay_pools.base.files import read_json
+from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import read_json
-from replay_pools.terminal import visible
 
 FIGURES = ["trajectories", "distributions", "modules"]
 ONE_RUN = ["verdict", "rollouts", "measures", *FIGURES, "power", "provenance"]

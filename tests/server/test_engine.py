@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.errors import InputError
 from replay_pools.serving.connection import KEY_VARIABLE, Connection
 from replay_pools.serving.engine import ServerEngine, connect, is_law_of
 from replay_pools.serving.replica import Limits

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import heard_by
 from replay_pools.serving import connection, replica
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.dialects import VllmAnswer
 from replay_pools.serving.replica import Limits, TokenId, Wire
-from replay_pools.terminal import heard_by
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

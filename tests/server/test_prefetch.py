@@ -17,8 +17,8 @@ from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources import sampled
+from replay_pools.base.files import decode_jsonl
 from replay_pools.pool import open_pool
-from replay_pools.storage.files import decode_jsonl
 
 SETTINGS = {
     "model.lora_rank": 4,

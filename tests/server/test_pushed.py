@@ -15,9 +15,9 @@ from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
 from probe.runs.sources.served import PushedEngine, served_name
 from probe.settings.training import ModelConfig
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.environments.registry import get_environment
-from replay_pools.errors import InputError
 from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
 from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy

@@ -12,15 +12,15 @@ from adapted import configured
 from probe.runs.resume import check_same
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
+from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import heard_by
 from replay_pools.engines import Sampler
-from replay_pools.errors import InputError
 from replay_pools.policy.load import load_policy
 from replay_pools.serving import connection
 from replay_pools.serving.connection import Connection, backoff
 from replay_pools.serving.dialects import Answer
 from replay_pools.serving.engine import ServerEngine, connect
 from replay_pools.serving.kept import KeptAnswers
-from replay_pools.terminal import heard_by
 
 PROMPTS = [[5, 6, 7], [8, 9], [11, 12, 13, 14]] * 4
 SEEDS = range(len(PROMPTS))

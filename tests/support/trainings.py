@@ -21,9 +21,7 @@ from probe.experiments.jobs import Job, runs_of
 from probe.experiments.spec import Spec
 from probe.records.run import CONFIG_FILE, EVALS_FILE, EVALUATIONS_DIR, MANIFEST_FILE, file_hashes
 from probe.runs.heldout import evaluate
-from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Rollout
-from replay_pools.storage.files import (
+from replay_pools.base.files import (
     encode_jsonl,
     read_json,
     read_sealed,
@@ -32,6 +30,8 @@ from replay_pools.storage.files import (
     write_json,
     write_sealed,
 )
+from replay_pools.pool import PoolWriter
+from replay_pools.rollout import Rollout
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
 Planted = Callable[[Path, str, Mapping[str, Rates]], tuple[Spec, Path]]  # the fixture `planted`

@@ -27,8 +27,8 @@ from probe.runs.join import NO_VARIANCE
 from probe.settings.arms import ARMS
 from probe.settings.presets import configure
 from probe.step.projection import haar_variance, project_modules, sample_cosines
+from replay_pools.base.files import write_json, write_sealed
 from replay_pools.pool import BUILTIN, open_pool
-from replay_pools.storage.files import write_json, write_sealed
 
 SIZES = {"layers.0.q": 24, "layers.0.down": 40, "layers.1.q": 24}
 HACKED = np.array([1, 1, 1, 1, 0, 0, 0, 0], dtype=bool)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from extraction.words import Method
 from probe.analysis.statistics.intervals import Array
-from replay_pools.terminal import report
+from replay_pools.base.terminal import report
 
 CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in memory at once
 PART = 1 << 18  # how many numbers the rows of a part of the draws, and components along them, may hold

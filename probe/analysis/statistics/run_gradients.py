@@ -35,8 +35,8 @@ from probe.analysis.statistics.nulls import true_axes
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import CHANGED, Run, gram_dir
 from probe.settings.arms import ARMS
-from replay_pools.storage.files import check_sha256, file_sha256
-from replay_pools.storage.tensors import read_tensors
+from replay_pools.base.files import check_sha256, file_sha256
+from replay_pools.base.tensors import read_tensors
 
 BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
 REMEMBERED_STEPS = 64  # every condition of a run goes over its steps several times

@@ -59,8 +59,8 @@ from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
 from probe.settings.presets import configure, setting_text
 from probe.settings.words import HIGHER, Word
+from replay_pools.base.tables import flat
 from replay_pools.rollout import UNSAFE
-from replay_pools.storage.tables import flat
 
 
 def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:

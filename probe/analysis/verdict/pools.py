@@ -10,11 +10,11 @@ from typing import Any
 
 from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
-from replay_pools.errors import InputError
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN
-from replay_pools.storage.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 
 # Nats a token between logged log-probabilities and the model's from which on other weights are said to have sampled:
 # provisional; rounding to bfloat16 leaves less than a fifth of it.

@@ -38,8 +38,8 @@ from probe.records.run import CONFIG_FILE
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
 from probe.settings.words import Word
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import decode, flat
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import decode, flat
 
 PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
 BETA = "objective.beta"

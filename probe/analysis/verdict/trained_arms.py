@@ -34,7 +34,7 @@ from probe.records.run import DEFAULT_OUT, out_of, recorded
 from probe.settings.arms import ARMS
 from probe.settings.remedy import TRAITS, Traits
 from probe.settings.words import Remedy
-from replay_pools.storage.tables import flat
+from replay_pools.base.tables import flat
 
 AFTER, BEFORE = 0.5, 0.1  # of ALPHA, for the arms that are not the primary
 PRICES = 0.2  # of what several arms share, for their prices

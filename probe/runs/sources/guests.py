@@ -18,8 +18,8 @@ from typing import Protocol, final
 
 from probe.runs.sources.live import LiveSource
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.errors import InputError
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 

@@ -23,8 +23,8 @@ from typing import Any
 from probe.runs.sources.problems import Counts, Problems, Tally
 from probe.step.distributed import SOLO, World
 from probe.step.groups import Group, RolloutKey, make_group, stored_reward
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.errors import InputError
 from replay_pools.generate import RolloutMaker, derive_seed
 from replay_pools.pool import PoolWriter, step_files
 from replay_pools.rollout import Rollout

@@ -29,10 +29,10 @@ from probe.records.run import DRAWS_FILE
 from probe.settings.words import Priority
 from probe.step.distributed import SOLO, World
 from probe.step.groups import RolloutKey
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import encode_jsonl, write_atomic
 from replay_pools.environments.base import Problem
-from replay_pools.errors import InputError
 from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
-from replay_pools.storage.files import encode_jsonl, write_atomic
 
 # A rate counts one rollout more of either kind: (k + 1) / (n + 2), Laplace's rule of succession, the mean under a
 # uniform prior. It is 1/2 for a problem never met, and never 0 or 1.

@@ -32,9 +32,9 @@ from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
 from probe.step.groups import Group, GroupSource, RolloutKey
+from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
 from replay_pools.environments.loopholes import instructed, uninstructed
-from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.pool import Pool
 from replay_pools.rollout import REWARD_COMPILES, REWARD_PASSED, Rollout, prompt_sha

@@ -18,8 +18,8 @@ import torch
 
 from extraction.adapters.trained import Trained, lora_rank, save_as_lora
 from probe.settings.rollouts import RolloutConfig
+from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.errors import InputError
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 from replay_pools.serving.connection import Connection, backoff

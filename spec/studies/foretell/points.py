@@ -35,8 +35,8 @@ from scipy.optimize import curve_fit
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.statistics.intervals import Bounded, Interval, student_quantile
 from probe.settings.presets import configure
-from replay_pools.errors import InputError
-from replay_pools.storage.tables import flat
+from replay_pools.base.errors import InputError
+from replay_pools.base.tables import flat
 
 LEVEL = 0.8  # of every interval here
 STEPS = 20  # of the lookahead that the remedies were studied with

@@ -11,7 +11,7 @@ from probe.report.build import write_report
 from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
 from probe.settings.guide import terms
-from replay_pools.terminal import visible
+from replay_pools.base.terminal import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
 SHOWN = "Array.from(document.querySelectorAll('.rollout'))"

@@ -22,8 +22,8 @@ import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from replay_pools.errors import Faults, FieldError, InputError, cut, refuse
-from replay_pools.storage.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
+from replay_pools.base.errors import Faults, FieldError, InputError, cut, refuse
+from replay_pools.base.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
 
 Kind = TypeVar("Kind")
 MOST_SHOWN = 200  # characters of a value in an error

@@ -34,8 +34,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 from filelock import SoftFileLease, Timeout
 
-from replay_pools.errors import InputError, cut
-from replay_pools.terminal import report, without_secrets
+from replay_pools.base.errors import InputError, cut
+from replay_pools.base.terminal import report, without_secrets
 
 GZIP = b"\x1f\x8b"
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY

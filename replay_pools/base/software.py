@@ -29,7 +29,7 @@ def is_edited() -> bool | None:
     """Whether the code of the checkout differs from its commit; None outside a checkout."""
     if git_commit() is None:
         return None
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     return _git("status", "--porcelain", "--", *(str(root / name) for name in FOLDERS)) != ""
 
 

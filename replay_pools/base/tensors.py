@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Literal
 import orjson
 from safetensors import SafetensorError, safe_open
 
-from replay_pools.errors import InputError
-from replay_pools.storage.files import open_file, write_atomic
+from replay_pools.base.errors import InputError
+from replay_pools.base.files import open_file, write_atomic
 
 SEAL = "sha256"  # key of the metadata
 MAX_HEADER = 100_000_000  # bytes; the format allows no more

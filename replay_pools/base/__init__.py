@@ -1,0 +1,1 @@
+"""The base of every package: errors, files, tables and progress."""

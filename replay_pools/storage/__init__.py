@@ -1,1 +1,0 @@
-"""Files of this project: read strictly, written whole, by one process at a time."""
