@@ -89,7 +89,7 @@ def analyze(
 
       probe analyze both-bases --basis lora
 
-      probe analyze spec/phase2.toml --write
+      probe analyze spec/experiments/phase2.toml --write
     """
     settings = {"num_draws": draws, "seed": seed}
     spec_file = spec_among(runs)

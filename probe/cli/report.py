@@ -64,7 +64,7 @@ def report(
 
       probe report out/runs/vanilla-0 out/runs/projected-0 --name first-seeds
 
-      probe report spec/phase2.toml
+      probe report spec/experiments/phase2.toml
 
       probe report out/runs/demo --tables parquet
     """

@@ -61,7 +61,7 @@ def plan(
 
     Examples:
 
-      probe spec plan spec/phase2.toml
+      probe spec plan spec/experiments/phase2.toml
 
       probe spec plan demo
     """
@@ -172,7 +172,7 @@ def sweep(
     Jobs of this machine share out its GPUs. A sweep that was killed continues. A run that failed is reported with its
     log, and the others go on; exit code 1 says so. Example:
 
-      probe spec sweep spec/phase2.toml --jobs 2
+      probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
     from probe.experiments.jobs import command_of, input_faults, pool_jobs, run_jobs, sweep_folder, write_settings
     from probe.experiments.load import load_spec
@@ -236,10 +236,9 @@ def sweep(
 @out_option
 @json_option
 def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
-    """Status (planned, running, completed, failed, invalidated), decision and date of every spec in FOLDER (spec/).
+    """Status (planned, running, completed, failed), decision and date of every spec below FOLDER (spec/).
 
-    A decision is the one that `probe analyze SPEC --write` wrote into NAME.md on the spec as it is now. Faults that
-    were mended since stand in FOLDER/invalidations/; runs that they concern are named. Example:
+    A decision is the one that `probe analyze SPEC --write` wrote into NAME.md on the spec as it is now. Example:
 
       probe spec list --full
     """
@@ -262,9 +261,3 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
                 echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
             if entry.follow_up:
                 echo(f"  then: {entry.follow_up}")
-        for concerned in entry.concerned:
-            if concerned.runs:
-                echo(f"INVALIDATED by {concerned.invalidation}: {', '.join(concerned.runs)}: {concerned.reason}")
-            if concerned.unknown:
-                count = f"{entry.name}: {len(concerned.unknown)} runs"
-                echo(f"{count} do not say which code made them; {concerned.invalidation} may concern them")

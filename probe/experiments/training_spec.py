@@ -30,7 +30,7 @@ LEAST_SEEDS, MOST_SEEDS = 3, 50
 RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
 CPU, GPU = "two CPU cores", "a GPU with 96 GB"
-PRICES = {CPU: 0.1, GPU: 6.15}  # USD an hour, as spec/phase3.toml
+PRICES = {CPU: 0.1, GPU: 6.15}  # USD an hour, as spec/experiments/phase3.toml
 TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
 # Of the machine, of another verb, or chosen by the spec itself.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")

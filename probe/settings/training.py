@@ -88,7 +88,7 @@ class OptimizerConfig:
 class LookaheadConfig:
     """Steps that every arm of a replay takes on the stored rollouts, from the same start (`probe.runs.lookahead`).
 
-    At the rate of a training so many steps on the same rollouts destroy the policy: the pilot of spec/foretell-2.md.
+    At the rate of a training so many steps on the same rollouts destroy the policy: see spec/studies/foretell-2.
     """
 
     steps: int = setting(..., "steps of every arm on the stored rollouts; there are none unless it is set", ge=1)

@@ -33,15 +33,6 @@ def is_edited() -> bool | None:
     return _git("status", "--porcelain", "--", *(str(root / name) for name in FOLDERS)) != ""
 
 
-def has_commit(commit: str, wanted: str, checkout: Path) -> bool | None:
-    """Whether code at `commit` includes the commit `wanted`; None where the checkout does not know one of them."""
-    if shutil.which("git") is None:
-        return None
-    command = ["git", "merge-base", "--is-ancestor", wanted, commit]
-    answer = subprocess.run(command, cwd=checkout, capture_output=True, check=False)
-    return {0: True, 1: False}.get(answer.returncode)
-
-
 def _git(*arguments: str) -> str | None:
     """What git prints in this package's folder; None where it fails or is not installed."""
     if shutil.which("git") is None:

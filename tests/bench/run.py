@@ -21,7 +21,7 @@ from timing import interleaved, seconds
 from replay_pools.base.files import encode_jsonl
 from replay_pools.pool import BUILTIN, PoolWriter, open_pool
 
-PHASE3 = Path(__file__).parents[2] / "spec" / "phase3.toml"
+PHASE3 = Path(__file__).parents[2] / "spec" / "experiments" / "phase3.toml"
 
 
 def pools() -> None:

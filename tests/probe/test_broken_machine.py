@@ -23,7 +23,7 @@ WRITERS = {
     "extract": ["extract", "--name", "x"],
     "pool generate": ["pool", "generate", "--name", "x", "--steps", "1", "--group", "2"],
     "pool regrade": ["pool", "regrade", "teacher", "--name", "x"],
-    "sweep": ["spec", "sweep", str(ROOT / "spec" / "phase1.toml")],
+    "sweep": ["spec", "sweep", str(ROOT / "spec" / "experiments" / "phase1.toml")],
 }
 
 

@@ -1,24 +1,17 @@
-"""spec/foretell.py: Spearman's interval simulated, what a gate removes against the forecast, its table from runs."""
+"""The study foretell: Spearman's interval simulated, what a gate removes against the forecast, its table from runs."""
 
-import importlib.util
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import ROOT, load_script
 
 from probe.analysis.forecast import forecast
 from probe.analysis.statistics.run_gradients import Linked, link
 from probe.records.run import Run, read_run
 
-SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell.py"
-_module = importlib.util.spec_from_file_location("foretell", SCRIPT)
-assert _module is not None
-assert _module.loader is not None
-foretell = importlib.util.module_from_spec(_module)
-sys.modules["foretell"] = foretell  # its dataclasses look it up
-_module.loader.exec_module(foretell)
+foretell = load_script(ROOT / "spec" / "studies" / "foretell" / "foretell.py")
 
 
 @pytest.mark.parametrize("num_treatments", [8, 17])

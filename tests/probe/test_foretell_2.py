@@ -1,24 +1,17 @@
-"""spec/foretell-2.py: its law and decision on planted falls, its pairs, and that its files are what it writes."""
+"""The study foretell-2: its law and decision on planted falls, its pairs, and that its files are what it writes."""
 
-import importlib.util
 import math
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import ROOT, load_script
 
 from extraction.selection import load_pairs
 from replay_pools.base.files import read_json
 
-SCRIPT = Path(__file__).resolve().parents[2] / "spec" / "foretell-2.py"
-sys.path.insert(0, str(SCRIPT.parent))  # it imports foretell.py beside it
-_module = importlib.util.spec_from_file_location("foretell_2", SCRIPT)
-assert _module is not None
-assert _module.loader is not None
-study = importlib.util.module_from_spec(_module)
-sys.modules["foretell_2"] = study  # its dataclasses look it up
-_module.loader.exec_module(study)
+study = load_script(ROOT / "spec" / "studies" / "foretell-2" / "foretell-2.py")
 
 
 def treatments(noise: float, *, follows: str) -> list:
@@ -54,7 +47,7 @@ def test_the_forecast_holds_where_falls_follow_the_law_and_not_where_they_follow
 
 def test_what_is_kept_of_the_runs_gives_the_numbers_of_the_page() -> None:
     rows = study.read_treatments()
-    found, page = study.result(rows), SCRIPT.with_suffix(".md").read_text()
+    found, page = study.result(rows), study.SPEC.with_suffix(".md").read_text()
     row = next(row for row in rows if row.name == "tests-k8")
     assert f"| tests-k8 | {100 * row.said[study.LAW].value:.0f} |" in page
     assert (
@@ -79,7 +72,7 @@ def test_the_files_of_pairs_are_what_the_script_writes(
     monkeypatch.setattr(study, "PAIRS", tmp_path)
     study.write_all.callback()
     written = (tmp_path / f"{name}.jsonl").read_bytes()
-    assert written == (SCRIPT.with_suffix("") / f"{name}.jsonl").read_bytes()
+    assert written == (study.PAIRS / f"{name}.jsonl").read_bytes()
     pairs = load_pairs(str(tmp_path / f"{name}.jsonl"))
     assert sum(not pair.held_out for pair in pairs) == (12 if name == "foreign" else 32)
     quotes = name != "imports"

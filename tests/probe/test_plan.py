@@ -15,6 +15,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.load import load_spec
 from probe.experiments.plan import sign_flip_floor, vacuous_parts
+from probe.experiments.register import spec_files
 
 ROOT = Path(__file__).parents[2]
 OTHER = "conditions.other.settings"
@@ -160,7 +161,7 @@ def test_shipped_specs_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file explains: a cap of 5.
     """
     found = []
-    for path in sorted((ROOT / "spec").glob("*.toml")):
+    for path in spec_files(ROOT / "spec"):
         own = plan(capsys, str(path), "--out", str(tmp_path))
         found += [f"{path.stem} {part['where']}" for part in own["vacuous"]]
         assert run(cli, ["spec", "sweep", str(path), "--print-jobs", "--out", str(tmp_path)]) == 0

@@ -10,6 +10,7 @@ import pytest
 
 from probe.experiments.jobs import run_jobs
 from probe.experiments.load import decide, load_spec
+from probe.experiments.register import spec_files
 from probe.experiments.spec import WORDS
 from probe.settings.loss import LossSettings
 from probe.settings.rollouts import SourceConfig
@@ -21,7 +22,7 @@ from replay_pools.base.errors import InputError, InputErrors
 ROOT = Path(__file__).parents[2]
 # Without those that `probe spec plan RUN` wrote there, as the demo's commands do in a clone.
 WRITTEN = "Written by `probe spec plan`"
-SHIPPED = sorted(path for path in (ROOT / "spec").glob("*.toml") if WRITTEN not in path.read_text())
+SHIPPED = sorted(path for path in spec_files(ROOT / "spec") if WRITTEN not in path.read_text())
 VERDICTS = OF_CRITERION
 SMALL = """
 arms = ["vanilla", "random"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from in_process import InProcess
+from scripts import ROOT, load_script
 from specs import ALIGNED, replay_spec
 
 import probe.experiments.sweep
@@ -121,52 +122,25 @@ def test_a_spec_from_plan_to_decision(
     assert entry["compared"]["aligned"][1] is None
 
 
-def test_an_invalidation_names_the_runs_that_it_concerns(
-    specs: Path, swept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Those with its settings, by code without its mending; code that nobody knows is said to be so."""
-    out = tmp_path / "out"
-    arguments = ["--out", str(out)]
-    shutil.copytree(swept, out, symlinks=True)
-    first, second = (out / "runs" / f"register-seed{seed}" for seed in (0, 1))
-    _started_at(first, _git(specs, "rev-parse", "old"))
-    _started_at(second, _git(specs, "rev-parse", "new"))
-    _invalidate(specs, mended=_git(specs, "rev-parse", "new"), setting='"intervention.arms" = "vanilla"')
-    entry = _entry(specs, out, capsys)
-    assert entry["status"] == "invalidated"
-    (concerned,) = entry["concerned"]
-    assert (concerned["runs"], concerned["unknown"]) == (["register-seed0"], [])
-    assert run(cli, ["analyze", str(specs / "register.toml"), "--draws", "99", *arguments]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "INVALIDATED: register-seed0 ran with a fault (wrong-sign): the sign was wrong" in said
-
-    _started_at(first, None)
-    entry = _entry(specs, out, capsys)
-    assert entry["status"] == "completed"
-    assert entry["concerned"][0]["unknown"] == ["register-seed0"]
-    assert run(cli, ["spec", "list", str(specs), "--full", *arguments]) == 0
-    text = capsys.readouterr().out
-    assert "register: 1 runs do not say which code made them; wrong-sign may concern them" in text
-
-    _invalidate(specs, mended=_git(specs, "rev-parse", "new"), setting='"intervention.arms" = "random"')
-    assert _entry(specs, out, capsys)["concerned"] == []
-    _invalidate(specs, mended="new", setting='"intervention.arm" = "random"')
-    assert run(cli, ["spec", "list", str(specs), *arguments]) == 2
-    assert "expected settings of a run" in capsys.readouterr().err
+def test_runs_that_a_fixed_bug_concerns_are_named(specs: Path, swept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with the settings, by code without the commit; where nobody knows the code, the answer is unknown."""
+    tool = load_script(ROOT / "spec" / "tools" / "made_before.py")
+    old, new = (_git(specs, "rev-parse", name) for name in ("old", "new"))
+    monkeypatch.setattr(tool, "__file__", str(specs / "tool.py"))
+    run_dir, settings = swept / "runs" / "register-seed0", {"intervention.arms": "vanilla"}
+    for commit, expected in ((old, "yes"), (new, None), (None, "unknown")):
+        _started_at(run_dir, commit)
+        assert tool.made_before(run_dir, new, settings) == expected
+    _started_at(run_dir, old)
+    assert tool.made_before(run_dir, new, {"intervention.arms": "random"}) is None
 
 
 def _started_at(directory: Path, commit: str | None) -> None:
-    """The run as code at another commit would have left it."""
+    """Rewrite the run as code at another commit would have left it."""
     path = directory / "timings.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rows[0]["commit"] = commit
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def _invalidate(specs: Path, mended: str, setting: str) -> None:
-    (specs / "invalidations").mkdir(exist_ok=True)
-    fault = f'reason = "the sign was wrong"\nmended = "{mended}"\n[settings]\n{setting}\n'
-    (specs / "invalidations" / "wrong-sign.toml").write_text(fault)
 
 
 def test_a_run_says_when_and_by_what_it_was_made(out: Path, quick: list[str]) -> None:

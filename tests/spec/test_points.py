@@ -62,7 +62,7 @@ def test_the_curve_of_remedies_ends_at_the_hack_rate() -> None:
 
 
 def test_remedies_that_are_left_out_lie_inside_as_the_pages_say() -> None:
-    """spec/remedies.md: 22 of 26 by the bench alone; by all rows 24 of these 26 and 11 of 16 of spec/foretell-2.md."""
+    """Remedies: 22 of 26 by the bench alone; by all rows 24 of these 26 and 11 of 16 of spec/studies/foretell-2."""
     errors, inside = [], 0
     for name, (x, fall) in AHEAD.items():
         said = fall_ahead(x, [row for other, row in AHEAD.items() if other != name])
@@ -78,10 +78,10 @@ def test_remedies_that_are_left_out_lie_inside_as_the_pages_say() -> None:
 
 
 def test_the_tables_of_the_pages_are_those_of_the_study_and_of_the_picture() -> None:
-    of_page = runpy.run_path(str(SPEC / "forecasts.py"))["of_page"]
-    bench, penalties = of_page("remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)
+    of_page = runpy.run_path(str(SPEC / "studies/foretell/forecasts.py"))["of_page"]
+    bench, penalties = of_page("remedies/remedies.md", "One replay that foretells every row", 100 * PLAIN_RATE)
     assert np.allclose(bench, [(x, fall / PLAIN_RATE) for x, fall in AHEAD.values()])
-    hard, more = of_page("untrained.md", "Results: the known rows of the hard base", 77)
+    hard, more = of_page("untrained/untrained.md", "Results: the known rows of the hard base", 77)
     assert (hard[0], len(hard), len(penalties), len(more)) == ((2.04, pytest.approx(75 / 77)), 4, 4, 3)
 
 

@@ -5,7 +5,7 @@ a change here is a change there.
 """
 
 # Verdicts on a replay: a share of the held-out ceiling that matters. Provisional: the pull of a treatment did not rank
-# the trainings of spec/foretell.md, so that they set no size for it.
+# the trainings of spec/studies/foretell, so that they set no size for it.
 MATERIAL = 0.1
 # The share of the progress on held-out hacks that a gate has to remove. Fitted to trainings of the bundled organism, so
 # provisional for any other model: by the line of spec/studies/foretell, trainings with such a gate hacked less by

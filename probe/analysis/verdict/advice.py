@@ -23,7 +23,7 @@ PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of th
 TEACHES = 0.3  # of a pool's rollouts hack where it is a teacher's
 HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
 # What is left of a teacher's adapter halfway to it, and how many rollouts of how many prompts give the organism a price
-# of the gate (spec/phase2.md).
+# of the gate (spec/experiments/phase2.md).
 SCALE, SCALED_ROLLOUTS, SCALED_PROMPTS = 0.45, 8, 64
 DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
 K = "intervention.extraction.k"

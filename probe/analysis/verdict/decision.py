@@ -54,7 +54,7 @@ from probe.settings.words import ALL, PLAIN, Word
 
 _THRESHOLDS = (
     f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
-    f"bundled organism set both (spec/foretell.md). For the other questions it is {MATERIAL:g}; that, and the rule "
+    f"organism set both (spec/studies/foretell). For the other questions it is {MATERIAL:g}; that, and the rule "
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
 

@@ -41,7 +41,7 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import decode, flat
 
-PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/kl-control.md calls fixed
+PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/experiments/kl-control.md calls fixed
 BETA = "objective.beta"
 COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pairs give only so many
 NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # what a command or a sweep says itself

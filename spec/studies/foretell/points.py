@@ -40,7 +40,7 @@ from replay_pools.base.tables import flat
 
 LEVEL = 0.8  # of every interval here
 STEPS = 20  # of the lookahead that the remedies were studied with
-PLAIN_RATE = 0.54  # hack rate without a remedy in the trainings of spec/remedies.md
+PLAIN_RATE = 0.54  # hack rate without a remedy in the trainings of spec/studies/remedies
 PENALTY = "objective.beta"
 TABLE = Path(__file__).with_name("studied.csv")
 
@@ -50,8 +50,8 @@ Points = dict[str, tuple[float, float]]  # {set or remedy: (x, drop of the hack 
 def studied(group: str) -> Points:
     """Read the rows of one group of TABLE.
 
-    `directions`: sets of spec/foretell.md and two of its later five; `bench`: remedies of spec/remedies.md;
-    `elsewhere`: treatments of spec/foretell-2.md, drops as shares of the rate without a remedy. Means over seeds.
+    `directions`: sets of spec/studies/foretell and two of its later five; `bench`: remedies of spec/studies/remedies;
+    `elsewhere`: treatments of spec/studies/foretell-2, drops as shares of the rate without a remedy. Means over seeds.
     """
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["group"] == group]
