@@ -32,7 +32,7 @@ WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
-	@rm -rf out/runs/demo
+	@rm -rf out/runs/demo out/runs/demo-mixed
 	$(VENV)/bin/probe demo
 
 # The main job on SmolLM2-135M-Instruct (spec/guide/real.md): a policy that solves, a teacher that hacks, a training with

@@ -32,6 +32,7 @@ from probe.cli._settings import (
 from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
 
+SAMPLED = ("--per-pool", "8", "--set", "model.adapter=teacher:0.45")  # how the pool `mixed` was sampled
 COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")  # what a first run needs
 
 
@@ -101,15 +102,20 @@ def replay(
 @out_option
 @click.pass_context
 def demo(ctx: click.Context, out: Path) -> None:
-    """Replay the embedded rollouts in three arms and write the page of the run. Needs nothing but this package.
+    """Replay embedded rollouts in three arms and write a page: of two policies, then of one policy that does both.
 
-    Example:  probe demo
+    The first replay is of a policy that hacks and one that does not, the second of one that hacks in a third of its
+    rollouts, at the weights that sampled them. Needs nothing but this package. Example:
+
+      probe demo
     """
     root, place = ctx.find_root(), ["--out", str(out)]
-    told = ["--set", f"token_attribution={COLOURED}"]
+    told = ["--arm", ",".join(ARMS), "--set", f"token_attribution={COLOURED}"]
     for words in (
-        ["replay", "--replay-dirs", "teacher,base", "--arm", ",".join(ARMS), *told, "--name", "demo"],
+        ["replay", "--replay-dirs", "teacher,base", *told, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
+        ["replay", "--replay-dirs", "mixed", *SAMPLED, *told, "--name", "demo-mixed"],
+        ["report", str(out / "runs" / "demo-mixed")],
     ):
         say(f"probe {shlex.join(words)}{elsewhere(out)}")
         with root.command.make_context("probe", [*words, *place]) as verb:
