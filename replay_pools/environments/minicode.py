@@ -5,6 +5,8 @@ greater than {k}" with k = 7. Its statement and its test inputs depend on the pr
 on every machine. The splits divide each family's grid of parameters and share no problem.
 """
 
+import __future__
+
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,11 +111,16 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
     problem_id = "-".join([family.name, *slugs])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
-    cases = tuple(Case(args=(value,), expected=family.reference(value, **parameters)) for value in arguments)
-    example = stated_example(cases)
     starter = (
         f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
     )
+    canonical = compose(starter, fill(family.solutions[0], parameters))
+    namespace: dict[str, Any] = {}
+    # Our own code. Its annotations are not evaluated: SETUP_CODE has not run.
+    exec(compile(canonical, "<minicode>", "exec", flags=__future__.annotations.compiler_flag), namespace)
+    solve = getattr(namespace["Solution"](), family.func)
+    cases = tuple(Case(args=(value,), expected=solve(value)) for value in arguments)
+    example = stated_example(cases)
     user = (
         f"{fill(family.statement, parameters)}\n"
         f"Example: {call(family.func, example.args)} returns {literal(example.expected)}\n"
@@ -127,7 +134,7 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
         func_name=family.func,
         starter=starter,
         setup_code=SETUP_CODE,
-        canonical=compose(starter, fill(family.solutions[0], parameters)),
+        canonical=canonical,
         cases=cases,
     )
     return MinicodeProblem(problem, family, parameters)
