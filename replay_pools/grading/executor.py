@@ -67,23 +67,24 @@ class Worker:
     Args:
         tier: "A", "B", or "unsafe-local" for resource limits alone (see `tiers`).
         uid: the user as which submissions run; None for the user of the grader.
-        directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
-            writes to a file system that exists only inside the sandbox.
+        directory: existing folder, in which the worker gets its own; None in tier A, where the worker writes to a file
+            system that exists only inside the sandbox.
         library: prefix of a copy of Python's library, for a user who cannot read the interpreter's own.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path, library: Path | None = None) -> None:
+    def __init__(self, *, tier: str, uid: int | None, directory: Path | None, library: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
+        self._scratch = str(folders.passable_folder(directory)) if directory else None
         self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
         arguments = {
             "control_fd": worker_end.fileno(),
             "marker": FILE_MARKER_NAME,
             "scratch": self._scratch or tiers.SCRATCH,
+            "folder": directory and str(directory),
             "tier": tier,
             "uid": uid,
         }
@@ -110,7 +111,9 @@ class Worker:
 
     def close(self) -> None:
         """End the worker and everything under it."""
-        # The worker ends by itself when its control socket closes; only one that hangs is killed.
+        # The worker ends by itself; only one that hangs is killed.
+        with contextlib.suppress(InfrastructureError):
+            self._send(worker.END, [])
         self._control.close()
         self._file.close()
         try:

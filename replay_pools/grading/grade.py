@@ -7,9 +7,9 @@ with Grader() as grader:
 import math
 import os
 import queue
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +19,7 @@ from replay_pools.environments.loopholes import fence, stub
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folders import copied_library, grading_folder, library_is_closed
+from replay_pools.grading.folders import copied_library, library_is_closed, passable_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
@@ -94,12 +94,11 @@ class Grader:
         }
 
     def __enter__(self) -> Self:
-        self._resources = ExitStack()
-        self._directory = self._resources.enter_context(grading_folder())
+        self._directory = None if self.isolation == "A" else passable_folder()
         self._threads = ThreadPoolExecutor(self._num_workers)
         self._library: Path | None = None
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
-        if self.isolation == "B" and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
+        if self._directory and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
             self._library = copied_library(self._directory)
         for uid in uids:
             self._idle.put((uid, None))
@@ -113,7 +112,8 @@ class Grader:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._end_workers()
-        self._resources.close()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _end_workers(self) -> None:
         """End the workers, all of them idle; new ones start when they are needed."""

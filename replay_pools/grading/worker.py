@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import site
 import socket
@@ -42,18 +43,20 @@ PRELOADED = (
     "typing", "unicodedata", "unittest", "uuid", "weakref", "zlib", "encodings.ascii",
     "encodings.latin_1",
 )  # fmt: skip
-EXECUTE, KILL, READY, DEAD = b"x", b"k", b"r", b"d"  # commands and replies on the control socket
+EXECUTE, KILL, END = b"x", b"k", b"e"  # commands on the control socket; b"" when the grader is dead
+READY, DEAD = b"r", b"d"  # replies
 DEATH = struct.Struct("!cii")  # the last reply of an execution: DEAD, exit status, CPU milliseconds
 KILL_S = 10.0  # processes that outlive this are an infrastructure failure
 
 
-def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | None) -> None:
-    """Serve executions until the control socket closes.
+def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tier: str, uid: int | None) -> None:
+    """Serve executions until the grader says END, or is dead.
 
     Args:
         control_fd: stream socket to the grader.
         marker: name of the one file that an execution finds in its directory, empty, and may write.
         scratch: existing folder that only this worker uses; the executions get their directory there.
+        folder: the grader's folder, which the worker of a killed grader removes; None in tier A.
         tier, uid: see `Confinement.prepare`.
     """
     for name in PRELOADED:
@@ -73,11 +76,15 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     gc.collect()
     gc.freeze()
     control.sendall(READY)
-    while True:
+    command = KILL
+    while command == KILL:
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
-        if command != EXECUTE:
-            return
-        _serve_one(control, descriptors, place, confined)
+        if command == EXECUTE:
+            command = _serve_one(control, descriptors, place, confined)
+    if not command and folder is not None:  # the grader was killed
+        with contextlib.suppress(OSError):
+            _wipe(scratch)
+        shutil.rmtree(folder, ignore_errors=True)  # its other workers do it too, and the last one succeeds
 
 
 class _Place:
@@ -114,8 +121,8 @@ class _Place:
 
 def _serve_one(
     control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement
-) -> None:
-    """Serve one execution: fork, wait for the grader, kill all processes, send what they left."""
+) -> bytes:
+    """Serve one execution: fork, wait for the grader's command, kill all processes, send what they left."""
     place.renew()
     child = os.fork()
     if child == 0:
@@ -123,10 +130,11 @@ def _serve_one(
         _run_child(descriptors, place.directory, confined)
     for descriptor in descriptors:
         os.close(descriptor)
-    control.recv(1)  # KILL, or nothing when the grader has ended
+    command = control.recv(1)
     exit_status, cpu_ms = kill_tree(child)
     with contextlib.suppress(OSError):  # the grader has ended
         socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], place.marker())
+    return command
 
 
 def _wipe(folder: str) -> None:
