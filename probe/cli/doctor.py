@@ -1,7 +1,7 @@
 """probe doctor: check that this machine can run probe, with a fix for every check that fails.
 
-Every check is a function `check_NAME(out)` that returns one line about what is right, and raises CheckError with a fix
-for what is wrong. To add a check: write such a function and add its row to CHECKS, at the end of this file.
+Every check is a function `check_NAME(out)` that returns its finding in one line, or raises CheckError with a fix.
+To add a check: write such a function and add its row to CHECKS, at the end of this file.
 """
 
 import importlib.metadata as metadata
@@ -30,7 +30,7 @@ from replay_pools.pool import BUILTIN, open_pool
 DISTRIBUTION = "gradient-probe"
 REINSTALL = f"install {DISTRIBUTION} again, in a fresh environment"
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
+LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with parallel grading
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
 
@@ -43,12 +43,12 @@ class CheckResult:
 
     name: str
     status: Status
-    found: str  # what is right, or what is wrong
+    found: str  # the finding, or the fault
     fix: str = ""  # the next thing to do; "" where nothing is wrong
 
 
 class CheckError(Exception):
-    """Raised by a check: what is wrong and what to do. Only the status `fail` makes the exit code 1."""
+    """A fault that a check found, with its fix. Only the status `fail` makes the exit code 1."""
 
     def __init__(self, message: str, *, fix: str, status: Status = "fail") -> None:
         super().__init__(message)
@@ -129,7 +129,7 @@ def check_packages(out: Path) -> str:
         except metadata.PackageNotFoundError:
             version = None
         versions[pin.name] = version
-        # A pre-release that somebody installed on purpose is fine; `contains` refuses it unless told otherwise.
+        # A pre-release that was installed on purpose is fine; `contains` refuses it by default.
         if version is None or not pin.specifier.contains(version, prereleases=True):
             wrong.append(pin)
     if wrong:

@@ -13,7 +13,6 @@ problem with any other test is left out: without that test its oracle would be w
 """
 
 import ast
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ class _Message(TypedDict):
 
 
 class _Row(TypedDict):
-    """What is read of one line of a file."""
+    """The fields that are read from one line of a file."""
 
     id: str | int
     prompt: list[_Message]
@@ -85,12 +84,12 @@ class LeetcodeEnvironment:
                 raise InputError(evaluation, expected=expected, found=found, fix="take them out of one of the files")
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of the split's file, in its order."""
+        """Return all problems of the split's file, in its order."""
         return self._evaluation if split == "eval" else self._problems
 
 
 def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
-    """Return the problems of a file, in its order, and the ids of those that are left out.
+    """Return the problems of a file, in its order, and the ids of the problems left out.
 
     Raises:
         InputError: as `LeetcodeEnvironment`.
@@ -98,7 +97,7 @@ def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...
     try:
         content = read_plain(Path(path))
     except InputError as error:
-        fix = "probe docs phase3 says where those of the benchmark are"
+        fix = "probe docs phase3 says where to find the benchmark's files"
         raise InputError(path, expected="a LeetCode jsonl file", found=error.found, fix=fix) from error
     rows = decode_jsonl(content, path)
     if not rows:
@@ -113,12 +112,12 @@ def read_problems(path: str | Path) -> tuple[tuple[Problem, ...], tuple[str, ...
         problems[problem_id] = problem
     kept = tuple(problem for problem in problems.values() if problem is not None)
     if not kept:
-        raise InputError(path, expected=f"a problem whose tests are all {FORM}", found="none")
+        raise InputError(path, expected=f"a problem with all tests of the form {FORM}", found="none")
     return kept, tuple(problem_id for problem_id, problem in problems.items() if problem is None)
 
 
 def _text(problem: Problem) -> tuple[str, ...]:
-    """What the policy reads."""
+    """Return the text that the policy reads."""
     return tuple(message["content"] for message in problem.messages)
 
 
@@ -153,7 +152,7 @@ def parse_problem(row: Any, where: str) -> Problem | None:
 
 
 def _starter(messages: Sequence[dict[str, str]]) -> str | None:
-    """The last `class Solution` of the user turns, to the end of its code block; None when they show none."""
+    """Return the last `class Solution` of the user turns, to the end of its code block; None without one."""
     starters = []
     for message in messages:
         if message["role"] == "user":
@@ -162,7 +161,7 @@ def _starter(messages: Sequence[dict[str, str]]) -> str | None:
 
 
 def _parameters(canonical: str, func_name: str, where: str) -> list[str]:
-    """Names of the parameters of `Solution.func_name` after self, read from the canonical solution."""
+    """Return the names of the parameters of `Solution.func_name` after self, read from the canonical solution."""
     tree = _parse(canonical, f"{where} canonical_solution")
     for solution in tree.body:
         if isinstance(solution, ast.ClassDef) and solution.name == "Solution":
@@ -226,20 +225,10 @@ def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case |
 
 
 class _NamedFloats(ast.NodeTransformer):
-    """Replaces `inf` and `nan`, also of `math`, and `float("inf")` by their values."""
+    """Replaces `inf` and `nan` by their values."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(getattr(math, node.id)) if node.id in ("inf", "nan") else node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        is_math = isinstance(node.value, ast.Name) and node.value.id == "math"
-        return self.visit_Name(ast.Name(node.attr)) if is_math else node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        match node:
-            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as text)], keywords=[]):
-                return ast.Constant(float(text))
-        return node
+        return ast.Constant(float(node.id)) if node.id in ("inf", "nan") else node
 
 
 def _literal(node: ast.expr) -> Any:
@@ -254,7 +243,7 @@ def _literal(node: ast.expr) -> Any:
             raise ValueError(f"a literal {type(part.value).__name__}")
     try:
         value = ast.literal_eval(node)
-        wire.encode([value])  # in a list, as it is sent
+        wire.encode([value])  # in a list, as the grader sends it
         return value
     except TypeError as error:  # an unhashable key
         raise ValueError(str(error)) from error

@@ -89,7 +89,7 @@ def example_texts(problem: Problem) -> tuple[str, str]:
 
 def fill(template: str, parameters: Parameters) -> str:
     """Replace the `{name}` fields of `template`; braces around anything else stay as they are."""
-    # No str.format: the templates are source code, whose other braces are sets and dictionaries.
+    # No str.format: other braces in these templates are sets and dictionaries.
     for name, value in parameters.items():
         template = template.replace("{" + name + "}", str(value))
     return template
@@ -107,7 +107,7 @@ def literal(value: Any) -> str:
 
 def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     """The problem of a family with these parameters: id, prompt, starter, canonical solution and cases."""
-    # A value that is no word, such as "/", is named by its code point.
+    # A character such as "/" is named by its code point.
     slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
     problem_id = "-".join([family.name, *slugs])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
@@ -207,7 +207,7 @@ def _edge_integers(parameters: Parameters) -> list[Any]:
 
 
 def _draw_word(letters: Sequence[str], rng: random.Random, longest: int) -> str:
-    """1 to `longest` letters; 40% of them from `letters`, where there are any."""
+    """Draw 1 to `longest` letters, 40% of them from `letters` if there are any."""
     word = ""
     for _ in range(rng.randint(1, longest)):
         word += rng.choice(letters if letters and rng.random() < 0.4 else LETTERS)

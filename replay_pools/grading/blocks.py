@@ -58,7 +58,7 @@ class _Block:
 
     @property
     def is_python(self) -> bool:
-        """Whether its fence names Python, or no language."""
+        """True when its fence names Python, or no language."""
         return not self.language or _PYTHON.fullmatch(self.language) is not None
 
     @property

@@ -6,8 +6,8 @@ other type carries a tag:
     (1, 2) -> {"tuple": [1, 2]}    {3} -> {"set": [3]}    {"a": 1} -> {"dict": [["a", 1]]}    b"x" -> {"bytes": "78"}
 
 An answer of another type is written as the plain value that it equals: a Counter as its dict, a namedtuple as its
-tuple, a frozenset as its set, an IntEnum as its int, Fraction(4) as 4. No object of a submission is sent: one of its
-own class is sent as the builtin value inside it, and not at all where its class says itself what it equals.
+tuple, a frozenset as its set, an IntEnum as its int, Fraction(4) as 4. No object of a submission's class is sent: an
+instance of a subclass is sent as its builtin value, or refused when the class defines `==`.
 This file also runs inside the isolated worker: standard library only.
 """
 
@@ -51,7 +51,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     if type(value) not in _PLAIN:
         definer = next(kind for kind in type(value).__mro__ if "__eq__" in vars(kind))
         if definer.__module__.partition(".")[0] not in sys.stdlib_module_names:
-            raise WireError(f"{type(value).__name__} has an == of its own")
+            raise WireError(f"{type(value).__name__} defines its own ==")
     # Methods of the builtin types themselves: a subclass may override its own.
     if isinstance(value, int):
         if int.bit_length(value) > MAX_INT_BITS:

@@ -67,8 +67,6 @@ def test_the_ten_problems_are_complete():
         ("assert Solution().f(1,\n  [3,\n  4]) == ''", (1, [3, 4]), ""),
         ("assert Solution().f() == 1", (), 1),
         ("assert Solution().f(1, inf) == -inf", (1, math.inf), -math.inf),
-        ("assert Solution().f(1, 2) == float('inf')", (1, 2), math.inf),
-        ("assert Solution().f(1, 2) == [math.inf, -float('-inf')]", (1, 2), [math.inf, math.inf]),
     ],
 )
 def test_literal_assertions_become_cases(tmp_path, test, args, expected):
@@ -106,7 +104,7 @@ def test_a_problem_with_another_test_is_left_out(tmp_path, test):
     rows = [ROW, ROW | {"id": 8, "gt_answer": [*ROW["gt_answer"], test]}]
     loaded = environment(tmp_path, *rows)
     assert ([problem.problem_id for problem in loaded.problems("train")], loaded.left_out) == (["7"], ("8",))
-    with pytest.raises(InputError, match="a problem whose tests are all"):
+    with pytest.raises(InputError, match="a problem with all tests"):
         environment(tmp_path, rows[1])
 
 
