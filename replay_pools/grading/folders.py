@@ -15,7 +15,7 @@ _LEFT_OUT = (*FOREIGN, "test", "tests", "config-*", "*.a", "*.opt-?.pyc")
 
 def passable_folder(directory: Path | None = None) -> Path:
     """Make a temporary folder that every user may pass through and only this one may list."""
-    path = Path(tempfile.mkdtemp(prefix="probe-grading-", dir=directory))
+    path = Path(tempfile.mkdtemp(prefix="probe-grader-", dir=directory))
     path.chmod(0o711)
     return path
 
