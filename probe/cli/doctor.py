@@ -23,6 +23,7 @@ from packaging.specifiers import SpecifierSet
 from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
 from replay_pools.base.errors import InputError
 from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.grading.folders import closed_folder
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool
@@ -183,13 +184,17 @@ def _existing(path: Path) -> Path:
 
 
 def check_isolation(out: Path) -> str:
-    """A tier of isolation is available: which one is used, and what the others lack."""
+    """A tier of isolation is available; name the tier in use, the lacks of the others, and the user of submissions."""
     chosen = choose_tier()
     states = []
     for tier, lacking in available_tiers().items():
         states.append(f"tier {tier} lacks {', '.join(lacking)}" if lacking else f"tier {tier} available")
     changes = f": {CHANGES[chosen]}" if chosen in CHANGES else ""
-    return "; ".join([*states, f"tier {chosen} is used{changes}"])
+    is_root = os.geteuid() == 0
+    user = f"submissions run as {'another' if is_root else 'this'} user"
+    if chosen == "B" and is_root and (closed := closed_folder()):
+        user += f" with a copy of Python's library, since {closed} is closed to other users"
+    return "; ".join([*states, f"tier {chosen} is used{changes}", user])
 
 
 def check_grader(out: Path) -> str:

@@ -7,6 +7,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from replay_pools.base.errors import InputError
 from replay_pools.grading.sandbox import FOREIGN
 
 # Installed packages, and what takes half of the space of a library: its tests, and files for a C compiler.
@@ -20,24 +21,36 @@ def passable_folder(directory: Path | None = None) -> Path:
     return path
 
 
-def library_is_closed() -> bool:
-    """Return whether a folder above Python's library, such as /root/.pyenv, keeps other users out."""
-    return not all(folder.stat().st_mode & 0o001 for folder in (_library(), *_library().parents))
+def closed_folder() -> Path | None:
+    """Return a folder above Python's library that keeps other users out, such as /root; None without one."""
+    return next((folder for folder in (_library(), *_library().parents) if not folder.stat().st_mode & 0o001), None)
 
 
 def copied_library(directory: Path) -> Path:
     """Copy the library to a prefix (PYTHONHOME) in `directory`, where every user can read it.
 
     In tier B a submission of root becomes another user, which has no way to a library below a closed folder.
+
+    Raises:
+        InputError: the library cannot be copied.
     """
     library, prefix = _library(), directory / "python"
-    # With the times of the files, or Python would not trust the compiled ones among them.
-    shutil.copytree(
-        library,
-        prefix / sys.platlibdir / library.name,
-        ignore=shutil.ignore_patterns(*_LEFT_OUT),
-        ignore_dangling_symlinks=True,
-    )
+    try:
+        # With the times of the files, or Python would not trust the compiled ones among them.
+        shutil.copytree(
+            library,
+            prefix / sys.platlibdir / library.name,
+            ignore=shutil.ignore_patterns(*_LEFT_OUT),
+            ignore_dangling_symlinks=True,
+        )
+    except OSError as error:
+        closed = closed_folder()
+        raise InputError(
+            "grader isolation",
+            expected=f"a Python that other users can read, or a copy of it in {directory}",
+            found=f"{closed} closed to them, and {error}",
+            fix=f"free some space, chmod o+x {closed}, or install bubblewrap",
+        ) from error
     # Neither the umask of this process nor the modes of the library matter.
     for folder, _, names in os.walk(prefix):
         Path(folder).chmod(0o755)

@@ -20,7 +20,7 @@ from replay_pools.environments.loopholes import fence, stub
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folders import copied_library, library_is_closed, passable_folder
+from replay_pools.grading.folders import closed_folder, copied_library, passable_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
@@ -99,11 +99,11 @@ class Grader:
         self._threads = ThreadPoolExecutor(self._num_workers)
         self._library: Path | None = None
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
-        if self._directory and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
-            self._library = copied_library(self._directory)
         for uid in uids:
             self._idle.put((uid, None))
         try:
+            if self._directory and uids[0] is not None and closed_folder():  # the sandbox of tier A opens it
+                self._library = copied_library(self._directory)
             self._self_test()
         except BaseException:
             self.__exit__()

@@ -81,9 +81,9 @@ def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tie
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
         if command == EXECUTE:
             command = _serve_one(control, descriptors, place, confined)
+    with contextlib.suppress(OSError):
+        _wipe(scratch)  # also for a grader that may not, as another user than root
     if not command and folder is not None:  # the grader was killed
-        with contextlib.suppress(OSError):
-            _wipe(scratch)
         shutil.rmtree(folder, ignore_errors=True)  # its other workers do it too, and the last one succeeds
 
 

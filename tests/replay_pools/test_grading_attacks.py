@@ -7,16 +7,15 @@ ordinary user has (and, being root, is the stronger attacker).
 import contextlib
 import errno
 import os
-import platform
 import re
 import struct
 import sysconfig
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import honest
 import pytest
+from attacks import CORPUS, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
@@ -27,7 +26,6 @@ from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 
-CORPUS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())
 CASES = CORPUS["case"]
 FIELDS = {"name", "family", "tries", "code", "uses", "expected", "pays", "problem", "hangs", "costly"}
 RESISTED = [case for case in CASES if case.get("expected") != "right"]
@@ -235,42 +233,17 @@ def test_nothing_honest_is_refused(grader):
     assert honest.refused(grader.grade, asked) == {}
 
 
-REFUSED = """
-import ctypes, os, resource, signal, socket, time
-HOST_FILE, null = {host_file!r}, None
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *arguments):
-    function = getattr(libc, name)
-    if function(*(ctypes.c_long(a) if type(a) is int else a for a in arguments)) < 0:
-        raise OSError(ctypes.get_errno(), name)
-class Solution:
-    def f(self):
-        try: {statement}
-        except OSError as error: return error.errno if error.errno not in {accepted} else "refused"
-        return "done"
-"""
-
-
 def test_the_kernel_refuses(grader, isolation):
     """Each attack runs and answers whether its errno is the one that a refusal has; root, who has not become another
     user, may do what is marked `own_uid`, and a raw call number is one of its machine.
     """
     may = isolation == "B, same uid" and os.geteuid() == 0
-    asked = [
-        refusal
-        for refusal in CORPUS["refusals"]
-        if platform.machine() == refusal.get("machine", platform.machine()) and not (may and refusal.get("own_uid"))
-    ]
+    asked = [(each, source) for each, source in refusals() if not (may and each.get("own_uid"))]
     assert len(asked) > 160
-    attacks = []
-    for refusal in asked:
-        hidden = ["ENOENT", "EROFS"] if refusal["expected"] == "EACCES" else []
-        accepted = [int(getattr(errno, name)) for name in (refusal["expected"], *hidden)]
-        source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
-        asking = problem("refusal", [((), "refused")])
-        attacks.append(Submission(problem=asking, completion=fence(source), mode="none"))
+    asking = problem("refusal", [((), "refused")])
+    attacks = [Submission(problem=asking, completion=fence(source), mode="none") for _, source in asked]
     # A refusal that is counted right is an honest grade itself: nothing stands between it and the next.
-    for refusal, grade in zip(asked, grader.grade(attacks), strict=True):
+    for (refusal, _), grade in zip(asked, grader.grade(attacks), strict=True):
         where = f"{refusal['tries']}: {refusal['statement']}"
         assert grade.gt_correct, f"{where}: not refused with {refusal['expected']}: {grade}"
     assert not Path("/tmp/grading-attack").exists()

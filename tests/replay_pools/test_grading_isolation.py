@@ -4,6 +4,7 @@ What a submission cannot do under each tier is in test_grading_attacks.py.
 """
 
 import dataclasses
+import errno
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from attacks import refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
@@ -220,7 +222,7 @@ class Solution:
 def test_a_closed_library_is_read_from_a_copy(monkeypatch):
     """In tier B, by another user, under any umask; the copy has no installed package and goes with the grader."""
     need("B")
-    monkeypatch.setattr(grade, "library_is_closed", lambda: True)
+    monkeypatch.setattr(grade, "closed_folder", lambda: Path("/root"))
     source = """
 import colorsys, encodings.idna, os, resource
 class Solution:
@@ -238,6 +240,13 @@ class Solution:
         os.umask(umask)
     assert found.gt_correct, found
     assert not grader._library.exists()
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    with pytest.raises(InputError, match=r"a Python that other users can read.*No space left.*chmod o\+x"):
+        Grader(workers=1, tier="B").__enter__()
 
 
 @pytest.mark.parametrize(
@@ -330,18 +339,21 @@ def test_nothing_outlives_a_killed_grader(tier):
 
 ORDINARY = """
 import dataclasses, json, os, sys
-sys.path[:0] = json.loads(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
+from replay_pools.environments.base import Case
 from replay_pools.environments.loopholes import fence
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 from replay_pools.grading import tiers
 from replay_pools.grading.grade import _SELF_TEST
-tier, sources = sys.argv[2], json.loads(sys.argv[3])
-if lacking := tiers.available_tiers()[tier]:
+asked = json.load(sys.stdin)
+refusing = dataclasses.replace(_SELF_TEST, func_name="f", cases=(Case(args=(), expected="refused"),))
+problems = {"self-test": _SELF_TEST, "refusing": refusing}
+if lacking := tiers.available_tiers()[sys.argv[2]]:
     print(json.dumps({"lacking": lacking}))
     sys.exit()
-with Grader(workers=2, tier=tier, cpu_s=2) as grader:
-    submissions = [Submission(problem=_SELF_TEST, completion=fence(source), mode=mode) for source, mode in sources]
+with Grader(workers=2, cpu_s=2) as grader:
+    submissions = [Submission(problem=problems[of], completion=fence(text), mode=mode) for of, text, mode in asked]
     grades = grader.grade(submissions)
 print(json.dumps({"uid": os.geteuid(), "grades": [dataclasses.asdict(grade) for grade in grades]}))
 """
@@ -368,7 +380,10 @@ def ordinary():
 
 
 def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
-    """The grades that root gets: honest passes, exploits pay in their own mode, kills and escapes do nothing."""
+    """The grades that root gets: honest passes, exploits pay in their own mode, kills and escapes do nothing.
+
+    Tier B is what a user without bubblewrap gets; the kernel refuses there all that it refuses to root's submissions.
+    """
     user, python = ordinary
     honest = _SELF_TEST.canonical
     sources = [
@@ -382,12 +397,23 @@ def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
         ("import sys; sys.exit(0)", "exit_code"),
         (honest, "none"),
     ]
-    words = [python, "-S", "-c", ORDINARY, json.dumps([str(ROOT)]), tier, json.dumps(sources)]
-    found = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, cwd="/", **user).stdout)
+    asked = [("self-test", *each) for each in sources]
+    if tier == "B":
+        asked += [("refusing", source, "none") for _, source in refusals()]
+    words = [python, "-S", "-c", ORDINARY, str(ROOT), tier]
+    env = {"PATH": os.environ["PATH"] if tier == "A" else "/nonexistent"}
+    ran = subprocess.run(
+        words, check=True, input=json.dumps(asked), text=True, capture_output=True, cwd="/", env=env, **user
+    )
+    found = json.loads(ran.stdout)
     if "lacking" in found:
         pytest.skip(f"an ordinary user lacks {found['lacking']} for tier {tier}")
     assert found["uid"] != 0
-    grades = found["grades"]
-    assert {grade["isolation"] for grade in grades} == {tier}
+    grades, refused = found["grades"][: len(sources)], found["grades"][len(sources) :]
+    assert {grade["isolation"] for grade in found["grades"]} == {tier}
+    allowed = [
+        source for (_, source, _), grade in zip(asked[len(sources) :], refused, strict=True) if not grade["gt_correct"]
+    ]
+    assert allowed == []
     assert [grade["gt_correct"] for grade in grades] == [True, *[False] * 7, True]
     assert [grade["passed"] for grade in grades] == [True, *[False] * 5, True, True, True]
