@@ -17,7 +17,6 @@ from typing import Literal
 import click
 import psutil
 from click.shell_completion import shell_complete
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
@@ -68,7 +67,7 @@ class CheckError(Exception):
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, shell: str | None, out: Path, as_json: bool) -> None:
-    """Check Python, packages, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
+    """Check Python, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
 
     Exit code 1 on a failure; a warning is none. Examples:
 
@@ -115,28 +114,6 @@ def check_python(out: Path) -> str:
     if version not in SpecifierSet(supported):
         raise CheckError(version, fix=f"use Python {supported}")
     return f"{version} at {sys.executable}"
-
-
-def check_packages(out: Path) -> str:
-    """Every required package is installed in a version that its pin allows."""
-    versions: dict[str, str | None] = {}
-    wrong: list[Requirement] = []
-    for pin in map(Requirement, metadata.requires(DISTRIBUTION) or []):
-        # A marker means that the pin belongs to an extra, or to another platform.
-        if pin.marker is not None:
-            continue
-        try:
-            version = metadata.version(pin.name)
-        except metadata.PackageNotFoundError:
-            version = None
-        versions[pin.name] = version
-        # A pre-release that was installed on purpose is fine; `contains` refuses it by default.
-        if version is None or not pin.specifier.contains(version, prereleases=True):
-            wrong.append(pin)
-    if wrong:
-        texts = [f"{pin.name} {versions[pin.name] or 'missing'} (needs {pin.specifier})" for pin in wrong]
-        raise CheckError(", ".join(texts), fix="pip install " + " ".join(f"'{pin}'" for pin in wrong))
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def check_device(out: Path) -> str:
@@ -237,7 +214,6 @@ def check_organism(out: Path) -> str:
 
 CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
     ("python", check_python),
-    ("packages", check_packages),
     ("device", check_device),
     ("memory", check_memory),
     ("disk", check_disk),

@@ -136,17 +136,11 @@ def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> No
             call(job, namespace, arguments)
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
-    "answer": answer,
-    "compare": compare,
-    "drive": drive,
-    "run_script": run_script,
-    "run_script_on_stub": run_script_on_stub,
-    "call_run_tests": call_run_tests,
-    "call_run_tests_on_stub": call_run_tests_on_stub,
-    "call_run_tests_alone": call_run_tests_alone,
+ACTIONS = {
+    action.__name__: action
+    for action in (
+        *(answer, compare, drive, run_script, run_script_on_stub),
+        *(call_run_tests, call_run_tests_on_stub, call_run_tests_alone),
+    )
 }
-UNEXECUTED = (
-    "call_run_tests_alone",
-    "run_script_on_stub",
-)  # actions that get the source of the submission, which has not run
+UNEXECUTED = ("call_run_tests_alone", "run_script_on_stub")  # they get the source of the submission, which has not run

@@ -81,10 +81,10 @@ def test_the_best_available_tier_is_chosen(monkeypatch, lacks, asked, unsafe_loc
     assert tiers.choose_tier(tier=asked, unsafe_local=unsafe_local) == chosen
 
 
-@pytest.mark.parametrize(("asked", "unsafe_local"), [(None, False), ("A", True), ("C", True)])
+@pytest.mark.parametrize(("asked", "unsafe_local"), [(None, False), ("A", True)])
 def test_an_unavailable_tier_is_refused(monkeypatch, asked, unsafe_local):
     monkeypatch.setattr(tiers, "available_tiers", lambda: {"A": ["no bwrap"], "B": ["Landlock"]})
-    with pytest.raises(InputError, match=r"no bwrap|A or B"):
+    with pytest.raises(InputError, match="tier A lacks no bwrap"):
         Grader(tier=asked, unsafe_local=unsafe_local)
 
 
