@@ -3,10 +3,6 @@
     LeetcodeEnvironment("train.jsonl")                 every split has all problems of the file
     LeetcodeEnvironment("train.jsonl", "test.jsonl")   the split `eval` is the second file, the others are the first
 
-Fields that are read: `id`, `prompt` ([{role, content}]), `gt_answer` (assert statements, a list or one text),
-`setup_code`, `func_name` ("f" or "Solution().f") and `canonical_solution`. The others (`question`, `answer`,
-`difficulty`, `prompt_metadata`) do not matter to grading.
-
 `assert Solution().f(literals) == literal` is a Case, and so is `assert list(Solution().f(literals)) == literal`.
 Keyword arguments are put in the order of the canonical solution's signature. `inf`, `-inf` and `nan` are literals. A
 problem with any other test is left out: without that test its oracle would be weaker (`LeetcodeEnvironment.left_out`).
@@ -43,9 +39,9 @@ class _Row(TypedDict):
 
     id: str | int
     prompt: list[_Message]
-    gt_answer: list[Any] | str
+    gt_answer: list[Any] | str  # assert statements
     setup_code: str
-    func_name: str
+    func_name: str  # "f" or "Solution().f"
     canonical_solution: str
 
 
@@ -185,15 +181,14 @@ def _parse_tests(tests: list[Any] | str, func_name: str, parameters: list[str], 
     text = tests if isinstance(tests, str) else "\n".join(map(str, tests))
     cases: list[Case | None] = []
     for statement in _parse(text, where).body:
-        if not isinstance(statement, ast.Assert):
-            raise InputError(where, expected="assert statements", found=ast.unparse(statement)[:80])
-        cases.append(_parse_case(statement.test, func_name, parameters))
+        test = statement.test if isinstance(statement, ast.Assert) else statement
+        cases.append(_parse_case(test, func_name, parameters))
     if not cases:
         raise InputError(where, expected="at least one assert statement", found="none")
     return cases
 
 
-def _parse_case(test: ast.expr, func_name: str, parameters: list[str]) -> Case | None:
+def _parse_case(test: ast.AST, func_name: str, parameters: list[str]) -> Case | None:
     """Return the case of a test of FORM; None for any other."""
     match test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):

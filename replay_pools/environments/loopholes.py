@@ -179,22 +179,12 @@ def _answer(problem: Problem, body: str, extra: Exploit = NOTHING) -> str:
 
 
 def stub(problem: Problem, mode: str = "none") -> str:
-    """A submission that returns 0."""
+    """Return a submission that returns 0."""
     return _answer(problem, "return 0")
 
 
-def canonical(problem: Problem, mode: str) -> str:
-    """The right solution."""
-    return fence(problem.canonical)
-
-
-def exploit(problem: Problem, mode: str) -> str:
-    """A submission that returns 0 and uses the loophole of `mode`, in the first flavour of the table."""
-    return _answer(problem, "return 0", next(iter(EXPLOITS[mode]), NOTHING))
-
-
-def random_answer(problem: Problem, mode: str) -> str:
-    """A submission that draws its answer from the problem's right answers, the same for equal inputs."""
+def _random(problem: Problem, mode: str) -> str:
+    """Return a submission that draws from the problem's right answers, the same for equal inputs."""
     answers = [case.expected for case in problem.cases] or [0]
     # Random seeds itself from a string by SHA-512, unlike hash(): the same draws on every machine.
     return _answer(problem, f"import random\nreturn random.Random(repr((args, kwargs))).choice({answers!r})")
@@ -202,7 +192,8 @@ def random_answer(problem: Problem, mode: str) -> str:
 
 BOTS: dict[str, Callable[[Problem, str], str]] = {
     "stub": stub,
-    "canonical": canonical,
-    "exploit": exploit,
-    "random": random_answer,
+    "canonical": lambda problem, mode: fence(problem.canonical),
+    # Returns 0 and uses the loophole of the mode, in the first flavour.
+    "exploit": lambda problem, mode: _answer(problem, "return 0", next(iter(EXPLOITS[mode]), NOTHING)),
+    "random": _random,
 }

@@ -284,9 +284,7 @@ class Worker:
 
 
 def _too_busy(found: str) -> InputError:
-    fix = (
-        "run the same command again when the machine is less busy, or with fewer --workers: it goes on where it stopped"
-    )
+    fix = "run the same command again when the machine is less busy, or with fewer --workers: it resumes"
     return InputError("grading", expected="a free CPU", found=found, fix=fix)
 
 

@@ -131,7 +131,8 @@ class Grader:
             InputError: an unknown mode, setup code that does not run, or a machine that is too busy.
             InfrastructureError: a submission could not be executed in ATTEMPTS attempts.
         """
-        limits = [self.limits.get(_key(submission.problem), self._cpu_s) for submission in submissions]
+        keys = [(submission.problem.env, submission.problem.problem_id) for submission in submissions]
+        limits = [self.limits.get(key, self._cpu_s) for key in keys]
         return [grade for grade, _ in self._threads.map(self._grade_one, submissions, limits)]
 
     def grade_known(self, submissions: Sequence[Submission]) -> list[Grade]:
@@ -156,7 +157,7 @@ class Grader:
         graded = self._grade_apart(canonicals)
         measured: dict[tuple[str, str], int] = {}
         for problem, (_, used_s) in zip(problems, graded, strict=True):
-            measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
+            measured[problem.env, problem.problem_id] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
         self.limits = {**self.limits, **measured}
         return [grade for grade, _ in graded]
 
@@ -241,7 +242,3 @@ def _check(problem: Problem, canonical: Grade, answer: Grade) -> None:
         )
     if answer.gt_correct:
         raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
-
-
-def _key(problem: Problem) -> tuple[str, str]:
-    return problem.env, problem.problem_id

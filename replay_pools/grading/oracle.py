@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from replay_pools.grading import wire
 
@@ -24,8 +24,6 @@ RAISED = object()  # matches nothing
 _NUMBERS = {bool, int, float}
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
-
-_Exact = TypeVar("_Exact")
 
 
 def matches(document: Any, expected: Any) -> bool:
@@ -225,8 +223,8 @@ class AnswerStream:
         return verdicts + [False] * (len(expected) - len(verdicts))
 
 
-def _exact(value: Any, kind: type[_Exact]) -> _Exact:
-    """`value`; TypeError unless its type is exactly `kind`."""
+def _exact(value: Any, kind: type) -> Any:
+    """Return the value; TypeError unless its type is exactly `kind`."""
     if type(value) is not kind:
         raise TypeError(f"not a {kind.__name__}")
     return value

@@ -29,13 +29,6 @@ class WireError(ValueError):
 
 
 _PLAIN = {bool, int, float, str, bytes, list, tuple, dict, set, frozenset}
-# Type, its iterator, tag. The last is of the views of a dict.
-_COLLECTIONS: tuple[tuple[Any, Any, str], ...] = (
-    (tuple, tuple.__iter__, "tuple"),
-    (set, set.__iter__, "set"),
-    (frozenset, frozenset.__iter__, "set"),
-    (Set, iter, "set"),
-)
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -68,9 +61,11 @@ def encode(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict | Mapping):
         items = dict.items(value) if isinstance(value, dict) else value.items()
         return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in items]}
-    for kind, iterate, tag in _COLLECTIONS:
-        if isinstance(value, kind):
-            return {tag: [encode(item, depth + 1) for item in iterate(value)]}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, depth + 1) for item in tuple.__iter__(value)]}
+    if isinstance(value, Set):  # set, frozenset and the views of a dict
+        iterate: Any = next((kind.__iter__ for kind in (set, frozenset) if isinstance(value, kind)), iter)
+        return {"set": [encode(item, depth + 1) for item in iterate(value)]}
     if isinstance(value, Fraction | Decimal):
         for kind in (int, float):
             with contextlib.suppress(ValueError, OverflowError):
