@@ -126,11 +126,7 @@ def _environment(pool: Pool) -> str | None:
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
-    """Return {problem_id: problem} of a pool, looked up in all splits of an environment.
-
-    Args:
-        pool: any pool.
-        env: name of the environment; None = the one that the pool names.
+    """Return {problem_id: problem} of a pool, looked up in all splits of `env` or of the environment that it names.
 
     Raises:
         InputError: none is named, there is no such environment, or it lacks a problem of the pool.
