@@ -67,12 +67,34 @@ class _Grader(TypedDict):
     cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
 
 
-class Manifest(TypedDict):
-    """The required fields of a manifest.
+class _Tests(TypedDict):
+    problems: Annotated[int, Field(ge=0)]
+    cases: Annotated[int, Field(ge=0)]
+    left_out: NotRequired[Annotated[int, Field(ge=0)]]
 
-    Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
-    {"problems", "cases", "left_out"}, "regraded_from" {"name", "agreement", ...}; of an imported log "log" {"format",
-    "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+
+class _Agreement(TypedDict):
+    label: Name
+    n: Annotated[int, Field(ge=0)]
+    rate: Annotated[float, Field(ge=0, le=1)] | None
+    old_only: Annotated[int, Field(ge=0)]
+    new_only: Annotated[int, Field(ge=0)]
+
+
+class _RegradedFrom(TypedDict):
+    name: Name
+    path: str
+    sha256: Sha256
+    grader: _Grader
+    agreement: list[_Agreement]
+
+
+class Manifest(TypedDict):
+    """The fields of a manifest that are checked.
+
+    Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages); of an
+    imported log "log" {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...},
+    "normalised".
     """
 
     policy: _Policy
@@ -85,6 +107,8 @@ class Manifest(TypedDict):
     versions: dict[str, str]  # {package: version}
     git_commit: Commit | None
     counts: dict[Literal["steps", "rollouts"], int]
+    tests: NotRequired[_Tests]
+    regraded_from: NotRequired[_RegradedFrom]
     # A name that is no step file could be a path out of the folder.
     files: dict[Annotated[str, Field(pattern=STEP_NAME.pattern)], Entry]
 

@@ -16,6 +16,7 @@ from probe.cli._settings import SettingsCommand, configured, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
@@ -116,13 +117,18 @@ def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
     if other is not None:
         _print_angles(file, other, as_json)
         return
-    from probe.runs.directions import read_card
+    from probe.runs.directions import card_path, read_card
 
     card = read_card(file)
     if as_json:
         echo_json(card)
-    else:
+        return
+    try:
         print_card(file, card)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a field was rewritten and the hash renewed
+        found = f"{type(error).__name__}: {error}"
+        fix = "run probe extract again"
+        raise InputError(card_path(file), expected="a card that probe extract wrote", found=found, fix=fix) from error
 
 
 def _print_angles(first: Path, second: Path, as_json: bool) -> None:
