@@ -13,7 +13,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.sources.live import LiveSource
 from probe.runs.sources.problems import Problems, choose_problems
-from probe.runs.sources.served import PushedEngine, served_name
+from probe.runs.sources.served import PushedEngine, load_adapter, served_name, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
@@ -23,8 +23,7 @@ from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
-from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import ServerEngine, connect
+from replay_pools.serving import Server, ServerEngine, connect
 
 SHORT = Sampler(max_new_tokens=12)
 Adapted = tuple[Policy, Trained]
@@ -40,9 +39,9 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
 
 @pytest.fixture
 def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine]]:
-    def make(dialect: str, *complete: Any) -> tuple[Any, ServerEngine]:
-        server = loopback(dialect, *complete)
-        return server, connect(Connection(urls=(server.url,), pauses_s=(0.01,)), chat)
+    def make(*complete: Any) -> tuple[Any, ServerEngine]:
+        server = loopback(*complete)
+        return server, connect(Server(url=server.url, wait_s=0.01), chat)
 
     return make
 
@@ -54,11 +53,8 @@ def train(coordinates: Trained, seed: int, size: float = 1.0) -> None:
     coordinates.load_values(moved)
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_new_weights_are_pushed_once_and_old_ones_forgotten(
-    dialect: str, connected: Any, adapted: Adapted, tmp_path: Path
-) -> None:
-    server, base = connected(dialect)
+def test_new_weights_are_pushed_once_and_old_ones_forgotten(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
+    server, base = connected()
     engine = PushedEngine(base, adapted[1], tmp_path, adapter="in training")
     for step in range(3):
         engine.sample([[5, 6], [7, 8]], SHORT, seeds=[step, step + 9])
@@ -66,7 +62,7 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
         (name,) = server.adapters
         (path,) = tmp_path.iterdir()  # directories of former steps are not left behind
         assert (name, server.adapters[name]) == (served_name(path), str(path))
-        assert server.bodies()[-1]["model" if dialect == "vllm" else "lora_path"] == name
+        assert server.bodies()[-1]["model"] == name
         train(adapted[1], step)
     loaded = server.calls("load")
     assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
@@ -79,7 +75,7 @@ def test_new_weights_are_pushed_once_and_old_ones_forgotten(
 
 def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
     """Seeds and arms begin with the same weights; when one run has moved on, the other still has its adapter."""
-    server, base = connected("vllm")
+    server, base = connected()
     first, second = (PushedEngine(base, adapted[1], tmp_path / name, adapter="x") for name in ("a", "b"))
     for engine in (first, second):
         engine.sample([[5, 6]], SHORT, seeds=[0])
@@ -92,7 +88,7 @@ def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted
 
 def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
     """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
-    server, base = connected("vllm")
+    server, base = connected()
     train(adapted[1], 0)
     for _ in range(2):
         PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
@@ -110,7 +106,7 @@ def test_live_groups_come_from_the_weights_of_their_step(
 ) -> None:
     """Recorded log-probabilities are those of the adapted model here, before and after a step; the old ones are not."""
     policy, coordinates = adapted
-    _, base = connected("vllm", organism("model", small))
+    _, base = connected(organism(small))
     engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=1, seed=0)
     with Grader(workers=1) as grader:
@@ -141,7 +137,7 @@ def test_the_arm_projected_trains_with_a_server(
     loopback: Any, organism: Any, preset: Callable[..., str], small: str, tmp_path: Path
 ) -> None:
     """`probe train --url`: every step is sampled from the policy of that step, in truncated SVD coordinates."""
-    server = loopback("vllm", organism("model", small))
+    server = loopback(organism(small))
     settings = {
         "model.svd_rank": 24,
         "rollouts.engine": "server",
@@ -169,29 +165,20 @@ def test_a_rank_that_no_server_takes_is_refused(
 ) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
     coordinates = configured(load_policy(small), "svd", ModelConfig(), tmp_path)
-    base = connected("vllm")[1]
+    base = connected()[1]
     PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
     monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 15)
     with pytest.raises(InputError, match=r"rank 15 or less.*model\.svd_rank to 15 or less"):
         PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
 
 
-@pytest.mark.parametrize(
-    ("dialect", "fix"), [("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"), ("sglang", "--enable-lora")]
-)
-def test_a_server_without_adapters_is_refused_with_the_fix(
-    dialect: str, fix: str, connected: Any, adapted: Adapted, tmp_path: Path
-) -> None:
-    server, base = connected(dialect)
-    server.takes_adapters = False
-    before = len(server.bodies())
-    with pytest.raises(InputError, match=f"load_lora_adapter: expected an answer, found 404 .*{fix}"):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(server.bodies()) == before, "sampled from the base model in the place of the policy"
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_a_directory_that_the_server_does_not_see_is_named(dialect: str, connected: Any, tmp_path: Path) -> None:
-    _, base = connected(dialect)
-    with pytest.raises(InputError, match=f"on a machine that sees {tmp_path / 'nowhere'}"):
-        base.with_adapter("probe-0", tmp_path / "nowhere")
+def test_an_adapter_that_the_server_does_not_load_is_refused_with_the_fix(connected: Any, tmp_path: Path) -> None:
+    """It takes none, or does not see the directory; and a server that is down has none to forget."""
+    server, base = connected()
+    for takes, path in ((False, tmp_path), (True, tmp_path / "nowhere")):
+        server.takes_adapters = takes
+        with pytest.raises(InputError, match=f"found 404 .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.* that sees {path}"):
+            load_adapter(base, path)
+    server.close()
+    unload_adapter(base, tmp_path)
+    server.open()
