@@ -62,27 +62,21 @@ class Loopback:
 
     Attributes:
         complete: makes a completion.
-        spoil: what is done to the answer of a completion before it is sent.
-        endless: what is sent instead of every answer, without an end, and the pause in between.
+        spoil: what is done to the answer of a completion before it is sent; an iterator is sent as raw bytes.
         failing: statuses with which the next completions are refused; 0: the connection breaks.
         slow: seconds before a completion is answered, by its seed.
-        takes_adapters: whether it was started with them.
         asked: (path, body) of every request, in the order of arrival; `headers` of the last.
-        most: completions that were in flight together.
     """
 
     def __init__(self, complete: Callable[..., Completed], chat: ServedPolicy) -> None:
         self.complete, self.chat = complete, chat
         self.spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
-        self.endless: tuple[bytes, float] | None = None
         self.failing: list[int] = []
         self.slow: Callable[[int], float] = lambda seed: 0.0
-        self.takes_adapters = True
         self.models, self.adapters = ["served"], dict[str, str]()
         self.asked: list[tuple[str, Any]] = []
         self.headers: dict[str, str] = {}
-        self.most = self._running = self._port = 0
-        self._lock, self._closed = threading.Lock(), threading.Event()
+        self.lock, self._closed, self._port = threading.Lock(), threading.Event(), 0
         self.open()
 
     def open(self) -> None:
@@ -116,41 +110,33 @@ class Loopback:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:  # noqa: N802 (http.server's name)
-                self._answer(None)
-
-            def do_POST(self) -> None:  # noqa: N802
-                self._answer(orjson.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def _answer(self, body: Any) -> None:
                 outer.headers = dict(self.headers)
-                if outer.endless is not None:
-                    return self._send_endlessly(*outer.endless)
-                status, answer = outer._answered(self.path, body)
-                data = answer if isinstance(answer, bytes) else orjson.dumps(answer)
+                status, answer = outer._answered(self.path, self.rfile.read(int(self.headers.get("Content-Length", 0))))
                 if status == 0:  # the connection breaks
                     return
                 try:
+                    if isinstance(answer, Iterator):
+                        for part in answer:
+                            self.wfile.write(part)
+                        return
+                    data = answer if isinstance(answer, bytes) else orjson.dumps(answer)
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
                     self.wfile.write(data)
-                except BrokenPipeError:  # the client has lost patience
+                except OSError:  # the client has lost patience
                     pass
 
-            def _send_endlessly(self, part: bytes, pause: float) -> None:
-                try:
-                    while not outer._closed.wait(pause):
-                        self.wfile.write(part)
-                except OSError:  # the client has had enough
-                    pass
+            do_POST = do_GET  # noqa: N815
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
         return Handler
 
-    def _answered(self, path: str, body: Any) -> tuple[int, Any]:
-        with self._lock:
+    def _answered(self, path: str, content: bytes) -> tuple[int, Any]:
+        body = orjson.loads(content) if content else None
+        with self.lock:
             self.asked.append((path, body))
         if path == "/v1/models":
             cards = {**dict.fromkeys(self.models), **dict.fromkeys(self.adapters, "served")}
@@ -161,24 +147,18 @@ class Loopback:
             return 200, {"tokens": self.chat.tokenizer.encode(body["prompt"], add_special_tokens=False)}
         if path == "/v1/completions":
             return self._completion(body)
-        if self.takes_adapters and path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
             return self._adapter(path, body)
         return 404, {"detail": "Not Found"}
 
     def _completion(self, body: dict[str, Any]) -> tuple[int, Any]:
-        with self._lock:
-            self._running += 1
-            self.most = max(self.most, self._running)
+        with self.lock:
             status = self.failing.pop(0) if self.failing else 200
-        try:
-            if status != 200:
-                return status, {"error": {"message": "there is trouble"}}
-            if body["model"] not in [*self.models, *self.adapters]:
-                return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
-            return 200, self.spoil(self._choice(body))
-        finally:
-            with self._lock:
-                self._running -= 1
+        if status != 200:
+            return status, {"error": {"message": "there is trouble"}}
+        if body["model"] not in [*self.models, *self.adapters]:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        return 200, self.spoil(self._choice(body))
 
     def _sampled(self, model: str, body: dict[str, Any]) -> Completed:
         self._closed.wait(self.slow(body["seed"]))

@@ -5,24 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from adapted import configured
+from served import group_off, most_off, move
 
 from extraction.adapters.trained import Trained
 from probe.cli import cli
 from probe.cli._frame import run
-from probe.runs.sources.live import LiveSource
-from probe.runs.sources.problems import Problems, choose_problems
 from probe.runs.sources.served import PushedEngine, load_adapter, served_name, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.environments.registry import get_environment
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
-from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
 from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout
 from replay_pools.serving import Server, ServerEngine, connect
 
 SHORT = Sampler(max_new_tokens=12)
@@ -46,24 +40,23 @@ def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine
     return make
 
 
-def train(coordinates: Trained, seed: int, size: float = 1.0) -> None:
-    """Any step: the weights are others."""
-    generator = torch.Generator().manual_seed(seed)
-    moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
-    coordinates.load_values(moved)
-
-
-def test_new_weights_are_pushed_once_and_old_ones_forgotten(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
-    server, base = connected()
-    engine = PushedEngine(base, adapted[1], tmp_path, adapter="in training")
+def test_new_weights_are_pushed_once_and_old_ones_forgotten(
+    connected: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
+) -> None:
+    """Recorded log-probabilities are those of the adapted model here, before and after a step."""
+    server, base = connected(organism(small))
+    policy, trained = adapted
+    engine, prompts = PushedEngine(base, trained, tmp_path, adapter="in training"), [[5, 6], [7, 8]]
     for step in range(3):
-        engine.sample([[5, 6], [7, 8]], SHORT, seeds=[step, step + 9])
+        found = engine.sample(prompts, SHORT, seeds=[step, step + 9])
+        assert most_off(policy, prompts, found) < 1e-4, "sampled from other weights than those of the step"
         engine.sample([[5, 6]], SHORT, seeds=[step])
         (name,) = server.adapters
         (path,) = tmp_path.iterdir()  # directories of former steps are not left behind
         assert (name, server.adapters[name]) == (served_name(path), str(path))
         assert server.bodies()[-1]["model"] == name
-        train(adapted[1], step)
+        move(trained, step)
+        assert most_off(policy, prompts, found) > 0.01, "the step changed nothing: the test shows nothing"
     loaded = server.calls("load")
     assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
     assert server.calls("unload") == loaded[:2]
@@ -89,48 +82,12 @@ def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted
 def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
     """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
     server, base = connected()
-    train(adapted[1], 0)
-    for _ in range(2):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(server.calls("load")) == 1
     before = adapted[1].values()
-    train(adapted[1], 1)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    adapted[1].load_values(before)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
+    for load in (lambda: None, lambda: move(adapted[1], 1), lambda: adapted[1].load_values(before)):
+        load()
+        for _ in range(2):
+            PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     assert len(server.calls("load")) == 2
-
-
-def test_live_groups_come_from_the_weights_of_their_step(
-    connected: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
-) -> None:
-    """Recorded log-probabilities are those of the adapted model here, before and after a step; the old ones are not."""
-    policy, coordinates = adapted
-    _, base = connected(organism(small))
-    engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
-    problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=1, seed=0)
-    with Grader(workers=1) as grader:
-        maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
-        header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])
-        source = LiveSource(tmp_path / "rollouts", header=header, maker=maker, problems=Problems(problems), seed=0)
-        for step in range(2):
-            rollouts = [source.rollout(key) for group in source.groups(step) for key in group.keys]
-            assert off(policy, rollouts) < 1e-4, "sampled from other weights than those of the step"
-            train(coordinates, step)
-            assert off(policy, rollouts) > 0.01, "the step changed nothing: the test shows nothing"
-        source.finish(2)
-
-
-@torch.no_grad()
-def off(policy: Policy, rollouts: list[Rollout]) -> float:
-    """The largest difference between recorded log-probabilities and the policy's, in nats."""
-    worst = 0.0
-    for rollout in rollouts:
-        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
-        logits = policy.model(input_ids=ids).logits[0, rollout.plen - 1 : -1]
-        here = torch.log_softmax(logits, -1).gather(1, ids[0, rollout.plen :, None])[:, 0]
-        worst = max(worst, float((here - torch.tensor(rollout.sampling_logprobs)).abs().max()))
-    return worst
 
 
 def test_the_arm_projected_trains_with_a_server(
@@ -156,8 +113,8 @@ def test_the_arm_projected_trains_with_a_server(
     steps = open_pool(directory / "rollouts").steps
     start = load_policy(small)
     first = [rollout for group in steps[:2] for rollout in group]
-    assert off(start, first) < 1e-4, "the first step is not sampled from the start"
-    assert off(start, [rollout for group in steps[2:] for rollout in group]) > 0.01, "the second step is"
+    assert group_off(start, first) < 1e-4, "the first step is not sampled from the start"
+    assert group_off(start, [rollout for group in steps[2:] for rollout in group]) > 0.01, "the second step is"
 
 
 def test_a_rank_that_no_server_takes_is_refused(
@@ -175,8 +132,9 @@ def test_a_rank_that_no_server_takes_is_refused(
 def test_an_adapter_that_the_server_does_not_load_is_refused_with_the_fix(connected: Any, tmp_path: Path) -> None:
     """It takes none, or does not see the directory; and a server that is down has none to forget."""
     server, base = connected()
-    for takes, path in ((False, tmp_path), (True, tmp_path / "nowhere")):
-        server.takes_adapters = takes
+    refused = lambda *body: (404, {"detail": "Not Found"})  # noqa: E731
+    for answer, path in ((refused, tmp_path), (server._adapter, tmp_path / "nowhere")):
+        server._adapter = answer
         with pytest.raises(InputError, match=f"found 404 .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.* that sees {path}"):
             load_adapter(base, path)
     server.close()
