@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -53,10 +52,6 @@ class Organism:
             return ids, torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 128  # all of a batch connects at once
-
-
 class Loopback:
     """A server at `url`, until it is closed.
 
@@ -82,7 +77,8 @@ class Loopback:
     def open(self) -> None:
         """Start; after `close`, at the same port."""
         self._closed.clear()
-        self._server = _Server(("127.0.0.1", self._port), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler())
+        self._server.socket.listen(128)  # all of a batch connects at once
         self._port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -168,17 +164,10 @@ class Loopback:
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
         assert (body["logprobs"], body["return_token_ids"]) == (0, True)
         ids, logprobs = self._sampled(body["model"], body)
-        choice = {
-            "index": 0,
-            "text": self.chat.decode(ids),
-            "logprobs": {"token_logprobs": logprobs, "tokens": [str(i) for i in ids]},
-            "finish_reason": "stop" if ids[-1] in body["stop_token_ids"] else "length",
-            "stop_reason": None,
-            "token_ids": ids,
-            "prompt_token_ids": body["prompt"],
-        }
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
-        return {"id": f"cmpl-{time.time_ns()}", "choices": [choice], "usage": usage}
+        finish = "stop" if ids[-1] in body["stop_token_ids"] else "length"
+        choice = {"text": self.chat.decode(ids), "token_ids": ids, "finish_reason": finish}
+        choice["logprobs"] = {"token_logprobs": logprobs, "tokens": [str(i) for i in ids]}
+        return {"choices": [choice], "usage": {"prompt_tokens": len(body["prompt"])}}
 
     def _adapter(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
         name = body["lora_name"]

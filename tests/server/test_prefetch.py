@@ -1,4 +1,4 @@
-"""Prefetching on a server: sampling overlaps with the step, from the right adapter, and nothing depends on timing."""
+"""Training with a server: each batch is sampled from the right adapter, ahead too, and nothing depends on timing."""
 
 import random
 import signal
@@ -11,6 +11,7 @@ import processes
 import pytest
 from directories import contents
 from killer import KILLER
+from served import group_off
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -18,6 +19,7 @@ from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources import sampled
 from replay_pools.base.files import decode_jsonl
+from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 SETTINGS = {
@@ -71,6 +73,22 @@ def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., P
 @pytest.fixture(scope="module")
 def whole(train: Callable[..., Path]) -> Path:
     return train("whole")
+
+
+def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small: str) -> None:
+    """The arm projected, in truncated SVD coordinates."""
+    svd = {"intervention.arms": ["projected"], "model.svd_rank": 24, "optimizer.warmup_steps": 0}
+    settings = {
+        "steps": 2,
+        "evaluation.every": 2,
+        "rollouts.prefetch": 0,
+        "objective.entropy_coef": 1.0,
+        "optimizer.lr": 1.0,
+    }
+    groups = open_pool(train("svd", svd | settings) / "rollouts").steps
+    differences = {step: group_off(load_policy(small), groups[step]) for step in (0, -1)}
+    assert differences[0] < 1e-4, "the first step is not sampled from the start"
+    assert differences[-1] > 0.01, "the second step is"
 
 
 def one_after_the_other(patch: pytest.MonkeyPatch) -> None:

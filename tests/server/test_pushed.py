@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 from adapted import configured
-from served import group_off, most_off, move
+from served import most_off, move
 
 from extraction.adapters.trained import Trained
-from probe.cli import cli
-from probe.cli._frame import run
 from probe.runs.sources.served import PushedEngine, load_adapter, served_name, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.pool import open_pool
 from replay_pools.serving import Server, ServerEngine, connect
 
 SHORT = Sampler(max_new_tokens=12)
@@ -90,43 +87,15 @@ def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path)
     assert len(server.calls("load")) == 2
 
 
-def test_the_arm_projected_trains_with_a_server(
-    loopback: Any, organism: Any, preset: Callable[..., str], small: str, tmp_path: Path
-) -> None:
-    """`probe train --url`: every step is sampled from the policy of that step, in truncated SVD coordinates."""
-    server = loopback(organism(small))
-    settings = {
-        "model.svd_rank": 24,
-        "rollouts.engine": "server",
-        "rollouts.sampler.max_new_tokens": 12,
-        "steps": 2,
-        "objective.entropy_coef": 1.0,  # so short completions are paid alike
-        "optimizer.warmup_steps": 0,
-        "optimizer.lr": 1.0,
-        "evaluation.num_problems": 1,
-    }
-    options = ["--preset", preset(settings), "--arm", "projected", "--name", "served", "--url", server.url]
-    assert run(cli, ["train", *options, "--out", str(tmp_path)]) == 0
-    directory = tmp_path / "runs" / "served"
-    assert not server.adapters, "the last adapter is left on the server"
-    assert not [*(directory / "adapters").iterdir()]
-    steps = open_pool(directory / "rollouts").steps
-    start = load_policy(small)
-    first = [rollout for group in steps[:2] for rollout in group]
-    assert group_off(start, first) < 1e-4, "the first step is not sampled from the start"
-    assert group_off(start, [rollout for group in steps[2:] for rollout in group]) > 0.01, "the second step is"
-
-
 def test_a_rank_that_no_server_takes_is_refused(
     connected: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
-    coordinates = configured(load_policy(small), "svd", ModelConfig(), tmp_path)
-    base = connected()[1]
-    PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    coordinates, base = configured(load_policy(small), "svd", ModelConfig(), tmp_path), connected()[1]
+    PushedEngine(base, coordinates, tmp_path, adapter="in training")
     monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 15)
     with pytest.raises(InputError, match=r"rank 15 or less.*model\.svd_rank to 15 or less"):
-        PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+        PushedEngine(base, coordinates, tmp_path, adapter="in training")
 
 
 def test_an_adapter_that_the_server_does_not_load_is_refused_with_the_fix(connected: Any, tmp_path: Path) -> None:

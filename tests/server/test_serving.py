@@ -73,21 +73,6 @@ def test_logprobs_are_those_of_the_sampler_or_absent(loopback: Any, organism: An
     assert found.logprobs == pytest.approx(local.logprobs, abs=1e-5)
 
 
-def test_requests_in_flight_are_capped(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "CONCURRENCY", 3)
-    server, served = engine()
-    running: list[int] = [0]
-
-    def count(change: int) -> None:
-        with server.lock:
-            running.append(running[-1] + change)
-
-    server.slow = lambda seed: count(1) or 0.02
-    server.spoil = lambda answer: count(-1) or answer
-    served.sample(PROMPTS, SHORT, seeds=SEEDS)
-    assert 2 <= max(running) <= 3
-
-
 def test_passing_trouble_is_sat_out(engine: Any) -> None:
     """5xx, 429 and broken connections are followed by another attempt, and the completions are those of a calm day."""
     server, served = engine()

@@ -28,7 +28,7 @@ from replay_pools.serving import Server, connect
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / os.environ.get("SERVER_VENV", ".venv-server") / "bin" / "python"
-STARTING_S = 240
+STARTING_S = 600
 RANK = 64
 SAME = 2e-3  # nats: two kernels in float32; another weight moves a log-probability by more than 100 times that
 
