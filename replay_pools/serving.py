@@ -108,7 +108,7 @@ class Server:
 
     def ask(self, path: str, kind: type[Answered], body: Any = None) -> Answered:
         """Return the answer to a GET, or to a POST of `body` as JSON."""
-        fix = "is this a vLLM server?"
+        fix = f"is this a vLLM server? its key goes into {KEY_VARIABLE}"
         return self.ask_all(path, [body], lambda _, data: parse(kind, data, self.at(path), fix), fix=fix)[0]
 
     def ask_all(
@@ -145,10 +145,9 @@ class Server:
                             return answer
 
             async with self._client() as client:
-                reporting = asyncio.create_task(report_waiting())
-                answers = await asyncio.gather(*(result(i, client) for i in range(len(bodies))))
-                reporting.cancel()
-                return answers
+                tasks = [result(i, client) for i in range(len(bodies))]
+                _reporting = asyncio.create_task(report_waiting())  # `asyncio.run` cancels it
+                return await asyncio.gather(*tasks)
 
         return asyncio.run(results())
 
@@ -312,9 +311,9 @@ def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> S
     names = [name for name in models if (models[name] is None if served_model is None else name == served_model)]
     if len(names) != 1:
         expected = "one base model" if served_model is None else f"a model {served_model}"
-        found = ", ".join(models) or "no model"
-        raise InputError(server.at(MODELS), expected=expected, found=found, fix="name it with --served-model")
-    (name,) = names
+        found, fix = ", ".join(models) or "no model", "name it with --served-model"
+        raise InputError(server.at(MODELS), expected=expected, found=found, fix=fix)
+    name = names[0]
     text, ids = chat.render([{"role": "user", "content": TOKENIZED}])
     body = {"model": name, "prompt": text, "add_special_tokens": False}
     server_ids = server.ask("/tokenize", _Tokens, body).tokens

@@ -14,8 +14,8 @@ import torch
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import ServedPolicy, load_policy, load_served_policy
 from replay_pools.sampling import sample
+from replay_pools.serving import Server, ServerEngine, connect
 
-LOADING = threading.Lock()  # of peft, what two threads say while they load gets mixed up
 Completed = tuple[list[int], list[float]]
 EOS = 2
 
@@ -39,7 +39,7 @@ class Organism:
         self.lock = threading.Lock()
 
     def load(self, name: str, directory: str) -> None:
-        with LOADING:
+        with self.lock:
             self.policies[name] = load_policy(self.model, adapter=directory)
 
     @torch.no_grad()
@@ -201,6 +201,17 @@ def loopback(chat: ServedPolicy) -> Iterator[Callable[..., Loopback]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def engine(loopback: Callable[..., Loopback], chat: ServedPolicy) -> Callable[..., tuple[Loopback, ServerEngine]]:
+    """engine(*complete, **settings of Server) -> (server, connected engine, which repeats a request once)."""
+
+    def make(*complete: Callable[..., Completed], **settings: Any) -> tuple[Loopback, ServerEngine]:
+        server = loopback(*complete)
+        return server, connect(Server(url=server.url, **{"timeout_s": 20.0, "wait_s": 0.01} | settings), chat)
+
+    return make
 
 
 @pytest.fixture(scope="session")

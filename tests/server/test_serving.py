@@ -16,22 +16,11 @@ from replay_pools.base.terminal import heard_by
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import load_policy
 from replay_pools.sampling import sample
-from replay_pools.serving import KEY_VARIABLE, Server, ServerEngine, connect
+from replay_pools.serving import KEY_VARIABLE, Server, connect
 
 PROMPTS = [[5, 6, 7], [8, 9], [11, 12, 13, 14]] * 4
 SEEDS = [2**40 + i for i in range(len(PROMPTS))]
 SHORT = Sampler(max_new_tokens=12)
-
-
-@pytest.fixture
-def engine(loopback: Callable[..., Any], chat: Any) -> Callable[..., tuple[Any, ServerEngine]]:
-    """engine(**settings of Server) -> (server, connected engine, which repeats a request once and without a pause)."""
-
-    def make(**settings: Any) -> tuple[Any, ServerEngine]:
-        server = loopback()
-        return server, connect(Server(url=server.url, **{"timeout_s": 20.0, "wait_s": 0.01} | settings), chat)
-
-    return make
 
 
 def test_ids_and_logprobs_are_the_servers_in_the_order_of_the_prompts(engine: Any) -> None:
@@ -60,9 +49,9 @@ def test_every_sampler_setting_is_sent(engine: Any) -> None:
     assert all(off.items() <= body.items() for body in bodies)
 
 
-def test_logprobs_are_those_of_the_sampler_or_absent(loopback: Any, organism: Any, chat: Any) -> None:
+def test_logprobs_are_those_of_the_sampler_or_absent(engine: Any, organism: Any, chat: Any) -> None:
     """Reference: what the local engine records for the same seed, which gives it the same ids."""
-    served = connect(Server(url=loopback(organism()).url), chat)
+    served = engine(organism())[1]
     prompt = chat.render([{"role": "user", "content": "Write f"}])[1]
     for settings in ({"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {}):
         sampler = Sampler(max_new_tokens=8, **settings)
