@@ -145,14 +145,14 @@ class Server:
                             return answer
 
             async with self._client() as client:
-                tasks = [result(i, client) for i in range(len(bodies))]
-                _reporting = asyncio.create_task(report_waiting())  # `asyncio.run` cancels it
-                return await asyncio.gather(*tasks)
+                reporting = asyncio.create_task(report_waiting())
+                answers = await asyncio.gather(*(result(i, client) for i in range(len(bodies))))
+                reporting.cancel()
+                return answers
 
         return asyncio.run(results())
 
     async def _send(self, client: httpx.AsyncClient, path: str, body: Any, fix: str) -> bytes:
-        """Return the answer to one request."""
         place, data = self.at(path), bytearray()
         request = client.stream("GET" if body is None else "POST", self.url + path, json=body)
         try:
