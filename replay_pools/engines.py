@@ -1,10 +1,10 @@
-"""Engines sample completions from a policy: `LocalEngine` of `sample` in this process, `serving.engine` on a server.
+"""Engines sample completions from a policy: `LocalEngine` of `sample` in this process, `ServerEngine` on a server.
 
 To add an engine: write a class with the three members of `Engine`. `RolloutMaker` takes any of them.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
 
@@ -13,8 +13,6 @@ from replay_pools.rollout import Completion
 
 if TYPE_CHECKING:
     from replay_pools.policy.chat import Chat
-
-ServerKind = Literal["vllm", "sglang"]  # the names of the rows of serving.dialects.DIALECTS
 
 
 @settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)

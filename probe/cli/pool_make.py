@@ -1,6 +1,5 @@
 """probe pool generate, regrade: sample groups from a policy, grade and freeze them; grade stored completions again."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_opti
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
-from probe.records.run import ANSWERS_DIR, elsewhere
+from probe.records.run import elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, open_pool, resolve_pool
@@ -28,12 +27,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
-)
+@click.option("--url", help="Sample from this vLLM server, http://host:8000. --model names the tokenizer.")
 @grader_options
 @settings_options(
     "generate",
@@ -43,7 +37,6 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
-    "rollouts.server_dialect: --dialect",
     "rollouts.env",
     "rollouts.split",
     "rollouts.mode",
@@ -62,7 +55,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 def generate(
     ctx: click.Context,
     name: str,
-    urls: tuple[str, ...],
+    url: str | None,
     out: Path,
     as_json: bool,
     **grading: Any,
@@ -90,18 +83,18 @@ def generate(
         group=rollouts.group,
         seed=config.seed,
     )
-    answers = directory / ANSWERS_DIR
     is_served = rollouts.engine == "server"
-    if is_served != bool(urls) or (is_served and config.model.adapter is not None):
-        given = f"{rollouts.engine}, url {' '.join(urls) or None}, adapter {config.model.adapter}"
+    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
+        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
-    if urls:
-        from probe.runs.sources.served import connected
+    if url is not None:
         from replay_pools.policy.load import load_served_policy
+        from replay_pools.serving import Server, connect
 
         policy = load_served_policy(str(config.model.name), config.model.template)
-        source = connected(urls, rollouts, policy, answers)
+        server = Server(url=url, timeout_s=rollouts.server_timeout_s)
+        source = connect(server, policy, served_model=rollouts.served_model)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -112,7 +105,6 @@ def generate(
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
-    shutil.rmtree(answers, ignore_errors=True)  # of batches that were never asked for again
     num_rollouts = steps * rollouts.group
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
@@ -126,9 +118,8 @@ def _sampled_by(header: dict[str, Any]) -> str:
     text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
     if server is None:
         return text
-    logprobs = (
-        "recorded" if server["logprobs_recorded"] else f"not recorded (the server's law: {server['logprobs_law']})"
-    )
+    is_recorded = server["logprobs_recorded"]
+    logprobs = "recorded" if is_recorded else "not recorded (they are of temperature 1, top-p 1 and top-k 0)"
     return f"{text}, model {server['model']} of {server['server']} {server['version']}; log-probabilities {logprobs}"
 
 

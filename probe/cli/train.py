@@ -24,16 +24,13 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 
 @click.command(cls=SettingsCommand)
 @name_option("run", default="train", show_default=True)
-@click.option(
-    "--url", "urls", multiple=True, help="http://host:port of a server, for rollouts.engine = server; one a replica."
-)
+@click.option("--url", help="http://host:port of a vLLM server, for rollouts.engine = server.")
 @settings_options(
     "train",
     "intervention.arms: --arm",
     "seed",
     "steps",
     "rollouts.hint",
-    "rollouts.server_dialect: --dialect",
     has_config=True,
 )
 @track_option
@@ -44,7 +41,7 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 def train(
     ctx: click.Context,
     name: str,
-    urls: tuple[str, ...],
+    url: str | None,
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
@@ -70,7 +67,7 @@ def train(
 
     with running(config.model, directory, out, say, track) as world:
         say_defaults(ctx, config, world.main_only(say))
-        run_train(config, directory, out_dir=out, urls=urls, say=world.main_only(say), world=world)
+        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, out, as_json)
 

@@ -61,7 +61,6 @@ DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look u
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 PAST_SELF_DIR = "past-self"
-ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
 IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"

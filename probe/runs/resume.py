@@ -20,7 +20,6 @@ import torch
 
 from probe.records.records import StepRecord
 from probe.records.run import (
-    ANSWERS_DIR,
     CHECKPOINT_DIR,
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -49,8 +48,6 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
     # What a run left that was stopped before its first step is of its settings, not of these.
     # `config.json` stays: it marks the directory as that of a run if this one is killed here.
     for path in directory.iterdir() if directory.exists() else ():
-        if path.name == ANSWERS_DIR:  # to requests that say all that they are about
-            continue
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != CONFIG_FILE:
@@ -88,8 +85,8 @@ def is_complete(directory: Path) -> bool:
 
 def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """Refuse a stored configuration that differs from the given one; the first key that differs is named."""
-    # How a server is asked changes nothing that is recorded.
-    if difference := first_difference(stored, config, free="settings.rollouts.server_"):
+    # The patience with a server changes nothing that is recorded.
+    if difference := first_difference(stored, config, free="settings.rollouts.server_timeout_s"):
         key, there, wanted = difference
         raise InputError(
             directory,

@@ -23,7 +23,7 @@ from extraction.adapters.trained import Trained
 from extraction.library import config_sha
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
-from probe.records.run import ADAPTER_DIR, ANSWERS_DIR, IN_TRAINING
+from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
@@ -34,7 +34,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.past import PastSelf, PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
-from probe.runs.sources.served import PushedEngine, connected, forget_adapter
+from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
@@ -46,6 +46,7 @@ from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
+from replay_pools.serving import Server, connect
 
 
 def train(
@@ -53,7 +54,7 @@ def train(
     directory: Path,
     *,
     out_dir: Path,
-    urls: Sequence[str] = (),
+    url: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     world: World = SOLO,
 ) -> None:
@@ -62,8 +63,8 @@ def train(
     Args:
         directory: of the run; one that holds some of its steps is continued, one of another run is refused.
         out_dir: root of what is written; pools are looked up in it.
-        urls: of the replicas of the server that samples, with `rollouts.engine` "server". They are no setting of the
-            run, which may be continued with a server at another place.
+        url: of the server that samples, with `rollouts.engine` "server". It is no setting of the run, which may be
+            continued with a server at another place.
         say: gets one line of progress at a time.
         world: all ranks.
 
@@ -99,7 +100,7 @@ def train(
         say=say,
         world=world,
     )
-    _run(inputs, policy, setup, directory, urls, done, timings, say)
+    _run(inputs, policy, setup, directory, url, done, timings, say)
 
 
 def _run(
@@ -107,7 +108,7 @@ def _run(
     policy: Policy,
     setup: Setup,
     directory: Path,
-    urls: Sequence[str],
+    url: str | None,
     done: Sequence[StepRecord],
     timings: Timings,
     say: Callable[[str], None],
@@ -127,7 +128,7 @@ def _run(
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, policy, trained, directory, urls) as engine,
+        _open_engine(config, policy, trained, directory, url) as engine,
     ):
         origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
         arm = config.intervention.arms[0]
@@ -199,9 +200,9 @@ def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: C
 
 @contextmanager
 def _open_engine(
-    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, urls: Sequence[str]
+    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, url: str | None
 ) -> Iterator[Engine]:
-    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where `urls` are given.
+    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` with a `url`.
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
@@ -210,16 +211,16 @@ def _open_engine(
     adapter = f"{IN_TRAINING}arm {config.intervention.arms[0]}, seed {config.seed}"
     if config.model.adapter is not None:
         adapter += f", from {config.model.adapter}"
-    if (rollouts.engine == "server") != bool(urls):
-        actual = f"engine {rollouts.engine}, url {'given' if urls else 'none'}"
+    if (rollouts.engine == "server") != (url is not None):
+        actual = f"engine {rollouts.engine}, url {'none' if url is None else 'given'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
-    if not urls:
+    if url is None:
         yield LocalEngine(replace(policy, adapter=adapter))
         return
-    base = connected(urls, rollouts, policy, directory / ANSWERS_DIR)
+    server = Server(url=url, timeout_s=rollouts.server_timeout_s)
+    base = connect(server, policy, served_model=rollouts.served_model)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
-        forget_adapter(base, leftover)
+        unload_adapter(base, leftover)
         shutil.rmtree(leftover)
     with closing(PushedEngine(base, trained, directory / "adapters", adapter=adapter)) as engine:
         yield engine
-    shutil.rmtree(directory / ANSWERS_DIR, ignore_errors=True)  # of batches that were never asked for again

@@ -11,7 +11,7 @@ from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
 from replay_pools.base.errors import FieldError
 from replay_pools.base.tables import STRICT, Maybe, setting
-from replay_pools.engines import Sampler, ServerKind
+from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.grading.blocks import default_rule
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
@@ -107,15 +107,10 @@ class RolloutConfig:
         MIN_CPU_S, "CPU seconds of an execution, or 10 times the canonical solution's", ge=1, le=MAX_CPU_S
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
-    served_model: Maybe[str] = setting(None, "the base model's name on the server; none: it has one")
-    server_dialect: Maybe[ServerKind] = setting(
-        None, "what kind it is; none: as its /v1/models says, which a gateway may hide"
+    served_model: Maybe[str] = setting(
+        None, "model or adapter to sample, by its name on the server; none: its only base model"
     )
-    server_concurrency: int = setting(128, "requests in flight at each replica of a server", ge=1)
-    server_wait_s: float = setting(300.0, "seconds for which a server that is down is asked again", ge=0, le=86400)
-    server_timeout_s: float = setting(600.0, "seconds in which a server answers a request", gt=0)
-    server_answer_mib: int = setting(16, "largest answer of a server in MiB", ge=1)
-    server_bytes_per_s: float = setting(1024.0, "slowest pace at which an answer comes that has begun", gt=0)
+    server_timeout_s: float = setting(600.0, "seconds for an answer of the server, its queue included", gt=0)
     teacher: Maybe[TeacherConfig] = None
     past_self: Maybe[PastSelfConfig] = None
     refills: int = setting(0, "further attempts at a group without reward variance, each on another problem", ge=0)

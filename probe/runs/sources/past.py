@@ -27,12 +27,12 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.trained import Trained
-from probe.runs.sources.served import PushedEngine, forget_adapter
+from probe.runs.sources.served import PushedEngine, load_adapter, unload_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout
-from replay_pools.serving.engine import ServerEngine
+from replay_pools.serving import ServerEngine
 
 
 @final
@@ -152,7 +152,7 @@ class AheadEngine:
         """One completion a prompt from the adapter, which the server loads when the first prompts come."""
         if self._loaded is None:
             assert self._adapter is not None, "sampling outside of `using`"
-            self._loaded = self._pushed.load(self._adapter)
+            self._loaded = load_adapter(self._pushed.base, self._adapter)
         return self._loaded.sample(prompts, sampler, seeds=seeds)
 
     @contextmanager
@@ -164,7 +164,7 @@ class AheadEngine:
         finally:
             loaded, self._adapter, self._loaded = self._loaded, None, None
             if loaded is not None:
-                forget_adapter(loaded, adapter)
+                unload_adapter(loaded, adapter)
             shutil.rmtree(adapter)
 
 
