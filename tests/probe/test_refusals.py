@@ -25,7 +25,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("options", "expected"),
     [
         (["--replay-dirs", "teacher,nowhere"], "base"),
-        (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one where"),
+        (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one"),
         (["--condition", "x:clip=2"], "condition x clip"),
         (["--planning-phrases", "nowhere.txt"], "say --set planning_phrases=VALUE"),
         (["--k", "33"], "--k: expected at most 32, the pairs that are not held out"),
