@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from replay_pools.base.terminal import Hearer, heard_by
+from replay_pools.base.terminal import ProgressCallback, on_progress
 
 QUIET_S = 5.0  # without a line, until the first sign; twice as long until each further one
 MOST_BETWEEN_S = 600.0
@@ -30,7 +30,7 @@ def heard(*, result: bool = False) -> None:
 
 
 @contextmanager
-def told_progress() -> Iterator[Hearer]:
+def quiet_progress() -> Iterator[ProgressCallback]:
     """Have the signs of life say what was last reported, and how long the rest takes at the pace so far."""
     starts: dict[str, tuple[float, int]] = {}
 
@@ -80,7 +80,7 @@ def heartbeat(say: Callable[[str], None]) -> Iterator[None]:
 @contextmanager
 def shown_progress() -> Iterator[None]:
     """Show every report of what is done within."""
-    with _bars() if on_terminal() else told_progress() as hearer, heard_by(hearer):
+    with _bars() if on_terminal() else quiet_progress() as hearer, on_progress(hearer):
         yield
 
 
@@ -94,7 +94,7 @@ def on_terminal() -> bool:
 
 
 @contextmanager
-def _bars() -> Iterator[Hearer]:
+def _bars() -> Iterator[ProgressCallback]:
     """A bar for each kind of work, from its first report on; other lines on stderr are written above them."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

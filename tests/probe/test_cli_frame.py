@@ -12,7 +12,7 @@ import pytest
 
 from probe.cli import VERBS, cli
 from probe.cli._frame import LazyGroup, run
-from probe.cli._heartbeat import heartbeat, told_progress
+from probe.cli._heartbeat import heartbeat, quiet_progress
 from probe.records.timings import Timings, running_phases
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool
@@ -204,7 +204,7 @@ def test_a_command_that_is_silent_says_that_it_is_at_work(
         if len(lines) == 3:
             said.set()
 
-    with told_progress() as hear:
+    with quiet_progress() as hear:
         for done, total in reports:
             hear("steps", done, total)
         with heartbeat(say), Timings().phase("svd"):

@@ -130,7 +130,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
 
     def show(table: SweepState) -> None:
         if not inside:
-            with pytest.raises(InputError, match="nobody else who writes it") as error:
+            with pytest.raises(InputError, match="no other process") as error:
                 sweep(spec, tmp_path, engine=Scripted(spec, tmp_path))
             inside.append(str(error.value))
 
