@@ -1,1 +1,1 @@
-"""Sampling from a policy that an OpenAI-compatible server serves (vLLM, SGLang): token ids in, token ids out."""
+"""Sampling from a policy on an inference server (vLLM, SGLang): token ids in, token ids out."""

@@ -1,13 +1,13 @@
-"""The servers that can be sampled from, in one table: how each is asked for a completion and where its adapters go.
+"""The supported kinds of server: how to request a completion and how to load adapters.
 
-    vLLM     POST /v1/completions, `prompt` a list of ids, `return_token_ids`; OpenAI's form of log-probabilities
-    SGLang   POST /generate, its own: `input_ids`, `return_logprob`; its OpenAI form was slow to give ids
+    vLLM     POST /v1/completions, `prompt` a list of ids, `return_token_ids`; log-probabilities as OpenAI's
+    SGLang   POST /generate: `input_ids`, `return_logprob`
 
-Both take sampler settings that are left out from the model's generation config, so every one of them is sent. `n` is
-left at 1: each completion is a request with its own seed, since copies within one request may share it.
+Both read missing sampler settings from the model's generation config, so every setting is sent. Each completion is one
+request (`n` = 1) with one seed, because copies within a request may share it.
 
-To add a server: write a function that makes the body of a request, an `Answer` with the paths of its fields, a
-`Dialect` with both, add it to DIALECTS, and its name to `ServerKind`: what the server's /v1/models calls `owned_by`.
+To add a server, write a function for the request's body, an `Answer` with the paths of its fields and a `Dialect` with
+both. Add it to DIALECTS and its name, the `owned_by` of the server's /v1/models, to `ServerKind`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +19,16 @@ from pydantic import AliasPath, BeforeValidator, Field, model_validator
 from replay_pools.engines import Sampler, ServerKind
 from replay_pools.serving.replica import TokenId, Wire
 
-# Settings that a Sampler does not have, at the values that leave the law alone.
+# Settings that a Sampler lacks, at the values that leave the distribution unchanged.
 NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 class Answer(Wire):
-    """One sampled completion as the server reports it, the same for every dialect; not checked yet."""
+    """One sampled completion as reported by any kind of server; not checked yet."""
 
     ids: list[TokenId]
-    logprobs: list[float]  # nats, one an id, of whichever law the server reports
-    finish: str  # finish reason, "stop" or "length" where all is well
+    logprobs: list[float]  # nats, one an id; `ServerEngine.law` names their distribution
+    finish: str  # finish reason, normally "stop" or "length"
     num_prompt_tokens: int
 
 
@@ -37,9 +37,9 @@ def _number(value: Any) -> Any:
 
 
 class VllmAnswer(Answer):
-    """The answer of vLLM's /v1/completions: its only choice, since `n` is 1."""
+    """The answer of vLLM's /v1/completions, with one choice because `n` is 1."""
 
-    # Not the choices themselves, in which a server may send what it likes.
+    # The number alone: unread fields of a choice may hold anything.
     num_choices: Annotated[Literal[1], BeforeValidator(_number)] = Field(validation_alias="choices")
     ids: list[TokenId] = Field(validation_alias=AliasPath("choices", 0, "token_ids"))
     logprobs: list[float] = Field(validation_alias=AliasPath("choices", 0, "logprobs", "token_logprobs"))
@@ -70,7 +70,7 @@ class SglangAnswer(Answer):
 
     @model_validator(mode="after")
     def _same_ids(self) -> Self:
-        """SGLang answers the ids twice: log-probabilities of other ids must not be taken for theirs."""
+        """Check that the two lists of ids in SGLang's answer agree, so that log-probabilities belong to the ids."""
         if self.scored_ids != self.ids:
             raise ValueError("output_ids and the ids of output_token_logprobs should be the same")
         return self
@@ -78,18 +78,18 @@ class SglangAnswer(Answer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One kind of server: its paths, its requests and answers, and the advice for its refusals."""
+    """One kind of server: its paths, requests, answers, and advice for its refusals."""
 
     name: ServerKind  # `owned_by` of the server's models
     version_path: str
     completion_path: str
-    body: Callable[[str, bool, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # what is posted there
+    body: Callable[[str, bool, Sequence[int], Sampler, Sequence[int], int], dict[str, Any]]  # makes the posted JSON
     answer: type[Answer]
-    load_path: str  # of adapters
+    load_path: str  # loads an adapter
     unload_path: str
-    ids_fix: str  # advice when completions come without token ids or log-probabilities
-    context_fix: str  # when they are cut short
-    adapters_fix: str  # when adapters are refused
+    ids_fix: str  # advice for completions without token ids or log-probabilities
+    context_fix: str  # advice for truncated completions
+    adapters_fix: str  # advice for refused adapters
 
 
 def _law(sampler: Sampler, eos_ids: Sequence[int]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _vllm_body(
         "prompt": list(prompt),
         "max_tokens": sampler.max_new_tokens,
         "seed": seed,
-        "logprobs": 0,  # of the sampled token alone
+        "logprobs": 0,  # only the sampled token's
         "return_token_ids": True,
     }
 
@@ -121,7 +121,7 @@ def _sglang_body(
 ) -> dict[str, Any]:
     parameters = {**_law(sampler, eos_ids), "max_new_tokens": sampler.max_new_tokens, "sampling_seed": seed}
     body = {"input_ids": list(prompt), "sampling_params": parameters, "return_logprob": True}
-    if is_adapter:  # a server has one base model, which has no name in a request
+    if is_adapter:  # requests do not name the only base model
         body["lora_path"] = model
     return body
 
@@ -134,9 +134,9 @@ VLLM = Dialect(
     answer=VllmAnswer,
     load_path="/v1/load_lora_adapter",
     unload_path="/v1/unload_lora_adapter",
-    ids_fix="vLLM answers `return_token_ids` and `logprobs` from 0.10.2 on",
+    ids_fix="use vLLM 0.10.2 or later, which answers `return_token_ids` and `logprobs`",
     context_fix="serve with a larger --max-model-len, or lower --max-new-tokens",
-    adapters_fix="serve with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and a --max-lora-rank that suffices",
+    adapters_fix="serve with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and a sufficient --max-lora-rank",
 )
 SGLANG = Dialect(
     name="sglang",
@@ -146,8 +146,8 @@ SGLANG = Dialect(
     answer=SglangAnswer,
     load_path="/load_lora_adapter",
     unload_path="/unload_lora_adapter",
-    ids_fix="SGLang 0.5.23 answers `output_ids` and `return_logprob` on /generate",
+    ids_fix="use SGLang 0.5.23 or later, which answers `output_ids` and `return_logprob` on /generate",
     context_fix="serve with a larger --context-length, or lower --max-new-tokens",
-    adapters_fix="serve with --enable-lora, --max-lora-rank and --lora-target-modules that suffice",
+    adapters_fix="serve with --enable-lora and sufficient --max-lora-rank and --lora-target-modules",
 )
 DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (VLLM, SGLANG)}

@@ -1,4 +1,4 @@
-"""Answers of a batch that is not whole yet: another attempt at the same batch does not ask for them again."""
+"""Answers of an incomplete batch, kept on disk so that a repeated batch does not request them again."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from replay_pools.serving.dialects import Answer
 
 
 class KeptAnswers:
-    """The answers to the requests of one batch, by their numbers, in a file that is named by these requests.
+    """The answers to one batch of requests, in a file with a name derived from the requests.
 
     Args:
-        directory: of the file, which goes when the batch is whole; None: nothing is kept on disk.
-        bodies: of the requests, in order.
+        directory: folder of the file, which is deleted when the batch is complete; None = memory only.
+        bodies: the requests, in order.
 
     Attributes:
-        answers: {number of a request: its answer}, at first those of the file.
+        answers: {number of a request: its answer}, initially from the file.
     """
 
     def __init__(self, directory: Path | None, bodies: Sequence[Any]) -> None:
@@ -27,7 +27,7 @@ class KeptAnswers:
         self._path = None if directory is None else directory / f"{sha256(dump_json(bodies))[:32]}.jsonl"
         if self._path is not None and self._path.is_file():
             for line in self._path.read_bytes().splitlines():
-                # What a killed process wrote in part is asked for again.
+                # Skip a line that a killed process left incomplete.
                 try:
                     number, fields = orjson.loads(line)
                     self.answers[number] = Answer.model_validate(fields)
@@ -40,10 +40,10 @@ class KeptAnswers:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("ab") as file:
-                # A line break first, too: the line before may have been written in part.
+                # The leading line break ends an incomplete line before it.
                 file.write(b"\n" + dump_json([number, answer.model_dump(include=set(Answer.model_fields))]) + b"\n")
 
     def clear(self) -> None:
-        """Forget the file: the batch is whole."""
+        """Delete the file of a complete batch."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)

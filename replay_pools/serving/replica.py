@@ -1,6 +1,6 @@
 """One JSON request over HTTP to one replica of a server.
 
-A server may send what it likes: an answer is limited in bytes, in time, and once it has begun in bytes a second.
+A server may send anything, so answers are limited in bytes, in time and, once started, in bytes per second.
 """
 
 import asyncio
@@ -16,62 +16,62 @@ from replay_pools.base.files import dump_json
 OK = 200
 TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = 500  # and above
-START_S = 10.0  # that an answer may take beyond what its bytes do at the slowest rate
-MOST_SHOWN = 300  # characters of a server's text in an error
+START_S = 10.0  # extra time before the slowest rate applies
+MAX_SHOWN_CHARS = 300  # of a server's text in an error
 
 
 class Wire(BaseModel):
-    """The base class of answers: the fields that are read, of exactly their types. Other fields are ignored.
+    """The base class of answers. Declared fields must have exactly their types; other fields are ignored.
 
-    To read another answer: subclass it with the fields, and pass the subclass to `Connection.ask`.
+    To read another answer, declare its fields in a subclass and pass it to `Connection.ask`.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-TokenId = Annotated[int, Field(lt=2**31)]  # tokenizers take no more
+TokenId = Annotated[int, Field(lt=2**31)]  # the tokenizers' limit
 Answered = TypeVar("Answered", bound=Wire)
 
 
-class Unreachable(Exception):  # noqa: N818 a state that may pass
-    """A failure that another attempt may not meet again; `where` it was met."""
+class Unreachable(Exception):  # noqa: N818 (a temporary state)
+    """A temporary failure, and `where` it happened."""
 
     def __init__(self, where: str, found: str) -> None:
         self.where = where
         super().__init__(found)
 
 
-class Refused(InputError):  # noqa: N818 as Unreachable
-    """A request that the server does not take as it is (4xx)."""
+class Refused(InputError):  # noqa: N818 (as Unreachable)
+    """A request that the server refuses (4xx)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is allowed to the answer of one request."""
+    """Limits on the answer to one request."""
 
-    timeout_s: float = 600.0  # until it is read: a completion is answered when it is whole
-    most_bytes: int = 16 << 20  # a completion of 32,768 tokens with the text of each is some 5 MB
-    least_bytes_per_s: float = 1024.0  # once it has begun
+    timeout_s: float = 600.0  # for the whole answer; a server answers when the completion is complete
+    most_bytes: int = 16 << 20  # a completion of 32,768 tokens with their texts is about 5 MB
+    least_bytes_per_s: float = 1024.0  # once the answer has started
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """One replica, while requests are sent to it."""
+    """One replica of a server, with the state of its open requests."""
 
     url: str
     client: httpx.AsyncClient
     limits: Limits
-    gate: asyncio.Semaphore  # of the requests in flight
-    mending: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is given what it lacks
+    gate: asyncio.Semaphore  # limits concurrent requests
+    repairing: asyncio.Lock = field(default_factory=asyncio.Lock)  # held during a repair
 
     def at(self, path: str) -> str:
-        """A path of this replica as errors name it."""
+        """Return the name of a path of this replica in errors."""
         return f"server {self.url}{path}"
 
     async def ask(self, path: str, kind: type[Answered], body: Any = None, *, fix: str = "") -> Answered:
-        """The answer to one request, parsed; `fix` is advice for an answer that does not fit. See `send`."""
-        # A refusal has other reasons than the form of an answer.
+        """Send one request as `send` and parse the answer; `fix` is advice for an answer that does not parse."""
+        # `fix` is not passed on: a refusal has other causes than an unexpected answer.
         data = await self.send(path, body)
         try:
             return kind.model_validate_json(data)
@@ -82,12 +82,12 @@ class Replica:
             raise InputError(self.at(path), expected=f"{place}: {first['msg']}", found=actual, fix=fix) from error
 
     async def send(self, path: str, body: Any = None, *, fix: str = "") -> bytes:
-        """The bytes of the answer to one GET, or one POST of `body` as JSON; `fix` is advice for a refusal.
+        """GET, or POST `body` as JSON, and return the bytes of the answer; `fix` is advice for a refusal.
 
         Raises:
-            Unreachable: what is wrong may pass.
-            Refused: the request is what is wrong.
-            InputError: the answer breaks a limit.
+            Unreachable: a temporary failure.
+            Refused: the server refuses the request.
+            InputError: the answer exceeds a limit.
         """
         limits = self.limits
         method, content = ("GET", None) if body is None else ("POST", dump_json(body))
@@ -106,10 +106,10 @@ class Replica:
                         expected, setting = f"an answer of at most {limits.most_bytes >> 20} MiB", "server_answer_mib"
                         raise InputError(self.at(path), expected=expected, found="more", fix=fix or _larger(setting))
                     if clock() - begun > START_S + num_bytes / limits.least_bytes_per_s:
-                        expected = f"an answer that comes at {limits.least_bytes_per_s:g} bytes a second or faster"
+                        expected = f"an answer at {limits.least_bytes_per_s:g} bytes per second or faster"
                         found, setting = f"{num_bytes} bytes in {clock() - begun:.0f} s", "server_bytes_per_s"
                         raise InputError(self.at(path), expected=expected, found=found, fix=_larger(setting))
-        # Not repeated: the server is up and too slow, which another attempt does not change.
+        # No retry: the server is up but too slow, and would be again.
         except TimeoutError as error:
             expected, fix = f"an answer in {limits.timeout_s:g} s", _larger("server_timeout_s")
             raise InputError(self.at(path), expected=expected, found="none", fix=fix) from error
@@ -124,9 +124,9 @@ class Replica:
 
 
 def _larger(setting: str) -> str:
-    return f"--set rollouts.{setting}=NUMBER says how much is allowed"
+    return f"--set rollouts.{setting}=NUMBER changes the limit"
 
 
 def _shown(text: str) -> str:
-    """A server's text on one line."""
-    return cut(" ".join(text.split()), MOST_SHOWN)
+    """Put a server's text on one line."""
+    return cut(" ".join(text.split()), MAX_SHOWN_CHARS)

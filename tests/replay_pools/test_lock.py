@@ -89,7 +89,8 @@ def test_a_holder_on_another_machine_has_to_refresh_its_lock(
             with locked(tmp_path / "a"):
                 assert f"pid={os.getpid()}" in marker.read_text()
             assert not marker.exists()
-    assert waits[0].startswith(f"waiting for {tmp_path / 'a'}, ") and "process 1 on elsewhere" in waits[0]
+    assert waits[0].startswith(f"waiting for {tmp_path / 'a'}, ")
+    assert "process 1 on elsewhere" in waits[0]
 
 
 def test_who_has_lost_its_lock_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

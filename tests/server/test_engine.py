@@ -107,7 +107,7 @@ def test_a_late_answer_and_a_dead_server_are_errors(engine: Any) -> None:
         served.sample([[5, 6]], SHORT, seeds=[0])
     assert len(server.bodies()) - before == 1, "a server that is too slow was asked again"
     server.close()
-    with pytest.raises(InputError, match="found ConnectError.* is the server up"):
+    with pytest.raises(InputError, match="found ConnectError.* check that the server is up"):
         served.sample([[5, 6]], SHORT, seeds=[0])
 
 
@@ -139,13 +139,13 @@ SPOILT = {
     "no choice": ("vllm", lambda a: a | {"choices": []}, "choices.0.token_ids: Field required"),
     "no ids at all": ("vllm", choice(lambda c: c.update(token_ids=[])), "expected token ids, found"),
     "a stop elsewhere": ("vllm", choice(lambda c: c["token_ids"].__setitem__(-1, 77)), r"stop at one of \[2\]"),
-    "end of turn passed": ("vllm", choice(lambda c: c["token_ids"].__setitem__(0, 2)), "end of turn at the end"),
-    "cut short": ("vllm", lambda a: cut(a), "12 ids, or an end of turn before, .*max-model-len"),
+    "end of turn passed": ("vllm", choice(lambda c: c["token_ids"].__setitem__(0, 2)), "end of turn only at the end"),
+    "cut short": ("vllm", lambda a: cut(a), "12 ids, or an end of turn, .*max-model-len"),
     "another finish": ("vllm", choice(lambda c: c.update(finish_reason="abort")), "found finish reason abort"),
     "another prompt": (
         "vllm",
         lambda a: a | {"usage": {"prompt_tokens": 3}},
-        "prompt of 2 ids as it was sent, found 3",
+        "prompt of 2 ids as sent, found 3",
     ),
     "logits": ("vllm", choice(lambda c: c["logprobs"]["token_logprobs"].__setitem__(0, 3.5)), "3.5, above 0"),
     "no JSON": ("vllm", lambda a: b"<html>", "Invalid JSON"),
@@ -186,7 +186,7 @@ def test_the_server_must_speak_the_tokenizers_ids(dialect: str, loopback: Any, c
         tokenizer = type("Tokenizer", (), {"encode": lambda self, text, **options: [1, 2, 3]})()
 
     server.chat = Other()
-    with pytest.raises(InputError, match=r"the ids of the tokenizer of organism, found others from position"):
+    with pytest.raises(InputError, match=r"token ids of organism, found other ids from position"):
         connect(patient(server), chat)
 
 
@@ -196,7 +196,7 @@ def test_the_server_must_speak_the_tokenizers_ids(dialect: str, loopback: Any, c
         ({"models": ["a", "b"]}, None, "expected one base model, found a, b; name it with --served-model"),
         ({"models": []}, None, "found no model"),
         ({}, "other", "expected a model other, found served"),
-        ({"owner": "llamacpp"}, None, "a server out of vllm, sglang, found owned_by 'llamacpp'"),
+        ({"owner": "llamacpp"}, None, "vllm, sglang, found owned_by 'llamacpp'"),
     ],
 )
 def test_what_cannot_be_served_is_named(
@@ -264,5 +264,5 @@ def test_the_law_of_logprobs_is_measured_and_others_are_dropped(
 
 def test_logits_are_refused_when_connecting(loopback: Any, organism: Any, chat: Any) -> None:
     server = loopback("vllm", organism("logits"))
-    with pytest.raises(InputError, match="logits are no log-probabilities"):
+    with pytest.raises(InputError, match="logits are not log-probabilities"):
         connect(patient(server), chat)

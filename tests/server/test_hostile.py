@@ -120,7 +120,7 @@ def test_a_dripping_answer_is_given_up_long_before_the_deadline(serve: Callable[
     server, told = replace(serve(DRIPS["body"], 0.05), limits=Limits()), list[tuple[str, int, int]]()
     with (
         on_progress(lambda *words: told.append(words)),
-        pytest.raises(InputError, match=r"at 1024 bytes a second or faster, found \d+ bytes in .*server_bytes_per_s"),
+        pytest.raises(InputError, match=r"at 1024 bytes per second or faster, found \d+ bytes in .*server_bytes_per_s"),
     ):
         server.ask("/x", Ids)
     assert told

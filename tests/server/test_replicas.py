@@ -110,7 +110,7 @@ def test_a_restart_is_sat_out_and_said(replicated: Callable[..., Replicated], mo
         assert engine.sample(PROMPTS, SHORT, seeds=SEEDS) == calm
     line = f"waiting for server {server.url}/v1/completions (ConnectError: "
     assert told[2].startswith(line), told
-    assert told[2].endswith("; asked again for 60 s): answers 0/12"), told
+    assert told[2].endswith("; retrying for 60 s): answers 0/12"), told
     assert sum(backoff(300)) == 300
     assert max(backoff(300)) == 16
 
@@ -157,7 +157,7 @@ def test_answers_of_a_batch_that_broke_off_are_not_asked_for_again(
 def test_a_bad_answer_is_not_kept(replicated: Callable[..., Replicated], tmp_path: Path) -> None:
     (server,), engine = replicated(1)
     server.spoil = lambda answer: answer | {"usage": {"prompt_tokens": 99}}
-    with pytest.raises(InputError, match="as it was sent, found 99"):
+    with pytest.raises(InputError, match="as sent, found 99"):
         replace(engine, kept=tmp_path).sample([[5, 6]], SHORT, seeds=[0])
     assert not [*tmp_path.iterdir()]
     kept = KeptAnswers(tmp_path, ["a body"])
