@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from probe.records.run import DEFAULT_OUT, MOST_LETTERS, Run, default_name, read_run
+from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
 from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
@@ -89,7 +89,7 @@ def name_of(config: ReplayConfig) -> str:
     pools, arms = config.source.replay_dirs, config.intervention.arms
     stem = f"{'-'.join(Path(pool).name for pool in pools)}.{'-'.join(arms)}"
     usual = configure("replay", options={"source.replay_dirs": pools, "intervention.arms": arms})
-    says_all = config == usual and len(stem) <= MOST_LETTERS and not any("/" in pool for pool in pools)
+    says_all = config == usual and len(stem) <= MAX_STEM_CHARS and not any("/" in pool for pool in pools)
     return default_name(stem, None if says_all else asdict(config))
 
 

@@ -124,5 +124,5 @@ def test_a_failing_tracker_is_given_up_and_the_run_goes_on(
     assert len(read_run(directory).steps) == 3
     assert tracker.logged == [0, 1]
     printed = capsys.readouterr()
-    assert "tracker tensorboard is given up: no route to host; records are in" in printed.err
+    assert "tracker tensorboard is dropped: no route to host; records are in" in printed.err
     assert "chatter" not in printed.out
