@@ -1,10 +1,10 @@
-"""PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
+"""PushedEngine: sample from the policy in training on a server, which loads each changed adapter.
 
-Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
-it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name is a
-hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
-prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
-may begin with the same weights, neither unloads the adapter of the other.
+Servers know one kind of adapter, LoRA. The LoRA basis is written as it is, delta_S as an equal LoRA of its rank
+(`extraction.adapters.trained`), in a peft directory on a disk that trainer and server share. The directory's name is a
+hash of the weights, so equal weights are loaded once, and the server never answers with the weights or cached prefixes
+of an older step. The server's name for it begins with a hash of its path, so that two runs on one server with equal
+weights do not unload each other's adapter.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from replay_pools.serving.connection import Connection, backoff
 from replay_pools.serving.engine import ServerEngine, connect
 from replay_pools.serving.replica import Limits
 
-# The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
-# that are as large as the weights is what a server is not for.
+# The largest --max-lora-rank in vLLM's documentation (0.14 to 0.33). SGLang states none, but an adapter as large as the
+# weights would slow a server down.
 MAX_RANK = 512
 
 
 def connected(urls: Sequence[str], rollouts: RolloutConfig, chat: Chat, kept: Path) -> ServerEngine:
-    """The engine of a server, as the settings say; `kept` is the folder in its pool or run for `connect`."""
+    """Connect to the server of the settings; `kept` is as in `connect`."""
     limits = Limits(
         timeout_s=rollouts.server_timeout_s,
         most_bytes=rollouts.server_answer_mib << 20,
@@ -48,28 +48,28 @@ def connected(urls: Sequence[str], rollouts: RolloutConfig, chat: Chat, kept: Pa
 
 
 def served_name(adapter: Path) -> str:
-    """What a server calls the adapter in a directory: the same weights in another place have another name."""
+    """Return the server's name for the adapter in a directory; equal weights at another path get another name."""
     place = hashlib.sha256(str(adapter.parent.resolve()).encode()).hexdigest()[:8]
     return f"{place}-{adapter.name}"
 
 
 def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
-    """Make the server drop the adapter in a directory, if it has it."""
+    """Unload the adapter in a directory from the server, if it is loaded."""
     engine.unload(served_name(adapter))
 
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.engines`) whose weights are those of `trained` at the time of each call.
+    """An `Engine` (`replay_pools.engines`) with the weights of `trained` at each call.
 
     Args:
         base: the engine of the base model on the server.
-        trained: the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
-        directory: where adapters are written; the server sees it under the same path.
-        adapter: what the pools call the policy.
+        trained: the policy in training: LoRA, or delta_S of rank MAX_RANK or less.
+        directory: folder for adapters, at the same path on the server.
+        adapter: the policy's name in pools.
 
     Raises:
-        InputError: delta_S of a higher rank, or a served model that is itself an adapter.
+        InputError: delta_S of a higher rank, or a served model that is an adapter.
     """
 
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
@@ -83,7 +83,7 @@ class PushedEngine:
         if base.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
         self._base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
-        self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
+        self._pushed: tuple[Path, ServerEngine] | None = None  # the loaded adapter and its engine
 
     @property
     def chat(self) -> Chat:
@@ -91,20 +91,20 @@ class PushedEngine:
         return self._base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """One completion a prompt from the policy as it is now."""
+        """Return one completion a prompt from the current policy."""
         return self._current().sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """As the base engine, with the policy's name."""
+        """Return the base engine's description, with the policy's name."""
         header = self._base.describe(sampler)
         return header | {"policy": header["policy"] | {"adapter": self._adapter}}
 
     def save(self, label: str) -> Path:
-        """The weights as they are now, as a peft directory named by its content and a label, for `load`."""
+        """Save the current weights, for `load`, as a peft directory named by their hash and a label."""
         return self._saved(f"probe-{self._digest()}-{label}")
 
     def load(self, adapter: Path) -> ServerEngine:
-        """The engine that samples with a saved adapter, whatever the weights are by now; the caller unloads it."""
+        """Return an engine for a saved adapter, independent of the current weights; the caller unloads it."""
         try:
             return self._base.with_adapter(served_name(adapter), adapter)
         except InputError:  # one replica may have it
@@ -112,7 +112,7 @@ class PushedEngine:
             raise
 
     def close(self) -> None:
-        """Make the server forget the adapter, and delete its directory."""
+        """Unload the adapter and delete its directory."""
         if self._pushed is not None:
             adapter, engine = self._pushed
             forget_adapter(engine, adapter)
@@ -120,10 +120,10 @@ class PushedEngine:
             self._pushed = None
 
     def _current(self) -> ServerEngine:
-        """The engine of the present weights: pushed if they are new, after which the server forgets the former ones."""
+        """Return the engine of the current weights; if they are new, load them and unload the old ones."""
         name = f"probe-{self._digest()}"
         if self._pushed is None or self._pushed[0].name != name:
-            # The new adapter is loaded before the old one goes: should that fail, `close` still removes the old one.
+            # Load the new adapter first: if that fails, `close` still removes the old one.
             adapter = self._saved(name)
             engine = self.load(adapter)
             self.close()
@@ -131,18 +131,18 @@ class PushedEngine:
         return self._pushed[1]
 
     def _digest(self) -> str:
-        """16 hex digits over the basis and every coordinate."""
+        """Return 16 hex digits of a hash over the basis and every coordinate."""
         digest = hashlib.sha256(orjson.dumps(self._trained.fingerprint, option=orjson.OPT_SORT_KEYS))
         for vector in self._trained.values().values():
-            # As bytes: numpy has no bfloat16.
+            # Viewed as bytes, because numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     def _saved(self, name: str) -> Path:
-        """The adapter as a peft directory."""
+        """Save the adapter as a peft directory."""
         path = self._directory / name
         if not path.exists():
-            # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
+            # Renamed when complete, so that a directory of this name always holds a whole adapter.
             unfinished = self._directory / f".{name}.tmp"
             if self._trained.basis == "svd":
                 save_as_lora(self._trained, unfinished)
