@@ -84,7 +84,7 @@ ERRORS: list[tuple[BaseException, int, str]] = [
     (PermissionError(errno.EACCES, "Permission denied", "out/a"), 2, "out/a: Permission denied; check the permissions"),
     (click.UsageError("Bad thing."), 2, "probe: error: Bad thing; see `probe --help`"),
     (click.ClickException("plain"), 2, "probe: error: plain"),
-    (KeyboardInterrupt(), 130, "probe: interrupted; the same command goes on where it stopped"),
+    (KeyboardInterrupt(), 130, "probe: interrupted; repeat the command to continue"),
     (ZeroDivisionError("x / 0"), 70, "internal: ZeroDivisionError: x / 0; run `probe --debug"),
 ]
 
