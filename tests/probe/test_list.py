@@ -108,7 +108,7 @@ def test_an_unknown_name_lists_those_that_exist(
     assert run(cli, args) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    (error,) = [line for line in printed.err.splitlines() if not line.startswith("by default")]
+    (error,) = [line for line in printed.err.splitlines() if not line.startswith("defaults (")]
     assert error.startswith(f"probe: error: {start}expected ")
     assert words in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["directions", "runs"]
