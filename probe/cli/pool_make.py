@@ -1,4 +1,4 @@
-"""probe pool generate, regrade: sample groups from a policy, grade and freeze them; grade stored completions again."""
+"""probe pool generate, regrade: sample and grade groups from a policy; grade stored completions again."""
 
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,9 @@ def generate(
     as_json: bool,
     **grading: Any,
 ) -> None:
-    """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
+    """Sample --steps groups of --group rollouts, grade them, and write them to out/pools/NAME.
 
-    A killed run continues where it stopped; the same seed gives the same bytes. Examples:
+    Repeat the command to continue a killed run; the same seed gives the same bytes. Examples:
 
       probe pool generate --adapter teacher --hint --name teacher
 
@@ -113,7 +113,7 @@ def generate(
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
-    """What samples, in words."""
+    """Describe the engine in words."""
     policy, server = header["policy"], header.get("engine")
     text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
     if server is None:
@@ -127,9 +127,9 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
-@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
-@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
-@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
+@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, if POOL does not record one.")
+@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Code blocks that count. Default: POOL's rule.")
+@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds, as in pool generate. Default: POOL's, or 4.")
 @grader_options
 @out_option
 @json_option
@@ -144,10 +144,10 @@ def regrade(
     as_json: bool,
     **grading: Any,
 ) -> None:
-    """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
+    """Grade every completion of POOL again, write out/pools/NAME, and print the agreement of the labels.
 
-    POOL itself is left alone. The manifest of the new pool holds the agreement too, which `probe analyze` reads. A
-    killed run continues where it stopped. Example:
+    POOL stays unchanged. The new pool's manifest has the agreement too, for `probe analyze`. Repeat the command to
+    continue a killed run. Example:
 
       probe pool regrade teacher --name teacher-again
     """
@@ -160,7 +160,7 @@ def regrade(
         raise InputError(source.path, expected="a consistent pool", found=found)
     env = f"leetcode:{problems}" if problems else None
     rule = code_rule or graded_code_rule(source, env)
-    # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
+    # The old pool's limit keeps labels comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
     with Grader(**grading, code_rule=rule, cpu_s=cpu_s) as grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
@@ -182,6 +182,6 @@ def _print_agreement(new: Pool, out: Path) -> None:
     counts = ("old_only", "new_only")
     echo_table(header, [(row["label"], row["n"], f"{row['rate']:.4f}", *map(row.get, counts)) for row in compared])
     if unknown := [row["label"] for row in rows if not row["n"]]:
-        echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
+        echo(f"not compared, because the old pool did not record them: {', '.join(unknown)}")
     echo(describe_tests(new.manifest["tests"]))
     echo(f"pool {new.path}; see: probe pool show {new.path.name}{elsewhere(out)}")

@@ -12,7 +12,7 @@ import pytest
 from probe.runs.resume import check_same
 from replay_pools import serving
 from replay_pools.base.errors import InputError
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import load_policy
 from replay_pools.sampling import sample
@@ -86,7 +86,7 @@ def test_a_restart_is_sat_out_and_said(engine: Any, monkeypatch: pytest.MonkeyPa
         if len(told) == 3:
             threading.Thread(target=server.open).start()
 
-    with heard_by(hear):
+    with on_progress(hear):
         assert served.sample(PROMPTS, SHORT, seeds=SEEDS) == calm
     assert told[2][0].startswith(f"waiting for server {server.url}/v1/completions (ConnectError: ")
     assert told[2][1:] == (0, len(PROMPTS))

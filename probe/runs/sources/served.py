@@ -1,4 +1,4 @@
-"""PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
+"""PushedEngine: sample from the policy in training on a server, which loads each changed adapter.
 
 vLLM knows one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
 it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name is a
@@ -63,16 +63,16 @@ def unload_adapter(engine: ServerEngine, adapter: Path) -> None:
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.engines`) whose weights are those of `trained` at the time of each call.
+    """An `Engine` (`replay_pools.engines`) with the weights of `trained` at each call.
 
     Args:
         base: the engine of the base model on the server.
-        trained: the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
-        directory: where adapters are written; the server sees it under the same path.
-        adapter: what the pools call the policy.
+        trained: the policy in training: LoRA, or delta_S of rank MAX_RANK or less.
+        directory: folder for adapters, at the same path on the server.
+        adapter: the policy's name in pools.
 
     Raises:
-        InputError: delta_S of a higher rank, or a served model that is itself an adapter.
+        InputError: delta_S of a higher rank, or a served model that is an adapter.
     """
 
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
@@ -107,7 +107,7 @@ class PushedEngine:
         return self._saved(f"probe-{self._digest()}-{label}")
 
     def close(self) -> None:
-        """Make the server forget the adapter, and delete its directory."""
+        """Unload the adapter and delete its directory."""
         if self._pushed is not None:
             adapter, engine = self._pushed
             unload_adapter(engine, adapter)
@@ -118,7 +118,7 @@ class PushedEngine:
         """Return the engine of the present weights; new ones are pushed, and the server forgets the former ones."""
         name = f"probe-{self._digest()}"
         if self._pushed is None or self._pushed[0].name != name:
-            # The new adapter is loaded before the old one goes: should that fail, `close` still removes the old one.
+            # Load the new adapter first: if that fails, `close` still removes the old one.
             adapter = self._saved(name)
             engine = load_adapter(self.base, adapter)
             self.close()
@@ -129,7 +129,7 @@ class PushedEngine:
         """Return 16 hex digits over the basis and every coordinate."""
         digest = hashlib.sha256(orjson.dumps(self._trained.fingerprint, option=orjson.OPT_SORT_KEYS))
         for vector in self._trained.values().values():
-            # As bytes: numpy has no bfloat16.
+            # Viewed as bytes, because numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
@@ -137,7 +137,7 @@ class PushedEngine:
         """Return the adapter as a peft directory."""
         path = self._directory / name
         if not path.exists():
-            # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
+            # Renamed when complete, so that a directory of this name always holds a whole adapter.
             unfinished = self._directory / f".{name}.tmp"
             if self._trained.basis == "svd":
                 save_as_lora(self._trained, unfinished)
