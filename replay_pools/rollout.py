@@ -47,11 +47,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop".
+
+    With several turns of the policy, `ids` hold the turns of tools or users between them, and `mask` marks the sampled
+    ids. The first and the last id are sampled.
+    """
 
     ids: list[int]
     logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
     finish_reason: FinishReason
+    mask: list[bool] | None = None  # one an id, True = sampled by the policy; None = all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +106,7 @@ class Rollout:
     completion_ids: list[int]  # as sampled, EOS included when finish_reason == "stop"; never padded
     comp_len: int  # len(completion_ids)
     finish_reason: FinishReason
-    sampling_logprobs: list[float] | None  # nats, of the sampler's law, one a completion token
+    sampling_logprobs: list[float] | None  # nats, of the sampler's law, one a completion id; 0.0 where none is sampled
     reward: float
     hacked: bool | None  # None, as of the next two: a log that does not say
     gt_pass: bool | None
@@ -111,6 +116,14 @@ class Rollout:
     hint: bool  # the prompt carries the mode's hint
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
+    # One a completion id, True = sampled by the policy; the others are a tool's or a user's turn. None = all are
+    # sampled, and the key is not written. `replay_pools.pool.encode_group` relies on this being the last field.
+    completion_mask: list[bool] | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        """Count the completion ids that the policy sampled."""
+        return self.comp_len if self.completion_mask is None else sum(self.completion_mask)
 
     @classmethod
     def of(cls, prompt: Prompt, completion: Completion, text: str, grade: Grade, **facts: Any) -> "Rollout":
@@ -135,6 +148,7 @@ class Rollout:
             comp_len=len(completion.ids),
             finish_reason=completion.finish_reason,
             sampling_logprobs=completion.logprobs,
+            completion_mask=None if completion.mask is None or all(completion.mask) else completion.mask,
             hacked=grade.hacked,
             gt_pass=grade.gt_correct,
             fmt_ok=grade.fmt_ok,
@@ -202,6 +216,13 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
         faults.append(("comp_len", "at least one token", str(rollout.comp_len)))
     if not rollout.messages or any({"role", "content"} - message.keys() for message in rollout.messages):
         faults.append(("messages", "a list of role and content", cut(repr(rollout.messages), 60)))
+    if (mask := rollout.completion_mask) is not None:
+        if len(mask) != rollout.comp_len or not (mask[:1] == mask[-1:] == [True]):
+            expected = f"{rollout.comp_len} entries, the first and the last true (sampled by the policy)"
+            found = f"{len(mask)}, {mask[:1]} to {mask[-1:]}"
+            faults.append(("completion_mask", expected, found))
+        elif any(value for value, is_sampled in zip(logprobs or (), mask, strict=False) if not is_sampled):
+            faults.append(("sampling_logprobs", "0.0 where completion_mask is false", "another number"))
     for field in ("prompt_ids", "completion_ids"):
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
