@@ -42,7 +42,7 @@ CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a 
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
 
-NO_MASK = b',"completion_mask":null}'  # how the line of a rollout of one turn would end
+NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rollout of one turn would end
 
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
 HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
@@ -224,7 +224,7 @@ class PoolWriter:
 
 
 def encode_group(rollouts: Sequence[Rollout]) -> bytes:
-    """Return the JSON lines of a group. A rollout of one turn has no `completion_mask`."""
+    """Return the JSON lines of a group. A rollout of one turn has no `completion_mask` and no `turn_chars`."""
     lines = encode_jsonl(rollouts).splitlines()
     return b"".join((line.removesuffix(NO_MASK) + b"}" if line.endswith(NO_MASK) else line) + b"\n" for line in lines)
 

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, get_args
 
 from replay_pools.base.errors import InputError, cut
@@ -117,26 +118,43 @@ class Rollout:
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
     # One a completion id, True = sampled by the policy; the others are a tool's or a user's turn. None = all are
-    # sampled, and the key is not written. `replay_pools.pool.encode_group` relies on this being the last field.
+    # sampled, and neither key is written. `replay_pools.pool.encode_group` relies on these being the last fields.
     completion_mask: list[bool] | None = None
+    turn_chars: list[int] | None = None  # characters of `completion` in each run of the mask; None: not known
 
     @property
     def num_sampled(self) -> int:
         """Count the completion ids that the policy sampled."""
         return self.comp_len if self.completion_mask is None else sum(self.completion_mask)
 
+    @property
+    def turns(self) -> list[tuple[bool, str]]:
+        """(whether the policy sampled it, text) of every turn; the whole completion if its turns are not known."""
+        ends = [0, *accumulate(self.turn_chars or [len(self.completion)])]
+        texts = [self.completion[start:stop] for start, stop in pairwise(ends)]
+        return [(i % 2 == 0, text) for i, text in enumerate(texts)]
+
+    @property
+    def answer(self) -> str:
+        """The text of the policy's last turn, which is graded."""
+        return self.turns[-1][1]
+
     @classmethod
-    def of(cls, prompt: Prompt, completion: Completion, text: str, grade: Grade, **facts: Any) -> "Rollout":
+    def of(cls, prompt: Prompt, completion: Completion, text: str | list[str], grade: Grade, **facts: Any) -> "Rollout":
         """The rollout of a completion, with the fields that follow from others.
 
         Args:
             prompt: as the model saw it.
             completion: as sampled.
-            text: that its ids decode to.
+            text: that its ids decode to; a list has one text for each run of the mask, as `Chat.decode_turns`.
             grade: its labels.
             facts: the fields step, sample_id, problem_id, env, env_mode, hint; and reward, where it is logged.
         """
         facts.setdefault("reward", grade.reward)
+        mask = completion.mask if completion.mask and not all(completion.mask) else None
+        if not isinstance(text, str):
+            facts["turn_chars"] = None if mask is None else [len(turn) for turn in text]
+            text = "".join(text)
         return cls(
             messages=prompt.messages,
             prompt=prompt.text,
@@ -148,7 +166,7 @@ class Rollout:
             comp_len=len(completion.ids),
             finish_reason=completion.finish_reason,
             sampling_logprobs=completion.logprobs,
-            completion_mask=None if completion.mask is None or all(completion.mask) else completion.mask,
+            completion_mask=mask,
             hacked=grade.hacked,
             gt_pass=grade.gt_correct,
             fmt_ok=grade.fmt_ok,
@@ -160,6 +178,12 @@ class Rollout:
         """The same rollout with other labels."""
         labels = {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
         return replace(self, grade=grade, reward=grade.reward, **labels)
+
+
+def runs_of(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return (start, stop) of every run of equal entries. The first run is sampled, and so is every other one."""
+    ends = [0, *accumulate(len([*run]) for _, run in groupby(mask))]
+    return [*pairwise(ends)]
 
 
 @lru_cache(8)  # rollouts of one prompt stand near one another
@@ -223,6 +247,13 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
             faults.append(("completion_mask", expected, found))
         elif any(value for value, is_sampled in zip(logprobs or (), mask, strict=False) if not is_sampled):
             faults.append(("sampling_logprobs", "0.0 where completion_mask is false", "another number"))
+        elif rollout.turn_chars is not None:
+            runs, found = len(runs_of(mask)), rollout.turn_chars
+            if len(found) != runs or min(found) < 0 or sum(found) != len(rollout.completion):
+                expected = f"characters of {runs} turns, {len(rollout.completion)} together"
+                faults.append(("turn_chars", expected, cut(str(found), 60)))
+    elif rollout.turn_chars is not None:
+        faults.append(("turn_chars", "null without completion_mask", cut(str(rollout.turn_chars), 60)))
     for field in ("prompt_ids", "completion_ids"):
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:

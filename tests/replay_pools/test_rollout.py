@@ -32,12 +32,12 @@ def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None
         hacked=data.draw(st.booleans()),
     )
     plain = asdict(rollout)
-    del plain["completion_mask"]
+    del plain["completion_mask"], plain["turn_chars"]
     line = encode_group([rollout])
     assert line == dump_json(plain) + b"\n"
     row = json.loads(line)
     assert decode_json(Rollout, line, "here") == rollout
-    assert [*row, "completion_mask"] == [field.name for field in fields(Rollout)]
+    assert [*row, "completion_mask", "turn_chars"] == [field.name for field in fields(Rollout)]
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,21 @@ def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None
         ({"completion_mask": [False, True, True]}, "completion_mask"),
         ({"completion_mask": [True, True, False]}, "completion_mask"),
         ({"sampling_logprobs": [-0.5, -0.5, -0.5]}, "sampling_logprobs"),
+        ({"turn_chars": [1, 1]}, "turn_chars"),
+        ({"turn_chars": [1, 1, 1]}, "turn_chars"),
     ],
 )
 def test_mask(make_rollout: MakeRollout, changes: dict[str, Any], fault: str) -> None:
     """A mask is stored as it is. Another length, an end that is not sampled or a score of other ids is a fault."""
     turns = {"completion_ids": [4, 9, 5], "comp_len": 3, "completion_mask": [True, False, True]}
+    turns |= {"completion": "one tool two", "turn_chars": [3, 6, 3]}
     rollout = make_rollout(0, **turns | {"sampling_logprobs": [-0.5, 0.0, -0.5]} | changes)
     assert decode_json(Rollout, encode_group([rollout]), "here") == rollout
     assert rollout.num_sampled == sum(changes.get("completion_mask", [True, True]))
     faults = [error.where for error in group_faults([rollout], "here", step=0, tail="")]
     assert faults == ([f"here sample 0 {fault}"] if fault else [])
+    if not fault:
+        assert rollout.turns == [(True, "one"), (False, " tool "), (True, "two")]
 
 
 def test_a_missing_field_is_named(make_rollout: MakeRollout) -> None:
