@@ -216,9 +216,9 @@ def _with_shares(rollout: "Rollout", tokens: "TokenRecord | None") -> str:
     from probe.report.rollouts import line_shares
 
     if tokens is None or tokens.completion is None or tokens.completion_chars is None:
-        turns = [_indented(text, "  " if is_sampled else OTHER) for is_sampled, text in rollout.turns]
-        return "\n".join(turns)
-    lines = line_shares(rollout, tokens)
+        turns = rollout.turns
+        return "\n".join(_indented(text) if own else _indented(text.strip("\n"), OTHER) for own, text in turns)
+    lines = [(line, share) for line, share in line_shares(rollout, tokens) if share is not None or line]
     return "\n".join(f"{OTHER}{line}" if share is None else f"  {share:+.4f}  {line}" for line, share in lines)
 
 
