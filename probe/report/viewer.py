@@ -139,12 +139,12 @@ def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
     shares = None if record is None else getattr(record, part)
     mask = rollout.completion_mask if part == "completion" else None
     count = rollout.plen if part == "prompt" else rollout.num_sampled
+    own = sum(shares or ()) if mask is None else sum(compress(shares or (), mask))
     title = f"{part.capitalize()} ({count} tokens"
-    if shares is not None:
-        own = sum(shares if mask is None else compress(shares, mask))
-        title += f", {signed(own, 4)} of cos_S_nll"
+    title += "" if shares is None else f", {signed(own, 4)} of cos_S_nll"
     if mask is not None:
         title += f"; grey: {len(mask) - count} of a tool or a user"
+        title += "" if shares is None else f", {signed(sum(shares) - own, 4)}"
     numbers = [strings.number(f"{title})"), strings.number(text)]
     units: list[int | str] = []
     if chars is not None and shares is not None:

@@ -148,7 +148,7 @@ def test_the_pool_of_turns_by_the_real_commands(
     for pair in drafted:
         assert not isinstance(pair.hack, str)
         assert tuple(token for turn in pair.hack for token in turn["ids"]) in ids
-    options = ["--steps", "2", "--arm", "vanilla,projected", "--set", "token_attribution=2", *few_pairs]
+    options = ["--steps", "2", "--arm", "vanilla,projected", "--set", "token_attribution=1", *few_pairs]
     calling("replay", "--replay-dirs", "tool", "--name", "turns", *options)
     done = read_run(out / "runs" / "turns")
     stored_rollouts = {(group[0].step, rollout.sample_id): rollout for group in pool.steps for rollout in group}
@@ -158,9 +158,13 @@ def test_the_pool_of_turns_by_the_real_commands(
         tokens.cos == pytest.approx(sum(tokens.prompt or ()) + sum(tokens.completion or ()), abs=1e-5)
         for tokens in read_tokens(done.path, done.manifest).values()
     )
-    assert "tool or user | The example" in calling("show", "turns", "0", "0")
+    for step in "01":  # with and without shares of tokens
+        assert "tool or user | The example" in calling("show", "turns", step, "0")
     calling("analyze", "turns")
     calling("report", "turns")
+    page = (out / "reports" / "turns.html").read_text()
+    assert "of cos_S_nll; grey: " in page
+    assert " tokens; grey: " in page
 
 
 def test_the_last_turn_is_graded(tmp_path: Path) -> None:
