@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run, read_tokens
 from probe.runs.join import sample_records
+from probe.runs.replay_inputs import taken_pairs
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
 from probe.step.bases import Bases
@@ -148,6 +150,7 @@ def test_the_pool_of_turns_by_the_real_commands(
     for pair in drafted:
         assert not isinstance(pair.hack, str)
         assert tuple(token for turn in pair.hack for token in turn["ids"]) in ids
+    assert len(taken_pairs(drafted, chain(*pool.steps))) == len(drafted), "they are rollouts of the pool"
     options = ["--steps", "2", "--arm", "vanilla,projected", "--set", "token_attribution=1", *few_pairs]
     calling("replay", "--replay-dirs", "tool", "--name", "turns", *options)
     done = read_run(out / "runs" / "turns")
