@@ -42,6 +42,8 @@ CAUTION = "caution: "  # how a sentence of `normalised` starts that says what a 
 BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
 
+NO_MASK = b',"completion_mask":null,"turn_chars":null}'  # how the line of a rollout of one turn would end
+
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
 HEADER_FIELDS = tuple(name for name in Manifest.__required_keys__ if name not in COMPUTED_FIELDS)
 
@@ -161,7 +163,7 @@ class PoolWriter:
         Raises:
             InputError: the first fault of the group.
         """
-        plain = encode_jsonl(rollouts)
+        plain = encode_group(rollouts)
         self._parsed(plain, f"step {step}", step)  # as every reader will see it
         self.write_plain(step, plain)
 
@@ -219,6 +221,12 @@ class PoolWriter:
         for fault in group_faults(group, where, step=step, tail=self.header["prompt_tail"]):
             raise fault
         return group
+
+
+def encode_group(rollouts: Sequence[Rollout]) -> bytes:
+    """Return the JSON lines of a group. A rollout of one turn has no `completion_mask` and no `turn_chars`."""
+    lines = encode_jsonl(rollouts).splitlines()
+    return b"".join((line.removesuffix(NO_MASK) + b"}" if line.endswith(NO_MASK) else line) + b"\n" for line in lines)
 
 
 def _isolation(header: dict[str, Any]) -> str:

@@ -7,9 +7,10 @@ Only the standard library is imported here: grading runs in a plain interpreter,
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Literal, get_args
 
 from replay_pools.base.errors import InputError, cut
@@ -47,11 +48,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop"."""
+    """One sampled completion; `ids` end with an end-of-turn id when `finish_reason` is "stop".
+
+    With several turns of the policy, `ids` hold the turns of tools or users between them, and `mask` marks the sampled
+    ids. The first and the last id are sampled.
+    """
 
     ids: list[int]
     logprobs: list[float] | None  # nats, one an id, of the sampler's law; None: the engine reports another law
     finish_reason: FinishReason
+    mask: list[bool] | None = None  # one an id, True = sampled by the policy; None = all are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Rollout:
     completion_ids: list[int]  # as sampled, EOS included when finish_reason == "stop"; never padded
     comp_len: int  # len(completion_ids)
     finish_reason: FinishReason
-    sampling_logprobs: list[float] | None  # nats, of the sampler's law, one a completion token
+    sampling_logprobs: list[float] | None  # nats, of the sampler's law, one a completion id; 0.0 where none is sampled
     reward: float
     hacked: bool | None  # None, as of the next two: a log that does not say
     gt_pass: bool | None
@@ -111,19 +117,49 @@ class Rollout:
     hint: bool  # the prompt carries the mode's hint
     prompt_sha: str  # first 16 hex digits of sha256(prompt)
     grade: Grade
+    # One a completion id, True = sampled by the policy; the others are a tool's or a user's turn. None = all are
+    # sampled, and neither key is written. `replay_pools.pool.encode_group` relies on these being the last fields.
+    completion_mask: list[bool] | None = None
+    turn_chars: list[int] | None = None  # characters of `completion` in each run of the mask; None: not known
+
+    @property
+    def num_sampled(self) -> int:
+        """Count the completion ids that the policy sampled."""
+        return self.comp_len if self.completion_mask is None else sum(self.completion_mask)
+
+    @property
+    def turns(self) -> list[tuple[bool, str]]:
+        """(whether the policy sampled it, text) of every turn; the whole completion if its turns are not known."""
+        ends = [0, *accumulate(self.turn_chars or [len(self.completion)])]
+        texts = [self.completion[start:stop] for start, stop in pairwise(ends)]
+        return [(i % 2 == 0, text) for i, text in enumerate(texts)]
+
+    @property
+    def written(self) -> str:
+        """The text of the policy's turns, joined by line breaks."""
+        return "\n".join(text for is_sampled, text in self.turns if is_sampled)
+
+    @property
+    def answer(self) -> str:
+        """The text of the policy's last turn, which is graded."""
+        return self.turns[-1][1]
 
     @classmethod
-    def of(cls, prompt: Prompt, completion: Completion, text: str, grade: Grade, **facts: Any) -> "Rollout":
+    def of(cls, prompt: Prompt, completion: Completion, text: str | list[str], grade: Grade, **facts: Any) -> "Rollout":
         """The rollout of a completion, with the fields that follow from others.
 
         Args:
             prompt: as the model saw it.
             completion: as sampled.
-            text: that its ids decode to.
+            text: that its ids decode to; a list has one text for each run of the mask, as `Chat.decode_turns`.
             grade: its labels.
             facts: the fields step, sample_id, problem_id, env, env_mode, hint; and reward, where it is logged.
         """
         facts.setdefault("reward", grade.reward)
+        mask = completion.mask if completion.mask and not all(completion.mask) else None
+        if not isinstance(text, str):
+            facts["turn_chars"] = None if mask is None else [len(turn) for turn in text]
+            text = "".join(text)
         return cls(
             messages=prompt.messages,
             prompt=prompt.text,
@@ -135,6 +171,7 @@ class Rollout:
             comp_len=len(completion.ids),
             finish_reason=completion.finish_reason,
             sampling_logprobs=completion.logprobs,
+            completion_mask=mask,
             hacked=grade.hacked,
             gt_pass=grade.gt_correct,
             fmt_ok=grade.fmt_ok,
@@ -146,6 +183,20 @@ class Rollout:
         """The same rollout with other labels."""
         labels = {"hacked": grade.hacked, "gt_pass": grade.gt_correct, "fmt_ok": grade.fmt_ok}
         return replace(self, grade=grade, reward=grade.reward, **labels)
+
+
+def runs_of(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return (start, stop) of every run of equal entries. The first run is sampled, and so is every other one."""
+    ends = [0, *accumulate(len([*run]) for _, run in groupby(mask))]
+    return [*pairwise(ends)]
+
+
+def early_end(ids: Sequence[int], mask: Sequence[bool] | None, ends: Collection[int]) -> int | None:
+    """Return where an id of `ends` stands with more ids of the same turn behind it; None if nowhere."""
+    for start, stop in [(0, len(ids))] if mask is None else runs_of(mask)[::2]:  # the policy's turns
+        if (place := next((i for i in range(start, stop - 1) if ids[i] in ends), None)) is not None:
+            return place
+    return None
 
 
 @lru_cache(8)  # rollouts of one prompt stand near one another
@@ -202,6 +253,20 @@ def _rollout_faults(rollout: Rollout, place: str, *, step: int, tail: str) -> It
         faults.append(("comp_len", "at least one token", str(rollout.comp_len)))
     if not rollout.messages or any({"role", "content"} - message.keys() for message in rollout.messages):
         faults.append(("messages", "a list of role and content", cut(repr(rollout.messages), 60)))
+    if (mask := rollout.completion_mask) is not None:
+        if len(mask) != rollout.comp_len or not (mask[:1] == mask[-1:] == [True]):
+            expected = f"{rollout.comp_len} entries, the first and the last true (sampled by the policy)"
+            found = f"{len(mask)}, {mask[:1]} to {mask[-1:]}"
+            faults.append(("completion_mask", expected, found))
+        elif any(value for value, is_sampled in zip(logprobs or (), mask, strict=False) if not is_sampled):
+            faults.append(("sampling_logprobs", "0.0 where completion_mask is false", "another number"))
+        elif rollout.turn_chars is not None:
+            runs, found = len(runs_of(mask)), rollout.turn_chars
+            if len(found) != runs or min(found) < 0 or sum(found) != len(rollout.completion):
+                expected = f"characters of {runs} turns, {len(rollout.completion)} together"
+                faults.append(("turn_chars", expected, cut(str(found), 60)))
+    elif rollout.turn_chars is not None:
+        faults.append(("turn_chars", "null without completion_mask", cut(str(rollout.turn_chars), 60)))
     for field in ("prompt_ids", "completion_ids"):
         ids = getattr(rollout, field)
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:

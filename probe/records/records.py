@@ -100,7 +100,7 @@ class SampleRecord(Record):
     hacked: Annotated[bool | None, "the mode's exploit is present, correct or not; None = not in the log"]
     gt_pass: Annotated[bool | None, "every oracle answer is right; None = not in the log"]
     fmt_ok: Annotated[bool | None, "the completion holds one well-formed answer; None = not in the log"]
-    comp_len: Annotated[int, "completion tokens"]
+    comp_len: Annotated[int, "completion tokens that the policy sampled"]
     cos_S_contrib: Annotated[float | None, "global signed cosine of A_i g_i (the seed's name)"]  # noqa: N815
     grad_norm_contrib: Annotated[float, "norm(A_i g_i)"]
     mean_cos_in: Annotated[float | None, "the step's value, repeated for each rollout as in the seed"]
@@ -240,7 +240,7 @@ class TokenRecord:
     It is measured under the primary loss variant, in the trained arm or `probe.settings.arms.measured_arm`. The shares
     of prompt and completion sum to `cos`. `cos` is `cos_S_nll` of the sample record or, with token credit, the cosine
     of the credited gradient; times the sign of the advantage it is `cos_S_contrib`. `cos` and the shares are None for a
-    rollout without gradient.
+    rollout without gradient. A turn of a tool or a user has shares for the same reason as the prompt: later tokens read it.
     """
 
     step: int

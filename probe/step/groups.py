@@ -79,7 +79,7 @@ def make_group(
         step=step,
         prompt_ids=tuple(rollout.prompt_ids for rollout in rollouts),
         completion_ids=tuple(rollout.completion_ids for rollout in rollouts),
-        completion_masks=(None,) * len(rollouts),  # a stored rollout is one turn of the policy
+        completion_masks=tuple(rollout.completion_mask for rollout in rollouts),
         rewards=tuple(reward(key, rollout) for key, rollout in chosen),
         sampling_logprobs=tuple(rollout.sampling_logprobs for rollout in rollouts),
         keys=keys,

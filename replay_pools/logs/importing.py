@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import encode_jsonl, locked
+from replay_pools.base.files import locked
 from replay_pools.base.spool import Each, Spool
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
@@ -23,7 +23,7 @@ from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
 from replay_pools.logs.groups import group_rows
 from replay_pools.logs.rows import LogRow, checked_rows, row_of
 from replay_pools.logs.sources import Fields, Log, read_source
-from replay_pools.pool import CAUTION, Pool, PoolWriter
+from replay_pools.pool import CAUTION, Pool, PoolWriter, encode_group
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -136,7 +136,7 @@ def import_log(
         if not log.faults:
             for fault in group_faults(rollouts, f"group of {rows[0].where}", step=step, tail=""):
                 log.faults.note(fault, fault.expected)
-            plain = encode_jsonl(rollouts)
+            plain = encode_group(rollouts)
             steps.append((step, plain))
             summary.add(rollouts, plain)
         report("groups tokenized", len(steps), len(numbers))

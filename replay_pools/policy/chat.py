@@ -1,15 +1,34 @@
 """The text side of a policy: messages to prompt ids, completion ids to text, and end-of-turn ids."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
+import orjson
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import sha256
+from replay_pools.rollout import runs_of
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")  # begins what the policy writes, in some templates
+
+NO_STOP = "a template that ends an assistant turn in a stop token"
+Message = Mapping[str, Any]  # role and content; a turn may have tool_calls and more, which the template writes
+
+
+class Conversation(NamedTuple):
+    """A prompt with the turns after it, as ids."""
+
+    prompt: str
+    prompt_ids: list[int]
+    ids: list[int]  # of the turns, from the policy's first to the end of its last
+    mask: list[bool]  # one an id, True = written by the policy, its end-of-turn id included
 
 
 class Chat(ABC):
@@ -36,7 +55,97 @@ class Chat(ABC):
         """Return (text, ids) of the prompt: the messages in the chat template, with the generation prompt.
 
         Raises:
-            InputError: the tokenizer has no chat template, or the template fails.
+            InputError: as `_rendered`.
+        """
+        text = str(self._rendered(messages, add_generation_prompt=True))
+        # The template has written the special tokens already: the tokenizer must not put a second BOS before them.
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    def render_turns(
+        self, prompt: Sequence[Message], turns: Sequence[Message], tools: list[dict[str, Any]] | None = None
+    ) -> Conversation:
+        """Render a prompt and the turns after it, and mark what the policy wrote.
+
+        A template with `{% generation %}` marks it. Otherwise every turn of the policy is rendered with all that stands
+        before it. A later turn must leave the earlier text as it is, or the policy has not seen this text.
+
+        Args:
+            prompt: the messages before the policy's first turn.
+            turns: the policy's turns (`assistant`) with those of tools and users between them. Turns of others after
+                the policy's last one have no effect and are left out.
+            tools: schemas that the template shows in the prompt.
+
+        Raises:
+            InputError: no turn of the policy comes first, a failing template, one that changes earlier turns, or one
+                that ends a turn in no stop token.
+        """
+        turns = list[Message](map(_as_sampled, turns))
+        own = [place for place, turn in enumerate(turns) if turn.get("role") == "assistant"]
+        if own[:1] != [0]:
+            found = str(turns[0].get("role")) if turns else "none"
+            raise InputError("turns", expected="a turn of the assistant first", found=found)
+        by_turn = not _GENERATION.search(str(self.tokenizer.chat_template))
+        # Templates of reasoning models render earlier turns as they were sampled in one of these settings alone.
+        for thinks in (False, True):
+            options = {"tools": tools, "enable_thinking": thinks}
+            find = self._rendered_turns if by_turn else self._marked_turns
+            found = find([*prompt], turns[: own[-1] + 1], own, options)
+            if isinstance(found, Conversation):
+                return found
+        fix = "log the token ids with a mask of those that the policy sampled"
+        raise self._template_error("a template that leaves earlier turns as they are", found, fix)
+
+    def _rendered_turns(
+        self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
+    ) -> Conversation | str:
+        """Return the conversation, rendered up to each turn of the policy; the text that changed, where one did."""
+        texts: list[str] = []  # of the prompt, a turn of the policy, one of others, and so on
+        written = ""
+        for place in own:
+            seen = str(self._rendered([*prompt, *turns[:place]], add_generation_prompt=True, **options))
+            whole = str(self._rendered([*prompt, *turns[: place + 1]], **options))
+            for before, after in ((written, seen), (seen, whole)):
+                if not after.startswith(before):
+                    return _first_change(before, after)
+            answer = whole[len(seen) :]
+            ends = [answer.rfind(stop) + len(stop) for stop in self._stops() if stop in answer]
+            if not ends:
+                raise self._template_error(NO_STOP, answer[-40:])
+            texts += [seen[len(written) :], answer[: max(ends)]]
+            written = seen + texts[-1]
+        # The ids of each turn are of its own text, as those of a prompt and of an answer are.
+        prompt_ids, *parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        mask = [i % 2 == 0 for i, part in enumerate(parts) for _ in part]
+        return Conversation(texts[0], prompt_ids, [*chain(*parts)], mask)
+
+    def _marked_turns(
+        self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
+    ) -> Conversation | str:
+        """As `_rendered_turns`, by the marks of the template, each moved to the stop token in or behind it."""
+        text = str(self._rendered(prompt, add_generation_prompt=True, **options))
+        prompt_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        marks = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        rendered = self._rendered([*prompt, *turns], **options | marks)
+        ids, marked = rendered["input_ids"][len(prompt_ids) :], rendered["assistant_masks"][len(prompt_ids) :]
+        if rendered["input_ids"][: len(prompt_ids)] != prompt_ids:
+            return text[-80:]
+        mask, last = [False] * len(ids), 0
+        runs = [(start, stop) for start, stop in runs_of(marked) if marked[start]]
+        if len(runs) != len(own) or runs[0][0]:
+            found = f"{len(runs)}, the first {runs[0][0] if runs else 0} tokens behind the prompt"
+            raise self._template_error(f"a mark for each of {len(own)} assistant turns", found)
+        for start, stop in runs:
+            last = max((i for i in range(start, min(stop + 1, len(ids))) if ids[i] in self.eos_ids), default=-1)
+            if last < 0:
+                raise self._template_error(NO_STOP, self.decode(ids[start:stop])[-40:])
+            mask[start : last + 1] = [True] * (last + 1 - start)
+        return Conversation(text, prompt_ids, ids[: last + 1], mask[: last + 1])
+
+    def _rendered(self, messages: Sequence[Message], **options: Any) -> Any:
+        """Return the messages through the chat template, as text by default.
+
+        Raises:
+            InputError: the tokenizer has no chat template, or one that fails.
         """
         if not self.tokenizer.chat_template:
             fix = "for plain-text prompts use --template plain, or model.template=plain"
@@ -44,16 +153,18 @@ class Chat(ABC):
                 f"model {self.base_model}", expected="a chat template", found="a tokenizer without one", fix=fix
             )
         chat = [dict(message) for message in messages]
+        settings: dict[str, Any] = {"tokenize": False, "enable_thinking": False} | options
         try:
-            text = self.tokenizer.apply_chat_template(
-                chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
-            )
+            return self.tokenizer.apply_chat_template(chat, **settings)
         # A template is a program: it may raise anything.
         except Exception as error:
-            where, reason = f"chat template of model {self.base_model}", f"{type(error).__name__}: {error}"
-            raise InputError(where, expected="a template that renders the messages", found=reason) from error
-        # The template already wrote the special tokens; the tokenizer must not add a second BOS.
-        return str(text), self.tokenizer.encode(str(text), add_special_tokens=False)
+            raise self._template_error(
+                "a template that renders the messages", f"{type(error).__name__}: {error}"
+            ) from error
+
+    def _template_error(self, expected: str, found: str, fix: str = "") -> InputError:
+        where = f"chat template of model {self.base_model}"
+        return InputError(where, expected=expected, found=cut(found, 200), fix=fix)
 
     def prompt_tail(self) -> str:
         """Return the text that the template puts after the last user turn of every prompt.
@@ -122,6 +233,16 @@ class Chat(ABC):
         place, token = min(places)
         return tail[:place], token
 
+    def _stops(self) -> list[str]:
+        """Return the texts of `eos_ids`."""
+        return [token for token in self.tokenizer.convert_ids_to_tokens([*self.eos_ids]) if token]
+
+    def decode_turns(self, ids: Sequence[int], mask: Sequence[bool]) -> list[str]:
+        """Text of each run of the mask, which together are `decode` of the ids."""
+        whole = self.decode(ids)
+        ends = [min(len(self.decode(ids[:stop])), len(whole)) for _, stop in runs_of(mask)]
+        return [whole[start:stop] for start, stop in pairwise([0, *ends[:-1], len(whole)])]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decode completion ids to text, without special tokens."""
         # The clean-up would remove spaces before punctuation, which changes code.
@@ -141,6 +262,30 @@ class Chat(ABC):
     def template_sha(self) -> str:
         """Return the sha256 of the chat template."""
         return sha256(str(self.tokenizer.chat_template).encode())
+
+
+def _as_sampled(turn: Message) -> dict[str, Any]:
+    """Return a message as templates want it: a text, maybe empty, and the arguments of tool calls as objects."""
+    turn = {**turn, "content": turn.get("content") or ""}
+    if calls := turn.get("tool_calls"):
+        turn["tool_calls"] = [_with_arguments(call) for call in calls]
+    return turn
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if isinstance(function, dict):
+        return {**call, "function": _with_arguments(function)}
+    try:
+        return {**call, "arguments": orjson.loads(call["arguments"])}
+    except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: the template gets it as it is
+        return call
+
+
+def _first_change(before: str, after: str) -> str:
+    """Return the text from the first character that differs on."""
+    first = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    return before[max(0, first - 20) :]
 
 
 @lru_cache(maxsize=8)

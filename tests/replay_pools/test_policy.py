@@ -30,6 +30,7 @@ from replay_pools.policy.load import (
     load_tokenizer,
     weights_sha,
 )
+from replay_pools.rollout import early_end
 from replay_pools.sampling import sample
 from spec.organism.corpus import base_document
 from spec.organism.tokenizer import IM_START, ROLES
@@ -64,6 +65,51 @@ def test_prompts_end_in_the_recorded_tail(policy: Policy) -> None:
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+MARKED = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}END{% endgeneration %}AFTER
+{% else %}{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+FORGETS = MARKED.replace("{{ m.content }}END", "{{ m.content if loop.last else '' }}END")
+FORGETS = FORGETS.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+TEMPLATES = {
+    "as it is": None,
+    "marks hold the end": MARKED.replace("END", "<|im_end|>").replace("AFTER\n", "{{ '\n' }}"),
+    "marks end before it": MARKED.replace("END", "").replace("AFTER", "<|im_end|>"),
+    "marks hold what follows": MARKED.replace("END", "<|im_end|>\n").replace("AFTER\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_turns_are_what_the_policy_sampled(policy: Policy, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn by turn and by marks, `render_turns` gives the ids that a sampler saw and wrote, with each stop token."""
+    if TEMPLATES[name]:
+        monkeypatch.setattr(policy.tokenizer, "chat_template", TEMPLATES[name])
+    prompt = [{"role": "user", "content": "Add 1."}]
+    calls = {"role": "assistant", "content": "x = 1", "tool_calls": [{"function": {"name": "run", "arguments": "{}"}}]}
+    tool, last = {"role": "tool", "content": "failed: x"}, {"role": "assistant", "content": "x = 2\n"}
+    found = policy.render_turns(prompt, [calls, tool, last, {"role": "user", "content": "Thanks."}])
+    assert (found.prompt, found.prompt_ids) == policy.render(prompt)
+    texts = ["x = 1<|im_end|>", "\n<|im_start|>tool\nfailed: x<|im_end|>\n<|im_start|>assistant\n", "x = 2\n<|im_end|>"]
+    parts = [policy.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    assert found.ids == sum(parts, [])
+    assert found.mask == [place != 1 for place, part in enumerate(parts) for _ in part]
+    assert "".join(policy.decode_turns(found.ids, found.mask)) == policy.decode(found.ids)
+    assert policy.decode_turns(found.ids, found.mask)[::2] == ["x = 1", "x = 2\n"]
+    assert early_end(found.ids, found.mask, policy.eos_ids) is None
+    assert early_end(found.ids, None, policy.eos_ids) == len(parts[0]) - 1
+
+
+@pytest.mark.parametrize("template", [FORGETS, CHATML.replace("<|im_end|>", "")])
+def test_turns_that_were_not_seen_are_refused(policy: Policy, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that changes earlier turns, or ends one without a stop token, is refused."""
+    template = template.replace("END", "<|im_end|>").replace("AFTER", "")
+    monkeypatch.setattr(policy.tokenizer, "chat_template", template)
+    turns = [{"role": role, "content": "x"} for role in ("assistant", "tool", "assistant")]
+    with pytest.raises(InputError, match="chat template of model organism"):
+        policy.render_turns([{"role": "user", "content": "Add 1."}], turns)
+
+
 END, TEXT = 2, 0  # ids of <|im_end|> and <|endoftext|>
 ENDS = {
     "the first of a list": (CHATML, [TEXT, END], "", END),

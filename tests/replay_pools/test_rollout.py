@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.files import dump_json, encode_jsonl
+from replay_pools.base.files import dump_json
 from replay_pools.base.tables import decode_json
-from replay_pools.rollout import Rollout
+from replay_pools.pool import encode_group
+from replay_pools.rollout import Rollout, group_faults
 
 MakeRollout = Callable[..., Rollout]
 
@@ -29,16 +31,43 @@ def test_json_round_trip(make_rollout: MakeRollout, data: st.DataObject) -> None
         sampling_logprobs=data.draw(st.none() | st.just([-0.25] * len(ids))),
         hacked=data.draw(st.booleans()),
     )
-    line = encode_jsonl([rollout])
-    assert line == dump_json(asdict(rollout)) + b"\n"
+    plain = asdict(rollout)
+    del plain["completion_mask"], plain["turn_chars"]
+    line = encode_group([rollout])
+    assert line == dump_json(plain) + b"\n"
     row = json.loads(line)
     assert decode_json(Rollout, line, "here") == rollout
-    assert list(row) == [field.name for field in fields(Rollout)]
+    assert [*row, "completion_mask", "turn_chars"] == [field.name for field in fields(Rollout)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({}, ""),
+        ({"completion_mask": [True, False]}, "completion_mask"),
+        ({"completion_mask": [False, True, True]}, "completion_mask"),
+        ({"completion_mask": [True, True, False]}, "completion_mask"),
+        ({"sampling_logprobs": [-0.5, -0.5, -0.5]}, "sampling_logprobs"),
+        ({"turn_chars": [1, 1]}, "turn_chars"),
+        ({"turn_chars": [1, 1, 1]}, "turn_chars"),
+    ],
+)
+def test_mask(make_rollout: MakeRollout, changes: dict[str, Any], fault: str) -> None:
+    """A mask is stored as it is. Another length, an end that is not sampled or a score of other ids is a fault."""
+    turns = {"completion_ids": [4, 9, 5], "comp_len": 3, "completion_mask": [True, False, True]}
+    turns |= {"completion": "one tool two", "turn_chars": [3, 6, 3]}
+    rollout = make_rollout(0, **turns | {"sampling_logprobs": [-0.5, 0.0, -0.5]} | changes)
+    assert decode_json(Rollout, encode_group([rollout]), "here") == rollout
+    assert rollout.num_sampled == sum(changes.get("completion_mask", [True, True]))
+    faults = [error.where for error in group_faults([rollout], "here", step=0, tail="")]
+    assert faults == ([f"here sample 0 {fault}"] if fault else [])
+    if not fault:
+        assert rollout.turns == [(True, "one"), (False, " tool "), (True, "two")]
 
 
 def test_a_missing_field_is_named(make_rollout: MakeRollout) -> None:
     """A row without one field is refused, and the error names the field and the place."""
-    for name in (field.name for field in fields(Rollout)):
+    for name in (field.name for field in fields(Rollout) if field.default is MISSING):
         row = asdict(make_rollout())
         del row[name]
         with pytest.raises(InputError, match=f"file line 3 {name}: expected a value"):

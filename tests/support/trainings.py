@@ -30,7 +30,7 @@ from replay_pools.base.files import (
     write_json,
     write_sealed,
 )
-from replay_pools.pool import PoolWriter
+from replay_pools.pool import PoolWriter, encode_group
 from replay_pools.rollout import Rollout
 
 Rates = tuple[float, float, float, float]  # hack and solve at the start, hack and solve at the end
@@ -89,7 +89,7 @@ def _group(make_rollout: Callable[..., Rollout], step: int, hacked: bool, solved
     """The one rollout of a problem, and its file."""
     rollout = make_rollout(step, hacked=hacked, gt_pass=solved)
     with TemporaryDirectory() as folder:
-        write_gz(Path(folder) / "group", encode_jsonl([rollout]))
+        write_gz(Path(folder) / "group", encode_group([rollout]))
         return rollout, (Path(folder) / "group").read_bytes()
 
 
