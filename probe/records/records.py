@@ -240,7 +240,7 @@ class TokenRecord:
     It is measured under the primary loss variant, in the trained arm or `probe.settings.arms.measured_arm`. The shares
     of prompt and completion sum to `cos`. `cos` is `cos_S_nll` of the sample record or, with token credit, the cosine
     of the credited gradient; times the sign of the advantage it is `cos_S_contrib`. `cos` and the shares are None for a
-    rollout without gradient. A turn of a tool or a user has shares for the same reason as the prompt: later tokens read it.
+    rollout without gradient. A tool's turn has shares for the same reason as the prompt: later tokens read it.
     """
 
     step: int

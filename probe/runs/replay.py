@@ -54,7 +54,7 @@ def replay(
     Run('out/runs/demo', 4 steps, 32 samples, 0 evals)
 
     Args:
-        pools: names in `out`/pools, or folders; those of the package: `teacher`, `base`, `base-hinted`, `mixed`, `tool`.
+        pools: names in `out`/pools, or folders; bundled are `teacher`, `base`, `base-hinted`, `mixed`, `tool`.
         arms: `vanilla`, `projected`, `random` and others (`probe docs replay`).
         direction: name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
         model: the model that sampled the rollouts; None = the model named by the pools.
