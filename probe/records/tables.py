@@ -168,7 +168,7 @@ def schema_document() -> str:
             "`evals.jsonl` of `probe train`, as a table (`evals`)",
             EVALUATION_FIELDS,
             note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
-            "rate, interval: {low, high}}, ...}}`. Beside them `elo: {ladder: {name: Elo}}` (spec/guide/ladder.md).",
+            "rate, interval: {low, high}}, ...}}`.",
         ),
         _table(
             "`lookahead.jsonl` of `probe replay --lookahead`: a line an arm, measure and prompt",

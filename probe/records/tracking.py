@@ -131,7 +131,7 @@ def step_values(row: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of one line of `evals.jsonl`; rates over no rollouts are left out.
 
-    Rates are eval/SETTING/METRIC. Elo is elo/NAME on the ladder of solving, elo/LADDER/NAME on another one.
+    Rates are eval/SETTING/METRIC.
     """
     values = {}
     for setting, metrics in row["rates"].items():
@@ -139,10 +139,6 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
             # Beside the rates stand plain counts (num_rollouts, num_problems).
             if isinstance(counted, dict) and counted["rate"] is not None:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
-    for ladder, ratings in (row.get("elo") or {}).items():
-        for name, rating in ratings.items():
-            if rating is not None:  # an end of an interval that nothing bounds
-                values[f"elo/{name}" if ladder == "solve" else f"elo/{ladder}/{name}"] = rating
     return values
 
 
