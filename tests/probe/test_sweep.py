@@ -144,8 +144,9 @@ def test_an_interrupt_cancels_what_runs(
     spec = tiny()
     engine = Scripted(spec, tmp_path)
 
-    def show(_table: SweepState) -> None:
-        raise KeyboardInterrupt
+    def show(table: SweepState) -> None:
+        if [row.status for row in table.rows].count("running") == 2:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Ended, "done", lambda _: False)
     with pytest.raises(KeyboardInterrupt):
