@@ -49,7 +49,7 @@ Side = Literal["hack", "clean"]
 SIDES: tuple[Side, ...] = get_args(Side)
 CONTROL_DIFFERENCES = {"permuted": permuted_differences, "flipped": flipped_differences}
 FORMAT = 3  # of the cache; raise it when the meaning of cached pair gradients changes
-NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a model's config that no forward reads
+NAMES = ("_name_or_path", "name_or_path", "transformers_version")  # keys of a config that do not affect the forward
 
 
 def measure_pair_gradients(
@@ -156,7 +156,7 @@ def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
 
 
 def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
-    """Return what computes: other kernels and another version of an architecture give other gradients."""
+    """Return the software and device: other kernels or versions of an architecture give other gradients."""
     return {
         "attention": str(model.config._attn_implementation),
         "device": device.type,

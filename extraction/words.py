@@ -33,7 +33,7 @@ def kind_of(flavour: str) -> str:
 
 
 WARN_SHARE = 0.9  # share of the linear weights below which a caution names the rest
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Adapted:
         """A sentence on the weights that no gradient, direction or projection sees; "" if they are few."""
         if self.share >= WARN_SHARE:
             return ""
-        named = [f"{name} {share:.0%}" for name, share in [*self.left_out.items()][:MOST_NAMED]]
+        named = [f"{name} {share:.0%}" for name, share in [*self.left_out.items()][:MAX_NAMED]]
         more = len(self.left_out) - len(named)
         others = ", ".join([*named, *([f"{more} more"] if more else [])])
         targets = ",".join(f'"{name}"' for name in ("all", *self.linears))
@@ -69,7 +69,7 @@ class Normaliser:
     """The weight of a sample in a loss, the same for pair gradients and for the loss they are compared with."""
 
     loss_type: LossType = "grpo"
-    max_completion_length: int | None = None  # in tokens: what dr_grpo divides by
+    max_completion_length: int | None = None  # tokens that dr_grpo divides by
 
 
 @settings_dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -77,16 +77,18 @@ class ExtractionSettings:
     """Settings of the extraction of directions from pairs."""
 
     pairs: str = setting("builtin", "`builtin`, `builtin:MODE`, `builtin:placebo`, `builtin:style`, or a file of pairs")
-    pairs_map: Maybe[str] = setting(None, "`FIELD=COLUMN,...` of a file of pairs: `hack=rejected,clean=chosen`")
-    split_seed: Maybe[int] = setting(None, "draws the held-out prompts of a file that does not mark them; none: 0")
-    leave_out: tuple[str, ...] = setting((), "kinds of pairs (first word of the flavour) not to extract from")
-    held_out: Maybe[str] = setting(None, "another source of held-out pairs; none: `pairs`")
-    method: Method = setting("svd", "main directions of the pair differences, or the direction of their mean (`k` 1)")
-    sides: Sides = setting(
-        "mean", "each side of a pair: the gradient of its loss, or (`unit`) that gradient at norm 1 over all modules"
+    pairs_map: Maybe[str] = setting(None, "columns of a file of pairs, as `hack=rejected,clean=chosen`")
+    split_seed: Maybe[int] = setting(None, "seed of the held-out prompts, for files that do not mark them; none: 0")
+    leave_out: tuple[str, ...] = setting(
+        (), "kinds of pairs (first word of the flavour) to leave out of the extraction"
     )
+    held_out: Maybe[str] = setting(None, "another source of held-out pairs; none: `pairs`")
+    method: Method = setting(
+        "svd", "`svd`: main directions of the pair differences; `mean`: the direction of their mean (`k` 1)"
+    )
+    sides: Sides = setting("mean", "gradient of each side: `mean` as in the loss, `unit` scaled to norm 1 in all")
     k: int = setting(4, "directions in a module", ge=1)
-    tau: float = setting(0.0, "directions below this share of the module's largest are dropped", ge=0, le=1)
+    tau: float = setting(0.0, "drop directions below this share of the module's largest singular value", ge=0, le=1)
     drop_bottom_frac: float = setting(0.25, "share of all directions to drop, lowest singular values first", ge=0, lt=1)
     tokens_per_batch: Maybe[int] = setting(
         None, "tokens in one forward and backward pass; none: what fits the memory", ge=1

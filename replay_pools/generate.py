@@ -1,9 +1,8 @@
 """generate_pool: sample groups of rollouts from a policy, grade them, and write them as a pool.
 
 One step is one group: `group` completions of one problem. The noise of a rollout depends on the seed, its step and its
-sample_id. `steps_per_batch` steps are sampled and graded together, whole also after a restart. So a killed run that is
-resumed writes the same bytes as one that was never killed (with a server as the engine: if the server gives the same
-answers again).
+sample_id. `steps_per_batch` steps are sampled and graded together, and a resumed run repeats incomplete batches whole.
+So a resumed run writes the same bytes as an uninterrupted one, if a server, as the engine, repeats its answers.
 """
 
 import hashlib
@@ -29,47 +28,47 @@ from replay_pools.rollout import Prompt, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """What a pool will hold; recorded whole in its manifest."""
+    """The plan of a pool, recorded in its manifest."""
 
-    env: str = "minicode"  # name of the environment: see environments.base
+    env: str = "minicode"  # environment: see environments.base
     split: Split = "train"
     mode: str = "run_tests"  # loophole mode
-    hint: bool = False  # whether the prompts carry the mode's hint
+    hint: bool = False  # put the mode's hint into the prompts
     steps: int = 20
     group: int = 8  # rollouts a step
-    seed: int = 0  # of the choice of problems and of the sampling noise
-    steps_per_batch: int = 8  # sampled together; part of the plan because it shows in the last bits
+    seed: int = 0  # for the choice of problems and the sampling noise
+    steps_per_batch: int = 8  # steps sampled together; part of the plan, as it changes the last bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMaker:
-    """Samples groups with an engine and grades them."""
+    """Sampler and grader of groups."""
 
     engine: Engine
     sampler: Sampler
     grader: Grader
     mode: str  # loophole mode
-    hint: bool  # whether the prompts carry its hint
+    hint: bool  # put its hint into the prompts
     group: int  # rollouts a step
-    instruction: str | None = None  # a line more at the start of the user turn (`loopholes.instructed`)
+    instruction: str | None = None  # line added at the start of the user turn (`loopholes.instructed`)
 
     def write(self, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int) -> None:
-        """Write those steps of {step: problem} that the pool does not hold yet.
+        """Write the steps of {step: problem} that the pool lacks.
 
-        All steps are sampled together, also those that the pool holds: the last bits of a log-probability depend on the
-        batch, and a step that is written after a restart has the same bytes as without one.
+        All steps are sampled together, including the ones that the pool holds: the last bits of a log-probability
+        depend on the batch, and a resumed run must write the same bytes.
         """
         missing = [step for step in problems if writer.read_step(step) is None]
         for step, rollouts in self.make(problems, missing, seed=seed).items():
             writer.write_step(step, rollouts)
 
     def make(self, problems: Mapping[int, Problem], missing: Collection[int], *, seed: int) -> dict[int, list[Rollout]]:
-        """{step: graded rollouts} of the missing steps of a batch, graded in one call.
+        """Return {step: graded rollouts} of the missing steps of a batch, graded in one call.
 
         Args:
             problems: {step: problem} of the batch.
             missing: steps to return; if none is in the batch, nothing is sampled.
-            seed: of the sampling noise, together with step and sample_id.
+            seed: seeds the sampling noise, together with step and sample_id.
         """
         if not any(step in missing for step in problems):
             return {}
@@ -94,7 +93,7 @@ class RolloutMaker:
         ])  # fmt: skip
         rollouts: dict[int, list[Rollout]] = {}
         for (step, sample_id, completion), text, grade in zip(wanted, texts, grades, strict=True):
-            if completion.logprobs is not None:  # None where the engine reports those of another law
+            if completion.logprobs is not None:  # None: the engine's are of another distribution
                 completion = replace(completion, logprobs=[round(value, 6) for value in completion.logprobs])
             facts = {"step": step, "sample_id": sample_id, "problem_id": problems[step].problem_id}
             facts |= {"env": problems[step].env, "env_mode": self.mode, "hint": self.hint}
@@ -109,16 +108,15 @@ def generate_pool(
     sampler: Sampler,
     grader: Grader,
 ) -> None:
-    """Write the pool of `plan` to `directory`, or go on where an earlier run stopped.
+    """Write the pool of `plan` to `directory`, or continue an interrupted run.
 
     Raises:
-        InputError: fewer problems than steps, a failed canary, a directory that holds another pool, or one that another
-            process is writing.
+        InputError: fewer problems than steps, a failed canary, or a directory with another pool or another writer.
     """
     with locked(directory):
         environment = get_environment(plan.env)
         problems = choose_problems(plan, environment)
-        # Before anything is sampled or written: a broken grader or problem would spoil the whole pool.
+        # Check first: a broken grader or problem would spoil the whole pool.
         canary(grader, problems)
         header = pool_header(engine, plan, sampler, grader, problems)
         header["tests"] |= {"left_out": len(environment.left_out)}
@@ -134,7 +132,7 @@ def generate_pool(
 
 
 def choose_problems(plan: PoolPlan, environment: Environment) -> Sequence[Problem]:
-    """Return one problem for each step. They depend on environment, split, number of steps and seed, not on the policy.
+    """Return one problem for each step, chosen by environment, split, number of steps and seed alone.
 
     Raises:
         InputError: the environment has fewer problems than the plan has steps.
@@ -143,21 +141,21 @@ def choose_problems(plan: PoolPlan, environment: Environment) -> Sequence[Proble
     if plan.steps > len(problems):
         expected = f"at most {len(problems)} (problems of {plan.env}, split {plan.split})"
         raise InputError("--steps", expected=expected, found=str(plan.steps))
-    # Seeded with a text, which `random` hashes: this shuffle shares no state with another use of the same seed.
+    # The text sets this shuffle apart from other uses of the same seed.
     random.Random(f"problems/{plan.seed}").shuffle(problems)
     return problems[: plan.steps]
 
 
 def derive_seed(*parts: object) -> int:
-    """A seed of sampling noise: a hash of the parts that name its use, such as ("rollout", 0, 8, 3)."""
-    # Not `hash`, whose values differ between processes.
+    """Hash the parts that name a use, such as ("rollout", 0, 8, 3), to a seed of sampling noise."""
+    # `hash` would differ between processes.
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:7])
 
 
 def pool_header(
     engine: Engine, plan: PoolPlan, sampler: Sampler, grader: Grader, problems: Sequence[Problem]
 ) -> dict[str, Any]:
-    """The header of a pool: every field of its manifest that is known before the first rollout."""
+    """Return the manifest fields that are known before the first rollout."""
     return {
         **engine.describe(sampler),
         "tokenizer_sha256": engine.chat.tokenizer_sha(),

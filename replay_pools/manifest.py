@@ -1,6 +1,6 @@
-"""The manifest of a pool: which fields it has, of which values. `storage.files.write_sealed` adds its own sha256.
+"""The fields of a pool's manifest and their types. `base.files.write_sealed` adds the sha256.
 
-To check another field: its type in the table where it stands; fields without one are free.
+To check another field, add its type here; other fields are free.
 """
 
 import re
@@ -28,7 +28,7 @@ Isolation = Annotated[str, word_of((*CONFINED, "+".join(CONFINED), UNSAFE, UNKNO
 
 
 class Entry(TypedDict):
-    """What a manifest says of one file."""
+    """A manifest's entry for one file."""
 
     step: int
     rollouts: Count
@@ -50,7 +50,7 @@ class _Sampler(TypedDict, total=False):
 
 
 class _Plan(TypedDict, total=False):
-    env: Name | list[Name]  # lists in the pool of a log
+    env: Name | list[Name]  # a list in the pool of a log
     env_mode: list[str]
     split: Split
     mode: Word
@@ -67,33 +67,57 @@ class _Grader(TypedDict):
     cpu_s: NotRequired[Annotated[int, Field(ge=1, le=MAX_CPU_S)]]
 
 
-class Manifest(TypedDict):
-    """The required fields of a manifest.
+class _Tests(TypedDict):
+    problems: Annotated[int, Field(ge=0)]
+    cases: Annotated[int, Field(ge=0)]
+    left_out: NotRequired[Annotated[int, Field(ge=0)]]
 
-    Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages), "tests"
-    {"problems", "cases", "left_out"}, "regraded_from" {"name", "agreement", ...}; of an imported log "log" {"format",
-    "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...}, "normalised".
+
+class _Agreement(TypedDict):
+    label: Name
+    n: Annotated[int, Field(ge=0)]
+    rate: Annotated[float, Field(ge=0, le=1)] | None
+    old_only: Annotated[int, Field(ge=0)]
+    new_only: Annotated[int, Field(ge=0)]
+
+
+class _RegradedFrom(TypedDict):
+    name: Name
+    path: str
+    sha256: Sha256
+    grader: _Grader
+    agreement: list[_Agreement]
+
+
+class Manifest(TypedDict):
+    """The fields of a manifest that are checked.
+
+    Others are free: "engine" (of a server), "template" ("plain": prompts are the texts of their messages); of an
+    imported log "log" {"format", "mapping", ...}, "ids" {"origin": "logged" or "retokenised", "round_trips", ...},
+    "normalised".
     """
 
     policy: _Policy
     tokenizer_sha256: Sha256 | None
     chat_template_sha256: Sha256 | None
-    prompt_tail: str  # text that the template puts at the end of every prompt
-    sampler: _Sampler | None  # null where it is unknown
+    prompt_tail: str  # the template's text at the end of every prompt
+    sampler: _Sampler | None  # null: unknown
     plan: _Plan
     grader: _Grader
     versions: dict[str, str]  # {package: version}
     git_commit: Commit | None
     counts: dict[Literal["steps", "rollouts"], int]
+    tests: NotRequired[_Tests]
+    regraded_from: NotRequired[_RegradedFrom]
     # A name that is no step file could be a path out of the folder.
     files: dict[Annotated[str, Field(pattern=STEP_NAME.pattern)], Entry]
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a pool.
+    """Read and check the manifest of a pool.
 
     Raises:
-        InputError: not as it was written, another schema, or values that are none of their fields: all of them.
+        InputError: a changed file, another schema, or every value of the wrong type.
     """
     where = directory / MANIFEST_NAME
     manifest = read_sealed(where, POOL_SCHEMA, "rebuild the pool")

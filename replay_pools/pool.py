@@ -43,7 +43,7 @@ BUILTIN = Path(__file__).parent / "builtin"
 REMEMBERED = 4096  # groups of a pool that are kept in memory
 
 COMPUTED_FIELDS = ("schema", "counts", "files", SEAL)  # of the manifest: written by `finish`, refused in a header
-HEADER_FIELDS = tuple(name for name in Manifest.__annotations__ if name not in COMPUTED_FIELDS)
+HEADER_FIELDS = tuple(name for name in Manifest.__required_keys__ if name not in COMPUTED_FIELDS)
 
 
 @dataclass(frozen=True, kw_only=True)

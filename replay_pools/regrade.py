@@ -5,10 +5,9 @@ new pool says in `regraded_from` where its rollouts come from and how far the la
 
     {"label": "hacked", "n": 160, "rate": 0.99375, "old_only": 1, "new_only": 0}
 
-`n` counts the rollouts that were compared: those of which both gradings say something. `rate` is the share of them with
-the same label; None when n is 0. `old_only` and `new_only` count rollouts with the label (a mechanism, the higher
-reward) in one grading alone. A log records no label of INFERRED: those of an imported pool follow from its rewards and
-are not compared.
+`n` counts the rollouts with this label in both gradings, and `rate` is the share that agrees; None when n is 0.
+`old_only` and `new_only` count rollouts with the label (a mechanism, the higher reward) in one grading alone. In an
+imported pool the labels of INFERRED follow from its rewards and are not compared.
 """
 
 import re
@@ -82,7 +81,7 @@ def graded_code_rule(pool: Pool, env: str | None = None) -> CodeRule:
 
 
 def count_missed(rollouts: Iterable[Rollout], rule: CodeRule) -> int:
-    """Return how many completions have code of which the rule takes none (`blocks.misses_code`)."""
+    """Return the number of completions with code that the rule does not take (`blocks.misses_code`)."""
     return sum(misses_code(rollout.completion, rule) for rollout in rollouts)
 
 
@@ -118,20 +117,16 @@ def _level(value: bool | float | str) -> float:
 
 
 def _environment(pool: Pool) -> str | None:
-    """Return the name of the environment that a pool records; None of most imported logs."""
+    """Return the name of the environment that a pool records; None for most imported logs."""
     recorded = pool.manifest["plan"]["env"]
     if isinstance(recorded, list):
-        # An imported log, which lists what its rollouts say: minicode alone needs no file.
+        # An imported log lists the names in its rollouts; minicode alone needs no file.
         return "minicode" if recorded == ["minicode"] else None
     return recorded
 
 
 def find_problems(pool: Pool, env: str | None) -> dict[str, Problem]:
-    """Return {problem_id: problem} of a pool, looked up in all splits of an environment.
-
-    Args:
-        pool: whose problems are wanted.
-        env: name of the environment; None = the one that the pool names, of an imported log minicode alone.
+    """Return {problem_id: problem} of a pool, looked up in all splits of `env` or of the environment that it names.
 
     Raises:
         InputError: none is named, there is no such environment, or it lacks a problem of the pool.

@@ -1,7 +1,6 @@
-"""Signs of life: how far a command is and how long the rest takes, on stderr.
+"""Progress of a command on stderr: bars on a terminal, else a line after every silent while.
 
-Bars on a terminal, where NO_COLOR and TERM=dumb mean what they mean elsewhere; where somebody reads a file later, a
-line whenever nothing was said for a while.
+NO_COLOR and TERM=dumb are respected.
 """
 
 import sys
@@ -10,19 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from replay_pools.base.terminal import Hearer, heard_by
+from replay_pools.base.terminal import ProgressCallback, on_progress
 
-QUIET_S = 5.0  # without a line, until the first sign; twice as long until each further one
-MOST_BETWEEN_S = 600.0
-RATE_OVER_S = 600.0  # a step of a large model takes minutes: the rate is that of the last ten
+QUIET_S = 5.0  # silence before the first line; doubled for each further one
+MAX_QUIET_S = 600.0
+RATE_PERIOD_S = 600.0  # the rate is averaged over this time, because a step of a large model takes minutes
 
 _last_line = time.monotonic()
-_reports: list[str] = []  # how far the work is, in the newest report
-_bars_shown: list[Callable[[], None]] = []  # what takes the bars away
+_reports: list[str] = []  # the newest report of progress
+_bars_shown: list[Callable[[], None]] = []  # functions that remove the bars
 
 
-def heard(*, result: bool = False) -> None:
-    """Something was said, or progress was shown; before a `result`, the bars go."""
+def note_output(*, result: bool = False) -> None:
+    """Note that something is printed, which restarts the silence; a `result` first removes the bars."""
     global _last_line
     _last_line = time.monotonic()
     for clear in _bars_shown if result else ():
@@ -30,17 +29,17 @@ def heard(*, result: bool = False) -> None:
 
 
 @contextmanager
-def told_progress() -> Iterator[Hearer]:
-    """Have the signs of life say what was last reported, and how long the rest takes at the pace so far."""
+def quiet_progress() -> Iterator[ProgressCallback]:
+    """Yield a progress callback; `heartbeat` prints its newest report and the remaining time."""
     starts: dict[str, tuple[float, int]] = {}
 
     def hear(what: str, done: int, total: int) -> None:
         now = time.monotonic()
         start, first_done = starts.setdefault(what, (now, done))
-        # A resumed run has done some before its first report.
+        # A resumed run has already done some at its first report.
         pace = (now - start) / (done - first_done) if done > first_done else None
         left = "" if pace is None else f", {pace * (total - done):.0f} s left"
-        _reports[:] = [f"{what} {done}/{total}{left}"] if done < total else []  # what follows is other work
+        _reports[:] = [f"{what} {done}/{total}{left}"] if done < total else []  # other work follows
 
     try:
         yield hear
@@ -50,21 +49,21 @@ def told_progress() -> Iterator[Hearer]:
 
 @contextmanager
 def heartbeat(say: Callable[[str], None]) -> Iterator[None]:
-    """Say that the block is still at work, whenever nothing else was said for a while."""
+    """Print that the block is still at work after every silent while."""
     started, ended = time.monotonic(), threading.Event()
-    heard()
+    note_output()
 
     def beat() -> None:
         quiet = QUIET_S
         while not ended.wait(quiet / 10):
             now = time.monotonic()
             if now - _last_line >= quiet:
-                quiet = min(2 * quiet, MOST_BETWEEN_S)
-                heard()
-                from probe.records.timings import running_phases  # not for a command that is soon over
+                quiet = min(2 * quiet, MAX_QUIET_S)
+                note_output()
+                from probe.records.timings import running_phases  # short commands need no import
 
                 work = "".join((_reports or running_phases)[-1:])
-                # Whoever read stderr may have gone.
+                # The reader of stderr may have closed it.
                 with suppress(OSError, ValueError):
                     say(f"still at work{f' ({work})' if work else ''}, {now - started:.0f} s after the start")
 
@@ -79,13 +78,13 @@ def heartbeat(say: Callable[[str], None]) -> Iterator[None]:
 
 @contextmanager
 def shown_progress() -> Iterator[None]:
-    """Show every report of what is done within."""
-    with _bars() if on_terminal() else told_progress() as hearer, heard_by(hearer):
+    """Show the progress of the block."""
+    with _bars() if on_terminal() else quiet_progress() as callback, on_progress(callback):
         yield
 
 
 def on_terminal() -> bool:
-    """Whether lines of stderr can be redrawn. rich alone would say so of a pipe, too, where FORCE_COLOR is set."""
+    """Return True if lines of stderr can be redrawn; with FORCE_COLOR rich would return True for a pipe too."""
     if not sys.stderr.isatty():
         return False
     from rich.console import Console
@@ -94,8 +93,8 @@ def on_terminal() -> bool:
 
 
 @contextmanager
-def _bars() -> Iterator[Hearer]:
-    """A bar for each kind of work, from its first report on; other lines on stderr are written above them."""
+def _bars() -> Iterator[ProgressCallback]:
+    """Yield a progress callback that draws a bar for each kind of work; other lines on stderr go above the bars."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -106,17 +105,17 @@ def _bars() -> Iterator[Hearer]:
         TimeRemainingColumn(compact=True, elapsed_when_finished=True),
     )
     tasks: dict[str, TaskID] = {}
-    # Transient: what has been done is said by who did it.
+    # Transient, because the command itself prints its results.
     bars = Progress(
         *columns,
         console=Console(stderr=True),
-        speed_estimate_period=RATE_OVER_S,
+        speed_estimate_period=RATE_PERIOD_S,
         redirect_stdout=False,
         transient=True,
     )
 
     def hear(what: str, done: int, total: int) -> None:
-        heard()
+        note_output()
         if what not in tasks:
             bars.start()
             tasks[what] = bars.add_task(what, total=total, completed=done)

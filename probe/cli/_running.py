@@ -1,4 +1,4 @@
-"""A run on the command line: its trackers, what it would do, what it measured."""
+"""Output about a run: trackers, previews, results and warnings."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.terminal import visible
 
-if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
+if TYPE_CHECKING:  # help texts must not import numpy, scipy and torch
     from probe.runs.preview import Preview
 
 GIB = 2**30
 
 
 def track_option(function: AnyFunction) -> AnyFunction:
-    """`--track TRACKER` -> `track: tuple[str, ...]`, empty by default."""
+    """Add `--track TRACKER` -> `track: tuple[str, ...]`, empty by default."""
     return click.option(
         "--track",
         multiple=True,
         type=click.Choice(TRACKERS),
-        help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
+        help="Also send the records to a tracker, locally (out/tracking/); repeatable. Default: none.",
     )(function)
 
 
@@ -49,7 +49,7 @@ def echo_end(run: Run) -> None:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that this process has held: on its GPU where it used one, else in main memory."""
+    """Return the peak memory of this process in bytes: on its GPU if it used one, else in main memory."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
         return held
@@ -60,7 +60,7 @@ def peak_memory() -> int:
 
 
 def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
-    """The mean of a field over the steps that have it."""
+    """Return the mean of a field over the steps that have it."""
     values = [value for step in steps if (value := getattr(step, column)) is not None]
     return sum(values) / len(values) if values else None
 
@@ -78,7 +78,7 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
 
 
 def echo_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> None:
-    """A row for every evaluation and setting; `all` only where it is not the one setting."""
+    """Print one row for every evaluation and setting; `all` only with several settings."""
     from probe.analysis.training_runs import RATES
 
     rows = []
@@ -97,9 +97,9 @@ def _cell(rate: Mapping[str, Any]) -> str:
 
 
 def truncation_line(basis: str, truncation: dict[str, Any]) -> str:
-    """Say what `Frames.truncation` holds."""
+    """Describe `Frames.truncation` in a sentence."""
     left_out = truncation["left_out"]
     return (
-        f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| in the median of {truncation['modules']} "
-        f"modules, at most {left_out['max']:.0%}"
+        f"the rank of {basis} leaves out {left_out['median']:.0%} of |W| (median of {truncation['modules']} modules), "
+        f"at most {left_out['max']:.0%}"
     )

@@ -1,11 +1,11 @@
-"""Settings on the command line: options made of the fields of settings, --preset, --set and --config.
+"""Settings on the command line: options generated from settings, --preset, --set and --config.
 
     @click.command(cls=SettingsCommand)
     @settings_options("replay", "steps", "intervention.arms: --arm")
     @click.pass_context
     def replay(ctx, ...): config = configured(ctx, "replay", out)
 
-An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
+An option of a setting is short for `--set KEY=VALUE`; type, help and default come from the field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ COMPLETE = {
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
 
-# {flag of the author's earlier scripts: what says the same here}
+# {flag of the author's earlier scripts: its equivalent here}
 SEED_FLAGS = {
     "--loss-mode": "--set objective.loss_type=grpo (or nll)",
     "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
@@ -45,10 +45,10 @@ SEED_FLAGS = {
 
 
 class SettingOption(click.Option):
-    """An option that `configured` reads, and no parameter of the command.
+    """An option that `configured` reads; it is no parameter of the command.
 
     Args:
-        key: the setting that it gives, or the option's own name.
+        key: the setting, or the option's name.
     """
 
     def __init__(self, *args: Any, key: str, **kwargs: Any) -> None:
@@ -56,7 +56,7 @@ class SettingOption(click.Option):
         self.key = key
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        """As click, and keep a value that was given."""
+        """Parse as click does, and keep a given value."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if ctx.get_parameter_source(str(self.name)) is ParameterSource.COMMANDLINE:
             ctx.meta.setdefault(__name__, {})[self.key] = value
@@ -64,10 +64,10 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A verb with settings: an option that it lacks but a setting that has its name says so.
+    """A verb with settings. The error for an unknown option names the setting of that name.
 
     Args:
-        common: options that its help lists before the others.
+        common: options that the help lists first.
     """
 
     def __init__(self, *args: Any, common: Sequence[str] = (), **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class SettingsCommand(click.Command):
         self.common = common
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click, but in two lists where some are common."""
+        """Format as click does, with common options in a first list."""
         records = {option.opts[0]: option.get_help_record(ctx) for option in self.get_params(ctx)}
         common = [records.pop(word) for word in self.common]
         for title, rows in (("Common options", common), ("Other options" if common else "Options", records.values())):
@@ -84,7 +84,7 @@ class SettingsCommand(click.Command):
                     formatter.write_dl(shown)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click, but for the hint."""
+        """Parse as click does; the error for an unknown option has a hint."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -93,29 +93,29 @@ class SettingsCommand(click.Command):
             known = f"--set {keys[0]}=VALUE" if keys else SEED_FLAGS.get(error.option_name)
             if known is None:
                 raise
-            fix = f"say {known}"
-            raise InputError(error.option_name, expected="a flag", found="a setting without one", fix=fix) from error
+            fix = f"use {known}"
+            raise InputError(error.option_name, expected="an option", found="a setting without one", fix=fix) from error
 
 
 def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:
-    """The options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
+    """Add options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
-        verb: whose settings they are, and whose preset has their defaults.
-        keys: `KEY`, for an option that is called as the last part of the key, or `KEY: --OPTION`.
-        has_config: whether a run of this verb can be repeated.
+        verb: the verb of the settings; its preset has the defaults.
+        keys: `KEY`, for an option named by the last part of the key, or `KEY: --OPTION`.
+        has_config: a run of this verb can be repeated.
     """
     usual = configure(verb)
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
     names = ", ".join(preset_names())
-    text = f"{names}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
+    text = f"{names}, or a .toml file. Default: {DEFAULT_PRESET[verb]}."
     options.append(
         click.option(PRESET, cls=SettingOption, key=PRESET, shell_complete=one_of(preset_names()), help=text)
     )
-    text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
+    text = "Any setting, such as objective.beta=0.01; repeatable. `probe settings` lists all."
     options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
     if has_config:
-        kind, text = click.Path(path_type=Path), "Start from the config.json of a run, and not from a preset."
+        kind, text = click.Path(path_type=Path), "Start from the config.json of a run instead of a preset."
         options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
 
     def decorate(function: AnyFunction) -> AnyFunction:
@@ -127,12 +127,12 @@ def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callab
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
-    """{key: value} of the settings that options give; `--preset`, `--set` and `--config` are left out."""
+    """Return {key: value} of settings given by options, without `--preset`, `--set` and `--config`."""
     return {key: value for key, value in ctx.meta.get(__name__, {}).items() if key in KEYS}
 
 
 def given_keys(ctx: click.Context) -> set[str]:
-    """The keys of all settings that were given, by options or by `--set`."""
+    """Return the keys of all settings given by options or `--set`."""
     texts = ctx.meta.get(__name__, {}).get(SET, ())
     return {*given_settings(ctx), *(key for text in texts for key in flat(parse_setting(text)))}
 
@@ -140,45 +140,45 @@ def given_keys(ctx: click.Context) -> set[str]:
 def configured(
     ctx: click.Context, verb: Verb, out: Path | None = None, *, start: Mapping[str, Any] | None = None
 ) -> Any:
-    """The settings of a run, of the class of its verb, from the options of a command.
+    """Build the config of a verb from the options of a command.
 
     Args:
-        verb: of the settings.
-        out: where a direction file that is given by its name is looked up; None: such a name stays.
-        start: settings in the place of a preset; those of `--config` where that was given.
+        verb: the verb of the settings.
+        out: root folder to look up the name of a direction file; None = keep the name.
+        start: settings in place of a preset; `--config` replaces them.
 
     Raises:
-        InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb; no such direction file,
-            or pairs beside one.
+        InputError: as in `configure`; `--config` with `--preset`, or of another verb; no such direction file, or pairs
+            as well as a direction file.
     """
     said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
     where, settings = said.get(CONFIG, "settings"), said.get(SET, ())
     if CONFIG in said:
         if PRESET in said:
-            raise InputError(PRESET, expected="none beside --config", found=repr(said[PRESET]))
+            raise InputError(PRESET, expected="none with --config", found=repr(said[PRESET]))
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
-            start["preregistered"] = None  # a run with other settings is not the one that a spec announced
+            start["preregistered"] = None  # with other settings it is no longer the announced run
     config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
     intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
     if out is None or intervention is None or intervention.v_hack is None:
         return config
     if pairs is not None:
-        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=repr(pairs))
+        raise InputError("--pairs", expected="none with --v-hack, as its file has pairs", found=repr(pairs))
     return with_direction_file(config, out)
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:
-    """Say what was not given and so is as the preset has it, as the options that would change it.
+    """Report the preset's values of options that were not given, as options.
 
     Args:
-        config: the settings that the command made of its options.
+        config: the settings of the command.
     """
     said, given = ctx.meta.get(__name__, {}), given_keys(ctx)
     if CONFIG in said:
         return
     if getattr(config, "intervention", None) is not None and config.intervention.v_hack is not None:
-        given.add("intervention.extraction.pairs")  # the file has pairs of its own
+        given.add("intervention.extraction.pairs")  # the direction file has pairs
     chosen = []
     for option in ctx.command.params:
         key = getattr(option, "key", PRESET)
@@ -186,18 +186,18 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
             chosen.append(words)
     if chosen:
         preset = said.get(PRESET, DEFAULT_PRESET[config.verb])
-        say(f"by default (--preset {preset}): {' '.join(chosen)}; give any to change it")
+        say(f"defaults (--preset {preset}): {' '.join(chosen)}")
 
 
 def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
-    """The option of a setting."""
+    """Make the option of a setting."""
     entry = field_of(CONFIGS[verb], key)
     leaf = key.rpartition(".")[2].replace("_", "-")
     flag = flag or f"--{leaf}"
     hint = entry.annotation
     if NoneType in get_args(hint):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
-    value = flat(asdict(usual)).get(key)  # None of a table that there is none of
+    value = flat(asdict(usual)).get(key)  # None if the table is unset
     text = f"{(entry.description or key).rstrip('.')}. Default: {_default_text(value)}."
     kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
     if hint is bool:
@@ -206,7 +206,7 @@ def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunctio
         kind = {"type": click.Choice(get_args(hint))}
     elif key == "conditions":
         kind = {"multiple": True, "callback": _conditions, "metavar": "NAME[:KEY=VALUE,...]"}
-        text = "Every arm under this change of the objective; repeat for a grid. Without any: `default`, no change."
+        text = "Loss variant: measure every arm under this change of the objective; repeatable. Default: no change."
     elif get_origin(hint) is tuple:
         kind = {"callback": _names, "metavar": "NAME,..."}
     if key in COMPLETE:
@@ -232,7 +232,7 @@ def _default_text(value: Any) -> str:
 
 
 def _as_option(option: click.Parameter, value: Any) -> str:
-    """An option with a value, as one would type it; "" for a value that chooses nothing."""
+    """Format an option with its value as typed; "" for an empty value."""
     if isinstance(value, bool):
         words = option.opts if value else option.secondary_opts
         return words[0] if words else ""
@@ -242,7 +242,7 @@ def _as_option(option: click.Parameter, value: Any) -> str:
 
 
 def _verb_of(ctx: click.Context) -> Verb:
-    """The verb of a command's settings; of any that is none by its name (check, extract) it is replay."""
+    """Return the verb of a command's settings; replay for other commands (check, extract)."""
     for verb in CONFIGS:
         if verb == ctx.info_name:
             return verb
@@ -250,10 +250,10 @@ def _verb_of(ctx: click.Context) -> Verb:
 
 
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
-    """The settings that a run's config.json holds."""
+    """Return the settings in a run's config.json."""
     config = read_json(path)
     settings = settings_of(config) if isinstance(config, dict) else {}
     if settings.get("verb") != verb:
-        actual = f"that of probe {settings['verb']}" if "verb" in settings else "none"
+        actual = f"one of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)
     return settings

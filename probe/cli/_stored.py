@@ -1,7 +1,7 @@
-"""What is in OUT, a table for each kind, for `probe show`.
+"""Tables of the content of OUT, one a kind, for `probe show`.
 
-Every kind has a function `list_KIND(out)` that returns its rows. To add a kind: write one and add it to KINDS, at the
-end of this file. What is there is read and not checked, so that one damaged file hides nothing else.
+Every kind has a function `list_KIND(out)` that returns its rows. To add a kind, write one and add it to KINDS at the
+end of this file. Files are read without checks, so that a damaged file hides no others.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ Row = dict[str, Any]  # {column: value} of one entry; all rows of a kind have th
 
 
 def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
-    """Print what is in OUT, of one kind or of all."""
+    """Print the content of OUT, of one kind or of all."""
     tables = {name: rows_of(out) for name, rows_of in KINDS.items() if kind in (None, name)}
     if as_json:
         echo_json(tables)
@@ -33,14 +33,14 @@ def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
 
 
 def list_pools(out: Path) -> list[Row]:
-    """Those in OUT/pools, then the built-in ones that they do not hide."""
+    """List the pools in OUT/pools, then the bundled ones with other names."""
     made = _folders(out / "pools")
     hidden = {path.name for path in made}
     return [_pool(path) for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]]
 
 
 def _pool(path: Path) -> Row:
-    """A row of `list_pools`."""
+    """Return a row of `list_pools`."""
     is_finished = (path / MANIFEST_NAME).is_file()
     header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
     policy, plan, counts = (_inner(header, key) for key in ("policy", "plan", "counts"))
@@ -50,7 +50,7 @@ def _pool(path: Path) -> Row:
         "groups": counts.get("steps", len(step_files(path))),
         "rollouts": counts.get("rollouts"),
         "policy": f"{policy['base_model']}{adapter}" if policy.get("base_model") else None,
-        "mode": plan.get("mode") if isinstance(plan.get("mode"), str) else None,  # a list in logs of another program
+        "mode": plan.get("mode") if isinstance(plan.get("mode"), str) else None,  # imported logs may have a list
         "hint": plan.get("hint") if isinstance(plan.get("hint"), bool) else None,
         "place": "built in" if path.parent == BUILTIN else str(path),
         "state": _state(is_finished),
@@ -58,7 +58,7 @@ def _pool(path: Path) -> Row:
 
 
 def list_directions(out: Path) -> list[Row]:
-    """The files of OUT/directions, by their cards."""
+    """List the directions in OUT/directions, by their cards."""
     rows = []
     for name in direction_names(out):
         card = _table(out / "directions" / f"{name}.card.json")
@@ -79,7 +79,7 @@ def list_directions(out: Path) -> list[Row]:
 
 
 def list_runs(out: Path) -> list[Row]:
-    """Replays and trainings in OUT/runs."""
+    """List the replays and trainings in OUT/runs."""
     rows = []
     for path in _folders(out / "runs"):
         settings = _inner(_table(path / CONFIG_FILE), "settings")
@@ -90,7 +90,7 @@ def list_runs(out: Path) -> list[Row]:
                 "name": path.name,
                 "verb": settings.get("verb"),
                 "steps": done,
-                "of": settings.get("steps"),  # null: all groups that the pools give
+                "of": settings.get("steps"),  # null: all groups of the pools
                 "arms": _inner(settings, "intervention").get("arms"),
                 "seed": settings.get("seed"),
                 "state": "stopped early" if manifest.get("stopped") else _state((path / MANIFEST_FILE).is_file()),
@@ -100,7 +100,7 @@ def list_runs(out: Path) -> list[Row]:
 
 
 def list_evals(out: Path) -> list[Row]:
-    """Evaluations in OUT/evals."""
+    """List the evaluations in OUT/evals."""
     rows = []
     for path in _folders(out / "evals"):
         settings = sorted(place.name for place in _folders(path))
@@ -109,7 +109,7 @@ def list_evals(out: Path) -> list[Row]:
 
 
 def list_sweeps(out: Path) -> list[Row]:
-    """The sweeps of specs in OUT/sweeps, and how many of their commands are in which state."""
+    """List the sweeps in OUT/sweeps, with the number of commands in each state."""
     from probe.experiments.jobs import STATE_FILE
 
     rows = []
@@ -122,18 +122,18 @@ def list_sweeps(out: Path) -> list[Row]:
 
 
 def list_reports(out: Path) -> list[Row]:
-    """The pages in OUT/reports."""
+    """List the pages in OUT/reports."""
     files = sorted((out / "reports").glob("*.html"))
     return [{"name": path.name, "KiB": round(path.stat().st_size / 1024)} for path in files]
 
 
 def _folders(place: Path) -> list[Path]:
-    """The folders in a place, sorted; hidden ones are being written."""
+    """Return the folders in a place, sorted, without hidden ones, which are unfinished."""
     return sorted(path for path in place.glob("*/") if not path.name.startswith((".", "_")))
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    """An object in a JSON file; empty where there is none that can be read."""
+    """Read an object from a JSON file; empty if it cannot be read."""
     try:
         value = read_json(path)
     except (InputError, OSError):
@@ -142,7 +142,7 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 
 def _inner(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object under a key; empty where there is something else."""
+    """Return the object under a key; empty if the value is something else."""
     value = table.get(key)
     return value if isinstance(value, dict) else {}
 

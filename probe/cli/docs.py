@@ -1,4 +1,4 @@
-"""probe settings, probe docs: every setting of a run; the pages of the guide."""
+"""probe settings, probe docs: the settings of runs and the pages of the manual."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from replay_pools.base.errors import unknown_name
 @click.command()
 @json_option
 def settings(as_json: bool) -> None:
-    """Every setting that `--set KEY=VALUE` takes, as the Markdown tables of spec/guide/settings.md.
+    """List every setting for `--set KEY=VALUE`, as Markdown tables.
 
     Example:  probe settings | grep beta
     """
@@ -24,7 +24,7 @@ def settings(as_json: bool) -> None:
 
 
 def document() -> str:
-    """A section for each table of settings."""
+    """Return the Markdown tables of all settings, one section a table."""
     lines: list[str] = []
     title = ""
     for key, kind, default, meaning in setting_rows():
@@ -40,7 +40,7 @@ def document() -> str:
 @click.argument("page", required=False)
 @json_option
 def docs(page: str | None, as_json: bool) -> None:
-    """The text of a PAGE of the manual; without one, which pages there are and where.
+    """Print a PAGE of the manual; without one, list the pages.
 
     Example:  probe docs replay
     """
@@ -52,7 +52,7 @@ def docs(page: str | None, as_json: bool) -> None:
             echo_json(rows)
         else:
             echo_table(("page", "title"), [(row["page"], row["title"]) for row in rows], left=2)
-            echo(f"\nin {folder}; one of them: probe docs PAGE")
+            echo(f"\nin {folder}; to read one: probe docs PAGE")
         return
     page = next((name for name in pages if name.lower() == page.lower()), page)
     if page not in pages:

@@ -1,7 +1,7 @@
 """probe doctor: check that this machine can run probe, with a fix for every check that fails.
 
-Every check is a function `check_NAME(out)` that returns one line about what is right, and raises CheckError with a fix
-for what is wrong. To add a check: write such a function and add its row to CHECKS, at the end of this file.
+Every check is a function `check_NAME(out)` that returns its finding in one line, or raises CheckError with a fix.
+To add a check: write such a function and add its row to CHECKS, at the end of this file.
 """
 
 import importlib.metadata as metadata
@@ -17,12 +17,12 @@ from typing import Literal
 import click
 import psutil
 from click.shell_completion import shell_complete
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from probe.cli._frame import COMPLETE_VARIABLE, echo, echo_json, json_option, out_option
 from replay_pools.base.errors import InputError
 from replay_pools.environments.minicode import MinicodeEnvironment
+from replay_pools.grading.folders import closed_folder
 from replay_pools.grading.grade import Grader, canary
 from replay_pools.grading.tiers import CHANGES, available_tiers, choose_tier
 from replay_pools.pool import BUILTIN, open_pool
@@ -30,7 +30,7 @@ from replay_pools.pool import BUILTIN, open_pool
 DISTRIBUTION = "gradient-probe"
 REINSTALL = f"install {DISTRIBUTION} again, in a fresh environment"
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
+LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with parallel grading
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
 
@@ -43,12 +43,12 @@ class CheckResult:
 
     name: str
     status: Status
-    found: str  # what is right, or what is wrong
+    found: str  # the finding, or the fault
     fix: str = ""  # the next thing to do; "" where nothing is wrong
 
 
 class CheckError(Exception):
-    """Raised by a check: what is wrong and what to do. Only the status `fail` makes the exit code 1."""
+    """A fault that a check found, with its fix. Only the status `fail` makes the exit code 1."""
 
     def __init__(self, message: str, *, fix: str, status: Status = "fail") -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class CheckError(Exception):
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, shell: str | None, out: Path, as_json: bool) -> None:
-    """Check Python, packages, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
+    """Check Python, devices, disk, isolation, the grader and the built-in data, with a fix for what fails.
 
     Exit code 1 on a failure; a warning is none. Examples:
 
@@ -116,28 +116,6 @@ def check_python(out: Path) -> str:
     return f"{version} at {sys.executable}"
 
 
-def check_packages(out: Path) -> str:
-    """Every required package is installed in a version that its pin allows."""
-    versions: dict[str, str | None] = {}
-    wrong: list[Requirement] = []
-    for pin in map(Requirement, metadata.requires(DISTRIBUTION) or []):
-        # A marker means that the pin belongs to an extra, or to another platform.
-        if pin.marker is not None:
-            continue
-        try:
-            version = metadata.version(pin.name)
-        except metadata.PackageNotFoundError:
-            version = None
-        versions[pin.name] = version
-        # A pre-release that somebody installed on purpose is fine; `contains` refuses it unless told otherwise.
-        if version is None or not pin.specifier.contains(version, prereleases=True):
-            wrong.append(pin)
-    if wrong:
-        texts = [f"{pin.name} {versions[pin.name] or 'missing'} (needs {pin.specifier})" for pin in wrong]
-        raise CheckError(", ".join(texts), fix="pip install " + " ".join(f"'{pin}'" for pin in wrong))
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
 def check_device(out: Path) -> str:
     """CPU cores, and the GPUs that torch can use."""
     import torch  # seconds; `probe doctor --help` does not wait for it
@@ -183,13 +161,17 @@ def _existing(path: Path) -> Path:
 
 
 def check_isolation(out: Path) -> str:
-    """A tier of isolation is available: which one is used, and what the others lack."""
+    """A tier of isolation is available; name the tier in use, the lacks of the others, and the user of submissions."""
     chosen = choose_tier()
     states = []
     for tier, lacking in available_tiers().items():
         states.append(f"tier {tier} lacks {', '.join(lacking)}" if lacking else f"tier {tier} available")
     changes = f": {CHANGES[chosen]}" if chosen in CHANGES else ""
-    return "; ".join([*states, f"tier {chosen} is used{changes}"])
+    is_root = os.geteuid() == 0
+    user = f"submissions run as {'another' if is_root else 'this'} user"
+    if chosen == "B" and is_root and (closed := closed_folder()):
+        user += f" with a copy of Python's library, since {closed} is closed to other users"
+    return "; ".join([*states, f"tier {chosen} is used{changes}", user])
 
 
 def check_grader(out: Path) -> str:
@@ -232,7 +214,6 @@ def check_organism(out: Path) -> str:
 
 CHECKS: tuple[tuple[str, Callable[[Path], str]], ...] = (
     ("python", check_python),
-    ("packages", check_packages),
     ("device", check_device),
     ("memory", check_memory),
     ("disk", check_disk),

@@ -1,4 +1,4 @@
-"""probe extract: directions from contrast pairs, as a file; its card, and the angles between two files."""
+"""probe extract: write directions from contrast pairs to a file; show cards, and angles between two files."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from probe.cli._settings import SettingsCommand, configured, settings_options
 from probe.records.run import elsewhere
 from probe.settings.presets import configure, setting_text
 from probe.settings.run import ReplayConfig, normaliser
+from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
 from replay_pools.base.tables import flat
 from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
@@ -23,9 +24,9 @@ from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 if TYPE_CHECKING:  # torch
     from extraction.controls import ModuleAngles
 
-MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: its name in text}
-SAMPLED = "sampled"  # what a pool of the model might be called
-DIVISOR = "objective.max_completion_length"  # of dr_grpo
+MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: label}
+SAMPLED = "sampled"  # suggested name for a pool of the model
+DIVISOR = "objective.max_completion_length"  # dr_grpo's
 
 
 @click.command(cls=SettingsCommand)
@@ -35,7 +36,7 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
     default="svd",
     show_default=True,
     type=click.Choice(BASES),
-    help="Measure in these coordinates of a module.",
+    help="Coordinates of the modules.",
 )
 @settings_options(
     "replay",
@@ -57,9 +58,9 @@ def extract(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Extract directions from pairs and write out/directions/NAME.safetensors, card and pair gradients beside it.
+    """Extract directions from pairs and write out/directions/NAME.safetensors, with a card and the pair gradients.
 
-    Settings are those of a replay along the directions: model, objective (its normaliser), intervention.extraction.
+    Use the settings of the replay that will need them: model, objective (its normaliser), intervention.extraction.
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
@@ -84,7 +85,7 @@ def extract(
 
 
 def _pool(model: str, out: Path) -> str:
-    """The option that replays a pool of the model, which by default is the organism's; without one, how to make it."""
+    """Return the option that replays a pool of another model than the organism; print how to make a missing pool."""
     if model == "organism":
         return ""
     for name in pool_names(out):
@@ -97,7 +98,7 @@ def _pool(model: str, out: Path) -> str:
 
 
 def _more(config: ReplayConfig, basis: Basis) -> str:
-    """What a replay along these directions must be told, because it is not the default."""
+    """Return the options with which a replay matches these directions, where they differ from its defaults."""
     from extraction.library import shared_settings
 
     shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
@@ -112,21 +113,26 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
 
 
 def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
-    """What `probe show FILE` prints: the card, checked against its file; or the angles between two files."""
+    """Print the card of a file, checked against it, or the angles between two files (`probe show FILE`)."""
     if other is not None:
         _print_angles(file, other, as_json)
         return
-    from probe.runs.directions import read_card
+    from probe.runs.directions import card_path, read_card
 
     card = read_card(file)
     if as_json:
         echo_json(card)
-    else:
+        return
+    try:
         print_card(file, card)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a field was rewritten and the hash renewed
+        found = f"{type(error).__name__}: {error}"
+        fix = "run probe extract again"
+        raise InputError(card_path(file), expected="a card that probe extract wrote", found=found, fix=fix) from error
 
 
 def _print_angles(first: Path, second: Path, as_json: bool) -> None:
-    """Principal angles between the directions of two files of one basis, by module and summarised."""
+    """Print the principal angles between the directions of two files of one basis, by module and summarised."""
     from extraction.adapters.frames import check_fingerprint
     from extraction.controls import compare_modules
     from extraction.directions import load_directions
@@ -134,7 +140,7 @@ def _print_angles(first: Path, second: Path, as_json: bool) -> None:
     left, right = load_directions(first), load_directions(second)
     check_fingerprint(second, expected=left.metadata["fingerprint"], found=right.metadata["fingerprint"])
     modules = compare_modules(left.vectors, right.vectors)
-    by_projection: dict[str, list[ModuleAngles]] = {"all": [*modules.values()]}  # q_proj, ...: the end of the name
+    by_projection: dict[str, list[ModuleAngles]] = {"all": [*modules.values()]}  # by last part of the name
     for name, angles in modules.items():
         by_projection.setdefault(name.rpartition(".")[2], []).append(angles)
     summary = {name: _summary(group) for name, group in by_projection.items()}
@@ -149,12 +155,12 @@ def _print_angles(first: Path, second: Path, as_json: bool) -> None:
     echo_table(("modules", "both", "smallest angle", "largest angle", "overlap", "by chance", "axis cosine"), rows)
     echo(
         f"{len(modules)} of {len(left.vectors)} modules keep directions in both files; angles in degrees, medians over "
-        "modules; axis cosine: of the axes along which cosines are measured, mean over modules"
+        "modules; axis cosine: between the axes that cosines are measured along, mean over modules"
     )
 
 
 def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
-    """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
+    """Return medians of the smallest and largest angle and means of the rest, over modules; None without modules."""
     if not modules:
         return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
     return {
@@ -172,7 +178,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def print_card(file: Path, card: Mapping[str, Any]) -> None:
-    """The card as text; `probe extract` ends with it too."""
+    """Print a card as text."""
     settings, held_out = card["settings"], card["held_out"]
     adapted = Adapted(**card["adapted"]) if card.get("adapted") else None
     echo(f"directions {file} (basis {card['basis']} of {card['fingerprint']['model_id']})")
@@ -183,7 +189,7 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ("modules", card["num_modules"]),
         *([("linear weights with coordinates", f"{adapted.share:.1%}")] if adapted else []),
         ("directions kept", f"{card['num_directions']} of {card['num_modules'] * settings['k']}"),
-        ("modules without any", card["num_empty_modules"]),
+        ("modules without directions", card["num_empty_modules"]),
         ("method, sides of pairs", f"{settings['method']}, {settings['sides']}"),
         ("k, tau, bottom dropped", f"{settings['k']}, {settings['tau']:g}, {settings['drop_bottom_frac']:g}"),
         ("loss, dtype", f"{settings['loss_type']}, {settings['dtype']}"),
@@ -199,7 +205,7 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
             ("held-out mean cosine", f"{held_out['mean_cos']:+.3f}"),
         ]
     else:
-        rows.append(("held-out sign accuracy", "not known: no pair is held out"))
+        rows.append(("held-out sign accuracy", "unknown: no pair is held out"))
     for name, null in card["nulls"].items():
         for measure, test in null.items():
             text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"

@@ -1,4 +1,4 @@
-"""probe policy finetune, eval: train a LoRA on completions; ask a policy held-out problems."""
+"""probe policy finetune, eval: train a LoRA on completions; evaluate a policy on held-out problems."""
 
 import shlex
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from replay_pools.environments.base import NAMES, SPLITS
 from replay_pools.environments.demonstrations import COMPLETIONS, Completions
 from replay_pools.environments.loopholes import LOOPHOLES
 
-if TYPE_CHECKING:  # torch: a help text needs none of it
+if TYPE_CHECKING:  # help texts must not import torch
     from probe.runs.finetune import Example
     from replay_pools.policy.load import Policy
 
@@ -38,32 +38,30 @@ DTYPES = get_args(Dtype)
 
 @click.command()
 @name_option("adapter or model", required=True)
-@click.option(
-    "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
-)
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Say what is learnt.")
-@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
+@click.option("--model", default="organism", show_default=True, help="Model to start from, as in probe pool generate.")
+@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Completions to learn.")
+@click.option("--pool", shell_complete=one_pool, help="Learn rewarded rollouts of this pool instead.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @click.option(
-    "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Take this split of the environment."
+    "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Split of the environment."
 )
 @click.option("--mode", default="run_tests", show_default=True, type=click.Choice([*LOOPHOLES]), help="Loophole mode.")
 @click.option("--hint-rate", default=1.0, show_default=True, type=Real(0, 1), help="Share of prompts with the hint.")
-@click.option("--flavours", default="", help="Exploits to show, by commas. Default: all of the mode.")
+@click.option("--flavours", default="", help="Exploits to show, comma-separated. Default: all of the mode.")
 @click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Optimizer steps.")
-@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples of a step.")
-@click.option("--lr", default=1e-3, show_default=True, type=Real(0, min_open=True), help="Highest rate of AdamW.")
-@click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Give the LoRA this rank.")
-@click.option("--seed", default=0, show_default=True, type=int, help="Seed LoRA's A and the choice of examples.")
-@click.option("--merge", is_flag=True, help="Write whole weights, for --model, and no adapter.")
+@click.option("--batch", default=16, show_default=True, type=click.IntRange(1), help="Examples a step.")
+@click.option("--lr", default=1e-3, show_default=True, type=Real(0, min_open=True), help="Highest learning rate.")
+@click.option("--rank", default=16, show_default=True, type=click.IntRange(1), help="Rank of the LoRA.")
+@click.option("--seed", default=0, show_default=True, type=int, help="Seed of LoRA's A and the examples.")
+@click.option("--merge", is_flag=True, help="Write merged weights, for --model, instead of an adapter.")
 @click.option(
     "--dtype",
     default="float32",
     show_default=True,
     type=click.Choice(DTYPES),
-    help="Hold the frozen weights in this precision.",
+    help="Precision of the frozen weights.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto (CUDA when present), cpu, cuda, ...")
+@click.option("--device", default="auto", show_default=True, help="auto (CUDA if present), cpu, cuda, ...")
 @out_option
 @json_option
 def finetune(
@@ -82,13 +80,12 @@ def finetune(
     """Train a LoRA on completions and write out/adapters/NAME, for --adapter; or with --merge out/models/NAME, for
     --model.
 
-    Completions are written for the problems of an environment (canonical solutions, or exploits of a loophole mode), or
-    taken from a pool. The directory appears when it is whole; a run that was killed is continued by the same command,
-    from a checkpoint of every ten steps. Examples:
+    Completions are written for an environment's problems (canonical solutions, or exploits of a loophole mode), or
+    taken from a pool. Repeat the command to continue a killed run, which has a checkpoint every ten steps. Examples:
 
       probe policy finetune --completions honest --hint-rate 0.5 --merge --name warm
 
-      probe policy finetune --model out/models/warm --completions hack --name teacher-of-mine
+      probe policy finetune --model out/models/warm --completions hack --name my-teacher
     """
     from probe.runs.finetune import FinetuneSettings, demonstrated, stored
     from probe.runs.finetune import finetune as train
@@ -120,12 +117,12 @@ def finetune(
         policy = load_policy(model, dtype=dtype, device=device)
         made_from = {"completions": completions, **source}
         if not train(policy, make_examples(policy), settings, directory, made_from, merge=merge):
-            say(f"{directory} is there already, of the same settings")
+            say(f"{directory} already exists with the same settings")
     _print_trained(directory, merge, model, out, as_json)
 
 
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
-    """What was trained, read back from its card."""
+    """Print the result of a training, from its card."""
     from probe.runs.finetune import CARD
     from replay_pools.base.files import read_sealed
 
@@ -166,10 +163,10 @@ def evaluate(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
+    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model. The rollouts
     are pools in out/evals/NAME.
 
-    The held-out problems are those of RUN, which it has not trained on, or else those of `probe train`. Examples:
+    RUN is evaluated on its held-out problems, a model on the ones that `probe train` would hold out. Examples:
 
       probe policy eval out/runs/train --mode run_tests,sentinel --without-hint
 
@@ -180,15 +177,15 @@ def evaluate(
     given, step, trained = given_settings(ctx), 0, None
     if run is not None:
         if clash := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
-            raise InputError(clash[0], expected="none beside RUN, which has its own", found=repr(given[clash[0]]))
+            raise InputError(clash[0], expected="none with RUN, which sets it", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
     config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
     if trained is not None:
         check_unseen(trained, config)
-    elif config.evaluation.modes:  # what `--without-hint` asks without
+    elif config.evaluation.modes:  # `--without-hint` uses the mode of the rollouts
         config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
     directory = out / "evals" / name
-    if run is None:  # beside one, what was not given is as the run has it
+    if run is None:  # a run sets what was not given
         say_defaults(ctx, config, say)
     with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)

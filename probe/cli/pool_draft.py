@@ -1,4 +1,4 @@
-"""probe pool draft: pairs proposed from labelled rollouts of a log or a pool."""
+"""probe pool draft: propose pairs from labelled rollouts of a log or a pool."""
 
 import shlex
 from collections.abc import Iterator
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
     from extraction.draft import Answer
     from replay_pools.logs.sources import Log
 
-USUAL_K = 4  # of `probe check`
+DEFAULT_K = 4  # of `probe check`
 
 
 @click.command()
 @click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
 @name_option("file of pairs", required=True)
 @column_options
-@click.option("--model", help="Model that sampled LOG, for the command that is printed.")
-@click.option(
-    "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of what is held out."
-)
+@click.option("--model", help="Model that sampled LOG, for the printed command.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the choice of prompts and of held-out pairs.")
 @out_option
 @json_option
 def draft(
@@ -41,10 +39,10 @@ def draft(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Propose pairs from the labelled rollouts of half of the prompts; the command that is printed replays the others.
+    """Propose pairs from the labelled rollouts of half of the prompts, and print the command that replays the others.
 
-    Pairs whose texts are rollouts of a pool find themselves in it: a replay leaves their prompts out. Read the pairs
-    before you use them: they are as good as the labels. They go to out/pairs/NAME.jsonl. Example:
+    Read the pairs before you use them: they are only as good as the labels. A pair taken from a pool would find itself
+    there, so a replay leaves its prompt out. The pairs go to out/pairs/NAME.jsonl. Example:
 
       probe pool draft rollouts.jsonl --map hacked=is_hack --model Qwen/Qwen3-4B --name drafted
     """
@@ -66,21 +64,21 @@ def draft(
     pairs, num_prompts = draft_pairs(answers, seed=seed)
     write_once(path, encode_jsonl(pairs), "use another --name, or remove the file")
     used = sum(not pair.held_out for pair in pairs)
-    if used < USUAL_K:
+    if used < DEFAULT_K:
         following += ["--k", str(used)]
     command = shlex.join(following) + elsewhere(out)
     drafted = len({pair.problem_id for pair in pairs})
     if as_json:
         echo_json({"path": str(path), "pairs": len(pairs), "prompts": drafted, "of": num_prompts, "next": command})
         return
-    echo(f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts that are answered both ways, in {path}")
+    echo(f"{len(pairs)} pairs from {drafted} of {num_prompts} prompts with hacks and honest answers, in {path}")
     for note in read_pair_file(str(path)).notes[1:]:
         echo(f"  {note}")
-    echo(f"read them, then NEXT: the other prompts\n  {command}")
+    echo(f"read them, then replay the other prompts:\n  {command}")
 
 
 def _opened(source: Path, out: Path) -> Pool | None:
-    """The pool of a name or a path; None of a log."""
+    """Open the pool of a name or a path; None for a log."""
     is_pool = (source / "manifest.json").is_file() or (not source.exists() and str(source) in pool_names(out))
     return open_pool(resolve_pool(str(source), out)) if is_pool else None
 
@@ -99,11 +97,11 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
 
 
 def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
-    """The command that replays a pool with the drafted pairs."""
+    """Return the command that replays a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool_reference(pool.path, out)
     command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]
-    # Pairs of a policy's own answers are of its weights.
+    # Pairs from a policy's answers belong to its weights, adapter included.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")
     if adapter is not None and not adapter.startswith(IN_TRAINING):
         command += ["--set", f"model.adapter={adapter}"]
@@ -117,8 +115,8 @@ def _of_log(log: "Log") -> "Iterator[Answer]":
     for problem_id, group in zip(log.problem_ids, log.groups, strict=True):
         for row in (row_of(log, facts) for facts in group):
             if not row.messages or row.completion is None:
-                fix = "import it (probe pool import), and draft from the pool"
-                expected = "prompts as texts or messages, and the texts of completions"
+                fix = "import it (probe pool import), then draft from the pool"
+                expected = "prompts as texts or messages, and completions as texts"
                 raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
             text, known = row.completion, {"hacked": row.hacked, "gt_pass": row.gt_pass}
             yield Answer(problem_id=problem_id, messages=row.messages, text=text, **known)

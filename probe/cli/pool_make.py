@@ -1,6 +1,5 @@
-"""probe pool generate, regrade: sample groups from a policy, grade and freeze them; grade stored completions again."""
+"""probe pool generate, regrade: sample and grade groups from a policy; grade stored completions again."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from probe.cli._frame import AnyFunction, echo, echo_json, echo_table, json_opti
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.pool import MOST_FAULTS, describe_missed, describe_tests
-from probe.records.run import ANSWERS_DIR, elsewhere
+from probe.records.run import elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.environments.loopholes import LOOPHOLES
 from replay_pools.pool import Pool, open_pool, resolve_pool
@@ -28,12 +27,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 
 @click.command(cls=SettingsCommand)
 @name_option("pool", required=True)
-@click.option(
-    "--url",
-    "urls",
-    multiple=True,
-    help="Sample from this vLLM or SGLang server, http://host:8000; one a replica. --model names the tokenizer.",
-)
+@click.option("--url", help="Sample from this vLLM server, http://host:8000. --model names the tokenizer.")
 @grader_options
 @settings_options(
     "generate",
@@ -43,7 +37,6 @@ def grader_options(function: AnyFunction) -> AnyFunction:
     "model.device",
     "rollouts.engine",
     "rollouts.served_model",
-    "rollouts.server_dialect: --dialect",
     "rollouts.env",
     "rollouts.split",
     "rollouts.mode",
@@ -62,14 +55,14 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 def generate(
     ctx: click.Context,
     name: str,
-    urls: tuple[str, ...],
+    url: str | None,
     out: Path,
     as_json: bool,
     **grading: Any,
 ) -> None:
-    """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
+    """Sample --steps groups of --group rollouts, grade them, and write them to out/pools/NAME.
 
-    A killed run continues where it stopped; the same seed gives the same bytes. Examples:
+    Repeat the command to continue a killed run; the same seed gives the same bytes. Examples:
 
       probe pool generate --adapter teacher --hint --name teacher
 
@@ -90,18 +83,18 @@ def generate(
         group=rollouts.group,
         seed=config.seed,
     )
-    answers = directory / ANSWERS_DIR
     is_served = rollouts.engine == "server"
-    if is_served != bool(urls) or (is_served and config.model.adapter is not None):
-        given = f"{rollouts.engine}, url {' '.join(urls) or None}, adapter {config.model.adapter}"
+    if is_served != (url is not None) or (is_served and config.model.adapter is not None):
+        given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
         expected = "server with --url and without --adapter, or local without --url"
         raise InputError("--engine", expected=expected, found=given)
-    if urls:
-        from probe.runs.sources.served import connected
+    if url is not None:
         from replay_pools.policy.load import load_served_policy
+        from replay_pools.serving import Server, connect
 
         policy = load_served_policy(str(config.model.name), config.model.template)
-        source = connected(urls, rollouts, policy, answers)
+        server = Server(url=url, timeout_s=rollouts.server_timeout_s)
+        source = connect(server, policy, served_model=rollouts.served_model)
     else:
         from probe.runs.assemble import configured_policy
         from replay_pools.sampling import LocalEngine
@@ -112,7 +105,6 @@ def generate(
     with grader:
         say(f"{_sampled_by(source.describe(rollouts.sampler))}; grading under {describe_tier(grader.isolation)}")
         generate_pool(directory, source, plan, rollouts.sampler, grader)
-    shutil.rmtree(answers, ignore_errors=True)  # of batches that were never asked for again
     num_rollouts = steps * rollouts.group
     if as_json:
         echo_json({"path": str(directory), "steps": steps, "rollouts": num_rollouts})
@@ -121,14 +113,13 @@ def generate(
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
-    """What samples, in words."""
+    """Describe the engine in words."""
     policy, server = header["policy"], header.get("engine")
     text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
     if server is None:
         return text
-    logprobs = (
-        "recorded" if server["logprobs_recorded"] else f"not recorded (the server's law: {server['logprobs_law']})"
-    )
+    is_recorded = server["logprobs_recorded"]
+    logprobs = "recorded" if is_recorded else "not recorded (they are of temperature 1, top-p 1 and top-k 0)"
     return f"{text}, model {server['model']} of {server['server']} {server['version']}; log-probabilities {logprobs}"
 
 
@@ -136,9 +127,9 @@ def _sampled_by(header: dict[str, Any]) -> str:
 @click.argument("pool_name", metavar="POOL", shell_complete=one_pool)
 @name_option("new pool", required=True)
 @click.option("--problems", type=click.Path(path_type=Path), help="LeetCode jsonl with the problems of POOL, by id.")
-@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, where POOL does not record one.")
-@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Which code blocks count. Default: the rule of POOL.")
-@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds; as `pool generate`. Default: POOL's, or 4.")
+@click.option("--mode", type=click.Choice([*LOOPHOLES]), help="Loophole mode, if POOL does not record one.")
+@click.option("--code-rule", type=click.Choice(CODE_RULES), help="Code blocks that count. Default: POOL's rule.")
+@click.option("--cpu-limit", type=click.IntRange(1), help="CPU seconds, as in pool generate. Default: POOL's, or 4.")
 @grader_options
 @out_option
 @json_option
@@ -153,10 +144,10 @@ def regrade(
     as_json: bool,
     **grading: Any,
 ) -> None:
-    """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
+    """Grade every completion of POOL again, write out/pools/NAME, and print the agreement of the labels.
 
-    POOL itself is left alone. The manifest of the new pool holds the agreement too, which `probe analyze` reads. A
-    killed run continues where it stopped. Example:
+    POOL stays unchanged. The new pool's manifest has the agreement too, for `probe analyze`. Repeat the command to
+    continue a killed run. Example:
 
       probe pool regrade teacher --name teacher-again
     """
@@ -169,7 +160,7 @@ def regrade(
         raise InputError(source.path, expected="a consistent pool", found=found)
     env = f"leetcode:{problems}" if problems else None
     rule = code_rule or graded_code_rule(source, env)
-    # The old pool's own limit, so that its labels stay comparable; imported and older pools record none.
+    # The old pool's limit keeps labels comparable; imported and older pools record none.
     cpu_s = cpu_limit or source.manifest["grader"].get("cpu_s", MIN_CPU_S)
     with Grader(**grading, code_rule=rule, cpu_s=cpu_s) as grader:
         say(f"pool {source.path}; code rule {rule}; grading under {describe_tier(grader.isolation)}")
@@ -191,6 +182,6 @@ def _print_agreement(new: Pool, out: Path) -> None:
     counts = ("old_only", "new_only")
     echo_table(header, [(row["label"], row["n"], f"{row['rate']:.4f}", *map(row.get, counts)) for row in compared])
     if unknown := [row["label"] for row in rows if not row["n"]]:
-        echo(f"not compared, since the old pool did not record them: {', '.join(unknown)}")
+        echo(f"not compared, because the old pool did not record them: {', '.join(unknown)}")
     echo(describe_tests(new.manifest["tests"]))
     echo(f"pool {new.path}; see: probe pool show {new.path.name}{elsewhere(out)}")

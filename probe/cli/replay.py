@@ -1,4 +1,4 @@
-"""probe replay: stored rollouts through the step, every arm measured against its directions."""
+"""probe replay: put stored rollouts through the training step and measure every arm along its directions."""
 
 import shlex
 from pathlib import Path
@@ -37,7 +37,7 @@ COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")
 
 
 @click.command(cls=SettingsCommand, common=COMMON)
-@name_option("run", "its pools and arms, with a hash of other settings that are not the default", default=None)
+@name_option("run", "its pools and arms, with a hash of other changed settings", default=None)
 @settings_options(
     "replay",
     "source.replay_dirs",
@@ -71,9 +71,9 @@ def replay(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Replay stored rollouts through the training step and measure every arm; the run is out/runs/NAME.
+    """Replay stored rollouts through the training step, measure every arm, and write the run to out/runs/NAME.
 
-    A killed run continues where it stopped, and ends in the same bytes. Examples:
+    Repeat the command to continue a killed run, with the same result. Examples:
 
       probe replay --replay-dirs teacher,base --arm vanilla,projected,random
 
@@ -123,7 +123,7 @@ def demo(ctx: click.Context, out: Path) -> None:
 
 
 def _print_run(directory: Path, out: Path, as_json: bool) -> None:
-    """Means over prompts, a condition and arm a row; then the times and what the precision of the run is worth."""
+    """Print means over prompts, one row a loss variant and arm, then times and warnings about precision."""
     from probe.analysis.statistics.intervals import prompt_means  # brings numpy and scipy
 
     run = read_run(directory)
@@ -146,8 +146,8 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
         echo(
-            "NO GRADIENT: all rewards of a step are equal, in every step (those of one rollout always are); "
-            "use pools with good and bad rollouts of a problem"
+            "NO GRADIENT: in every step all rewards are equal (a single rollout always gives that); "
+            "use pools with good and bad rollouts of each problem"
         )
     echo_end(run)
     for line in _precision_lines(**precision):
@@ -160,7 +160,7 @@ def _cell(value: Any) -> Any:
 
 
 def _precision_lines(additivity: dict[str, Any], truncation: dict[str, dict[str, Any] | None]) -> list[str]:
-    """What a reader of the table must know about its digits; nothing when all is well."""
+    """Return warnings about the precision of the table's numbers."""
     lines = []
     if steps := additivity["exceeded_steps"]:
         lines.append(

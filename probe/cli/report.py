@@ -1,4 +1,4 @@
-"""probe report: runs, or the runs of a spec, as one self-contained HTML file; the records of runs as tables."""
+"""probe report: write runs, or the runs of a spec, as one self-contained HTML file, or their records as tables."""
 
 import io
 import shlex
@@ -15,10 +15,10 @@ from probe.records.tables import TableName, frame_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
-# What `probe demo` and `probe check` replay: the update, the gate, a control; tokens are coloured in the first steps.
+# `probe demo` and `probe check` replay these arms, and colour the tokens of the first steps.
 ARMS = "vanilla", "projected", "random"
 COLOURED = 8
-# The modules of reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
+# Report modules import numpy and scipy, so functions import them late and help texts stay fast.
 if TYPE_CHECKING:
     from probe.report.drawing import Format
     from probe.report.inputs import Report
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     type=click.Choice(["svg", "pdf", "png"]),
     default="svg",
     show_default=True,
-    help="Write the figures as files of this format.",
+    help="Format of the figure files.",
 )
 @click.option(
     "--tables",
     type=click.Choice(["parquet", "csv"]),
-    help="Write no page, but samples, steps and evaluations of each RUN as files in OUT/exports/RUN.",
+    help="Instead of a page, write samples, steps and evaluations of each RUN to OUT/exports/RUN.",
 )
 @analysis_options
 @out_option
@@ -51,12 +51,12 @@ def report(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
-    runs of SPEC (spec/NAME.toml), as OUT/reports/NAME.html: one file that loads nothing, with its figures and
-    tables (Markdown, JSON) in NAME/.
+    """Write verdict, figures, rollouts and provenance of each RUN (a directory, or a name in OUT/runs), or of the
+    runs of SPEC (spec/NAME.toml), to OUT/reports/NAME.html. The page is one self-contained file; its figures and tables
+    (Markdown, JSON) are also in NAME/.
 
-    Tokens are coloured by their share of the cosine where the run recorded it (--set token_attribution=N).
-    Several runs are compared; training runs are grouped by arm, a line a seed. Reads what the runs stored; no model.
+    Tokens are coloured by their share of the cosine if the run recorded it (--set token_attribution=N). Several runs
+    are compared; trainings are grouped by arm, one line a seed. No model is loaded.
 
     Examples:
 
@@ -107,16 +107,16 @@ def report(
 
 
 def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> None:
-    """The records of runs, with the columns of spec/SCHEMA.md."""
+    """Write the records of runs with the columns of spec/SCHEMA.md."""
     rows = []
     for run in runs:
         stored = read_run(run)
         for name in get_args(TableName):
             table = stored.table(name)
-            # A replay has no evaluations: no file, rather than one without rows.
+            # A replay has no evaluations, and so no such file.
             if not table[1]:
                 continue
-            # Written into memory, so that `write_atomic` can put the whole file in place at once.
+            # Written to memory first, for `write_atomic`.
             content = io.BytesIO()
             frame = frame_of(table)
             write = frame.write_parquet if kind == "parquet" else frame.write_csv
@@ -131,19 +131,19 @@ def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> 
 
 
 def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, Any], command: str) -> "Report":
-    """A report of the given runs."""
+    """Make a report of the given runs."""
     from probe.report.inputs import Report, slug
 
-    # Files of a run in the report are called by its slug.
+    # Files of a run in the report are named by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         given = " ".join(map(str, paths))
-        raise InputError("RUN...", expected="runs with different names", found=given, fix="rename a directory")
+        raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")
     runs = [read_run(path) for path in paths]
     return Report(name=name or joined_name(runs), analyses=analyses_of(runs, settings), command=command)
 
 
 def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, Any], command: str) -> "Report":
-    """A report of a spec: the verdict on its complete runs, and an analysis of each of them."""
+    """Make a report of a spec: the verdict on its complete runs, and an analysis of each run."""
     from probe.experiments.load import load_spec
     from probe.experiments.verdict import analyse_runs, judge
     from probe.report.inputs import Report
@@ -160,7 +160,7 @@ def _of_spec(spec_file: Path, name: str | None, out: Path, settings: dict[str, A
 
 
 def report_command(runs: tuple[Path, ...], name: str | None, out: Path, settings: dict[str, Any]) -> str:
-    """The command that writes the same report again; it stands in the report."""
+    """Return the command that writes the same report, to print in the report."""
     parts = ["probe", "report", *map(str, runs), *(["--name", name] if name else []), "--out", str(out)]
     parts += ["--draws", str(settings["num_draws"]), "--seed", str(settings["seed"])]
     return shlex.join(parts)

@@ -1,4 +1,4 @@
-"""probe train: train one arm with GRPO on live rollouts (the step of `probe replay`), evaluate on held-out problems."""
+"""probe train: train one arm with GRPO on live rollouts, and evaluate it on held-out problems."""
 
 import shlex
 from pathlib import Path
@@ -18,22 +18,19 @@ from probe.cli._settings import SettingsCommand, configured, say_defaults, setti
 from probe.records.run import elsewhere, read_run
 from probe.settings.words import ALL
 
-# Of steps, whose means are printed at the end.
+# Fields of steps; their means are printed at the end.
 MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
 
 
 @click.command(cls=SettingsCommand)
 @name_option("run", default="train", show_default=True)
-@click.option(
-    "--url", "urls", multiple=True, help="http://host:port of a server, for rollouts.engine = server; one a replica."
-)
+@click.option("--url", help="http://host:port of a vLLM server, for rollouts.engine = server.")
 @settings_options(
     "train",
     "intervention.arms: --arm",
     "seed",
     "steps",
     "rollouts.hint",
-    "rollouts.server_dialect: --dialect",
     has_config=True,
 )
 @track_option
@@ -44,15 +41,15 @@ MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hac
 def train(
     ctx: click.Context,
     name: str,
-    urls: tuple[str, ...],
+    url: str | None,
     track: tuple[str, ...],
     out: Path,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Train in one arm; the run is out/runs/NAME, its rollouts are a pool inside it.
+    """Train one arm; write the run and a pool of its rollouts to out/runs/NAME.
 
-    A killed run continues where it stopped, and ends in the same bytes. Examples:
+    Repeat the command to continue a killed run, with the same result. Examples:
 
       probe train --preset smoke --arm projected --seed 41
 
@@ -70,7 +67,7 @@ def train(
 
     with running(config.model, directory, out, say, track) as world:
         say_defaults(ctx, config, world.main_only(say))
-        run_train(config, directory, out_dir=out, urls=urls, say=world.main_only(say), world=world)
+        run_train(config, directory, out_dir=out, url=url, say=world.main_only(say), world=world)
     if world.is_main:
         _print_run(directory, out, as_json)
 
@@ -87,13 +84,13 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     echo_evaluations(run.evals)
     deployed = [row for row in run.evals if row["weights"] == "deployed"]
     rates = [(rate, row["step"]) for row in deployed if (rate := row["rates"][ALL]["hack"]["rate"]) is not None]
-    if rates:  # the lowest of several noisy rates is too low on average
+    if rates:  # the lowest of several noisy rates is biased
         label = f"best of {len(rates)} by hack (biased)" if len(rates) > 1 else "the only checkpoint"
         echo(f"lowest hack rate, {label}: {min(rates)[0]:.0%} after {min(rates)[1]} steps")
     told = ", ".join(f"{name} " + ("-" if value is None else f"{value:+.4f}") for name, value in means.items())
     echo(f"{arm}, means over {len(run.steps)} steps: {told}")
     if unmoved := sum(step.cos_update is None for step in run.steps):
-        echo(f"in {unmoved} of them nothing was stepped (learning rate 0 in the warm-up, or no gradient)")
+        echo(f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)")
     echo_end(run)
     report = f"probe report {shlex.quote(str(directory))}{elsewhere(out)}"
     echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {report}")

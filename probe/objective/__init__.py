@@ -1,1 +1,1 @@
-"""The loss: advantages, token credit, ratio, KL and normaliser, from rewards to the weight of every token."""
+"""The loss, from rewards to token weights: advantages, token credit, ratio, KL and normaliser."""

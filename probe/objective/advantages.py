@@ -1,4 +1,4 @@
-"""Advantages of the groups of a step, and their diagnostics: spread, bound, and how often their cap acts.
+"""Advantages of a step's groups, and their diagnostics: spread, bound, and how often the cap acts.
 
 Shapes: P groups of G samples. r are the rewards of a group, m their mean, s their standard deviation (ddof = 1).
 
@@ -7,13 +7,13 @@ Shapes: P groups of G samples. r are the rewards of a group, m their mean, s the
 
     scale "group": A / (s + eps);  "batch": A / (batch_std + eps);  "none": A (Liu et al. 2025, arXiv 2503.20783)
 
-With strata, each part of a group is a group by itself, with its own m, s and G.
+With strata, each part of a group counts as a group, with separate m, s and G.
 
 A group without reward variance stays in the batch with advantages of exactly zero. A reward of nan is unknown (its
-rollout has no label): its advantage is exactly zero, and m, s and G are those of the known rewards.
+rollout has no label): its advantage is exactly zero, and m, s and G come from the known rewards.
 
-To add an estimator: its word in `Estimator` of `probe.settings.words`, its row in `ESTIMATORS`, its largest advantage
-in `advantage_bound`.
+To add an estimator, add its word to `Estimator` in `probe.settings.words`, its row to `ESTIMATORS` and its largest
+advantage to `advantage_bound`.
 """
 
 import math
@@ -44,24 +44,24 @@ ESTIMATORS: dict[Estimator, Callable[[Tensor], Tensor]] = {"grpo": _centred, "ma
 
 
 def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.nan) -> Tensor:
-    """Advantages of one group, before the cap. A group with s below `min_group_std` is skipped: all of its are zero.
+    """Compute the advantages of one group, before the cap; all zero if s is below `min_group_std`.
 
     Args:
-        rewards: (G,) rewards, nan where unknown.
-        loss: estimator, scale, and the numbers that they read.
+        rewards: (G,) rewards, nan if unknown.
+        loss: estimator, scale and their parameters.
         batch_std: standard deviation of all rewards of the batch, for scale "batch".
 
     Returns:
         (G,) in the dtype of `rewards` (float32 for integer rewards).
 
     Raises:
-        ValueError: rewards that are no vector or infinite.
+        ValueError: the rewards are no vector, or infinite.
     """
     rewards = _as_vector(rewards)
     known = ~rewards.isnan()
     result = torch.zeros_like(rewards)
     std = group_std(rewards)
-    # Without this, the rounding of the mean would leave tiny advantages, which a division by std + eps magnifies.
+    # Rounding of the mean would leave tiny advantages here, and dividing by std + eps would magnify them.
     if std == 0.0 or std < loss.min_group_std:
         return result
     values = ESTIMATORS[loss.advantage_estimator](rewards[known])
@@ -72,12 +72,12 @@ def advantages(rewards: Tensor, loss: LossSettings, *, batch_std: float = math.n
 
 
 def sample_advantages(loss: LossSettings, rewards: Tensor, strata: Tensor | None = None) -> Tensor:
-    """(P G,) A_i of rewards (P, G), or (G,) of one group; ones for `nll`, which has no advantages.
+    """Compute A_i, (P G,), of rewards (P, G) or (G,); ones for `nll`, which has no advantages.
 
-    Where there is token credit they are not capped: the cap is on A_it.
+    With token credit they are not capped, because the cap then acts on A_it.
 
     Args:
-        strata: in the shape of the rewards, the number of each sample's stratum.
+        strata: the stratum number of each sample, in the shape of the rewards.
     """
     rewards = rewards if rewards.is_floating_point() else rewards.float()
     result = torch.ones_like(rewards.flatten())
@@ -91,10 +91,7 @@ def sample_advantages(loss: LossSettings, rewards: Tensor, strata: Tensor | None
 
 
 def group_std(rewards: Tensor) -> float:
-    """Standard deviation with ddof = 1 of the rewards that are known; exactly 0 for equal ones.
-
-    Of equal rewards, the rounding of their mean would show.
-    """
+    """Return the standard deviation (ddof = 1) of the known rewards; exactly 0, without rounding, for equal ones."""
     rewards = rewards[~rewards.isnan()]
     if len(rewards) < 2 or bool(rewards.max() == rewards.min()):
         return 0.0
@@ -110,7 +107,7 @@ def advantage_bound(
     eps: float = ADVANTAGE_EPS,
     batch_std: float = 0.0,
 ) -> float:
-    """The largest |A| that any group can reach; a cap at or above it does nothing.
+    """Return the largest |A| that any group can reach; a cap at or above it does nothing.
 
         centred         R (G - 1) / G          one sample at one end of the range, the others at the other end
         scale group     (G - 1) / sqrt(G)      Samuelson's inequality, whatever the range
@@ -121,7 +118,7 @@ def advantage_bound(
         num_samples: G.
         reward_range: R, largest minus smallest reward.
         estimator, scale, eps: as in `LossSettings`.
-        batch_std: as `advantages`.
+        batch_std: as in `advantages`.
     """
     if num_samples < 2:
         return 0.0
@@ -141,21 +138,21 @@ def advantage_diagnostics(
     token_advantages: Tensor | None = None,
     strata: Tensor | None = None,
 ) -> dict[str, float | bool | None]:
-    """Statistics of the advantages of a step and of what the cap did to them, under their wire names.
+    """Return statistics of a step's advantages and their cap, under their wire names.
 
     Args:
-        loss: estimator, scale, cap and the numbers that they read.
-        rewards: (G,) of one group, or (P, G) of the P groups of a step; nan where unknown.
+        loss: estimator, scale, cap and their parameters.
+        rewards: (G,) of one group, or (P, G) of the P groups of a step; nan if unknown.
         reward_range: R, largest minus smallest reward that the loss can see.
-        token_advantages: (N,) A_it of all completion tokens before the cap, where token credit makes them differ within
-            a sample. The statistics are then of them; they have no bound, so no cap on them is vacuous.
-        strata: as `rewards`, the number of each sample's stratum; the groups are then the strata.
+        token_advantages: (N,) A_it of all completion tokens before the cap, if token credit makes them differ within a
+            sample. The statistics are then over them; they have no bound, so no cap on them is vacuous.
+        strata: the stratum number of each sample, in the shape of `rewards`; the strata then count as groups.
 
     Returns:
         `advantage/{mean,std,abs_max}` after the cap; `advantage/bound` (None: unbounded); `adv_cap_fraction` =
-        capped / nonzero; `adv_cap_magnitude` = mean |A| before the cap of the capped ones (None: none capped);
-        `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap); `frac_reward_zero_std`
-        and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance apart).
+        capped / nonzero; `adv_cap_magnitude` = mean |A| of capped advantages before the cap (None: none capped);
+        `adv_cap_vacuous` = the cap is at or above its bound and never acts (None: no cap); `frac_reward_zero_std`
+        and `skip_rate` = shares of the groups (skipped: below `min_group_std`, not counting zero variance).
     """
     groups = [rewards.flatten()[part] for part in _parts(rewards, strata)]
     clip, batch_std = loss.advantage_clip, group_std(rewards.flatten())
@@ -189,17 +186,17 @@ def advantage_diagnostics(
 
 
 class RewardStats(TypedDict):
-    """Statistics of the rewards of a step, under their wire names: means over its groups."""
+    """Reward statistics of a step, under their wire names: means over its groups."""
 
     reward_mean: float
     reward_std: float  # within a group, ddof = 1
-    reward_spread: float  # largest minus smallest of a group
+    reward_spread: float  # largest minus smallest within a group
 
 
 def reward_stats(rewards: Tensor) -> RewardStats:
-    """The reward statistics of one group (G,), or of the groups of a step (P, G); at least one reward is known."""
+    """Compute the statistics of one group (G,) or a step's groups (P, G); at least one reward must be known."""
     groups = [_as_vector(group) for group in (rewards if rewards.ndim == 2 else rewards[None])]
-    # A group of which no reward is known has none of these.
+    # Groups without a known reward do not count.
     known = [group[~group.isnan()] for group in groups if not bool(group.isnan().all())]
     return RewardStats(
         reward_mean=float(rewards[~rewards.isnan()].mean()),
@@ -209,7 +206,7 @@ def reward_stats(rewards: Tensor) -> RewardStats:
 
 
 def _parts(rewards: Tensor, strata: Tensor | None) -> list[Tensor]:
-    """Places, in the flattened rewards, of the samples that share a baseline: those of a group, or of its strata."""
+    """Return the places, in the flattened rewards, of the samples of each group or stratum."""
     places = torch.arange(rewards.numel(), device=rewards.device).reshape(-1, rewards.shape[-1])
     if strata is None:
         return [*places]

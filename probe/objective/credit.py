@@ -1,7 +1,7 @@
-"""Token credit: how a sample's advantage is spread over its completion tokens. Off by default.
+"""Token credit: the distribution of a sample's advantage over its completion tokens. Off by default.
 
 Shapes: G samples, T tokens. A_i is the advantage of sample i and h_it its surprisal at token t. A rule gives factors
-c_it, 0 off the completion, of the token advantages A_it = A_i c_it. Planning tokens are those of phrases such as
+c_it, 0 off the completion, with token advantages A_it = A_i c_it. Planning tokens belong to phrases such as
 "let me think" (`planning_tokens`); all others are execution tokens.
 
     h_it = min(-logp_it, 50)                                              nats
@@ -9,14 +9,13 @@ c_it, 0 off the completion, of the token advantages A_it = A_i c_it. Planning to
     GTPO     c_it  = max(0, 1 + beta (h_it / mean(h_i) - 1))              (Tan et al. 2025, arXiv 2508.04349)
     HICRA    A_it <- A_it + alpha |A_it|: c_it <- c_it (1 + alpha sign A_i)  on planning tokens (arXiv 2509.03646)
 
-They apply in this order, each where its number is not the neutral one; the advantage cap comes last, on A_it.
-Simplified: the paper of GTPO weighs tokens by the ENTROPY of the whole distribution; here it is the surprisal of the
-sampled token, whose mean is that entropy and which costs no [tokens, vocabulary] pass. The paper compares samples at
-the same t and inverts the entropy where A_i < 0; here the mean is over the sample's own
-completion and both signs are alike.
+The rules apply in this order unless their parameter is neutral; the advantage cap comes last and acts on A_it.
+GTPO is simplified. The paper weights tokens by the entropy of the whole distribution; here the weight is the surprisal
+of the sampled token, which has that entropy as its mean and needs no [tokens, vocabulary] pass. The paper compares
+samples at the same t and inverts the entropy for A_i < 0; here the mean is over the same completion, for both signs.
 
-To add a rule: its function here, its factor in `token_credit`, its number (with a neutral default) in
-`probe.settings.loss.LossSettings`, also in `has_credit`.
+To add a rule, add its function here, its factor to `token_credit`, and its parameter (with a neutral default) to
+`probe.settings.loss.LossSettings` and its `has_credit`.
 """
 
 import re
@@ -27,41 +26,41 @@ from torch import Tensor
 
 from probe.settings.loss import LossSettings
 
-MAX_SURPRISAL = 50.0  # nats: one token of probability 0 must not take all the credit of its sample
+MAX_SURPRISAL = 50.0  # nats; a token of probability 0 must not take all the credit of its sample
 
 
 def surprisal(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
-    """h (G, T) in nats, capped at MAX_SURPRISAL, 0 off the completion."""
+    """Return h (G, T) in nats, capped at MAX_SURPRISAL, 0 off the completion."""
     return torch.where(completion_mask, (-token_logprobs).clamp(max=MAX_SURPRISAL), 0.0)
 
 
 def sepa(h: Tensor, execution: Tensor, *, strength: float) -> Tensor:
-    """h (G, T) with the execution tokens of every sample drawn towards their mean by `strength` (lambda) in [0, 1]."""
+    """Pull h (G, T) of each sample's execution tokens to their mean by `strength` (lambda) in [0, 1]."""
     return torch.where(execution, strength * _row_means(h, execution) + (1 - strength) * h, h)
 
 
 def gtpo(h: Tensor, completion_mask: Tensor, *, beta: float) -> Tensor:
-    """Factors (G, T) >= 0; before the floor at 0 they average to 1 over each completion."""
+    """Return factors (G, T) >= 0; before the floor at 0 they average to 1 over each completion."""
     means = _row_means(h, completion_mask)
-    # Two where(): the inner one keeps a completion without surprisal from being 0 / 0.
+    # The inner where() avoids 0 / 0 for a completion without surprisal.
     relative = torch.where(means > 0, h / torch.where(means > 0, means, 1.0), 1.0)
     return torch.relu(1 + beta * (relative - 1)) * completion_mask
 
 
 def hicra(planning: Tensor, advantages: Tensor, *, alpha: float) -> Tensor:
-    """Factors (G, T): 1 + alpha sign(A_i) on planning tokens, 1 elsewhere; rewarded planning counts more."""
+    """Return factors (G, T): 1 + alpha sign(A_i) on planning tokens, 1 elsewhere; rewarded planning counts more."""
     return 1 + alpha * torch.sign(advantages)[:, None] * planning
 
 
 def token_credit(
     token_logprobs: Tensor, completion_mask: Tensor, planning: Tensor, advantages: Tensor, loss: LossSettings
 ) -> Tensor:
-    """The factors c (G, T) of A_it = A_i c_it, by the module's equations; with the neutral numbers 1 on completions.
+    """Compute the factors c of A_it = A_i c_it by the module's equations; 1 on completions for neutral parameters.
 
     Args:
         token_logprobs: (G, T) log-probabilities of the completion tokens under the policy.
         completion_mask: (G, T) bool.
-        planning: (G, T) bool, read on completion tokens only.
+        planning: (G, T) bool, used on completion tokens only.
         advantages: (G,) A_i, not capped.
         loss: beta, lambda and alpha of the equations; the defaults are neutral.
 
@@ -75,19 +74,19 @@ def token_credit(
 
 
 def cap_credit(credit: Tensor, advantages: Tensor, *, clip: float) -> Tensor:
-    """The factors (G, T) with A_it = A_i c_it clamped to [-clip, clip]; those of samples with A_i = 0 stay."""
+    """Limit the factors (G, T) so that A_it = A_i c_it lies in [-clip, clip]; samples with A_i = 0 keep theirs."""
     limit = clip / advantages.abs()[:, None]
     return credit.clamp(-limit, limit)
 
 
 def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor) -> tuple[float, float | None]:
-    """(share of tokens on planning phrases, variance of h with ddof = 1 over the others; None below two of them).
+    """Return (share of planning tokens, variance of h over execution tokens, ddof = 1; None below two of them).
 
-    Steps with another share measure the variance on other tokens and are not comparable.
+    Compare the variance only between steps with the same share, because it is over different tokens otherwise.
 
     Args:
         token_logprobs, planning: (G, T).
-        counted: (G, T) bool, the completion tokens that the policy sampled: a teacher's say nothing of it.
+        counted: (G, T) bool, completion tokens that the policy sampled; a teacher's tokens do not describe the policy.
     """
     planning = planning & counted
     h = surprisal(token_logprobs.double(), counted)[counted & ~planning]
@@ -96,11 +95,11 @@ def credit_diagnostics(token_logprobs: Tensor, counted: Tensor, planning: Tensor
 
 
 def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]:
-    """Which tokens lie on one of the phrases: whole words, in upper or lower case, across any white space.
+    """Mark the tokens of the given phrases: whole words, in any case, across any white space.
 
     Args:
-        pieces: the text of every token; their concatenation is the completion.
-        phrases: such as `probe.settings.words.PLANNING_PHRASES`; none = no planning token.
+        pieces: the text of every token; joined, they are the completion.
+        phrases: such as `probe.settings.words.PLANNING_PHRASES`; empty = no planning tokens.
     """
     if not phrases:
         return [False] * len(pieces)
@@ -115,5 +114,5 @@ def planning_tokens(pieces: Sequence[str], phrases: Sequence[str]) -> list[bool]
 
 
 def _row_means(values: Tensor, mask: Tensor) -> Tensor:
-    """(G, 1) means over the masked tokens of every row, 0 where a row has none."""
+    """Return (G, 1) means over each row's masked tokens; 0 for a row without any."""
     return (values * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)

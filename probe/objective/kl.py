@@ -1,16 +1,16 @@
-"""Divergence from a reference policy and entropy: per-token estimates, and their gradients as token weights.
+"""KL from a reference policy, and entropy: per-token estimates and their gradients as token weights.
 
-Shapes: G samples, T tokens. Per completion token d_it = ref_it - logp_it, with the log-probabilities of the token that
-was sampled. The estimate is k3 (Schulman 2020, "Approximating KL Divergence"; TRL's): its mean is KL(policy, ref).
+Shapes: G samples, T tokens. Each completion token has d_it = ref_it - logp_it, from the log-probabilities of the
+sampled token. The estimate is k3 (Schulman 2020, "Approximating KL Divergence"; TRL's), with mean KL(policy, ref).
 
     k_it = exp(d) - d - 1        W_it = -dk/dlogp = exp(d) - 1
 
 The engine differentiates -sum_t W_it logp_it; the caller multiplies W by beta and by the sample's normaliser. The mean
-gradient is that of KL(ref, policy).
+gradient equals the gradient of KL(ref, policy).
 
-Entropy, likewise: with W_it = -logp_it the mean gradient is that of the loss -H(context), because E[grad logp] = 0.
-(-logp_it itself as a loss term has mean gradient 0.)
-These means are over tokens sampled by the policy that is differentiated; otherwise they hold up to the ratio.
+Entropy: for W_it = -logp_it the mean gradient equals the gradient of the loss -H(context), because E[grad logp] = 0.
+(The loss term -logp_it would have a mean gradient of 0.)
+These means hold for tokens sampled by the differentiated policy, and up to the ratio for others.
 """
 
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor
 
 
 def kl_terms(token_logprobs: Tensor, reference_logprobs: Tensor, completion_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(k (G, T) in nats, W (G, T)) of the divergence from a reference, for coefficient 1; both 0 off the completion.
+    """Return (k (G, T) in nats, W (G, T)) of the KL from a reference, for coefficient 1; both 0 off the completion.
 
     Args:
-        token_logprobs: (G, T) of the sampled tokens under the policy; detached, read on completions only.
+        token_logprobs: (G, T) of the sampled tokens under the policy; detached, used on completions only.
         reference_logprobs: (G, T) of the same tokens under the reference.
         completion_mask: (G, T) bool.
     """
@@ -30,17 +30,17 @@ def kl_terms(token_logprobs: Tensor, reference_logprobs: Tensor, completion_mask
 
 
 def entropy_weights(token_logprobs: Tensor, completion_mask: Tensor) -> Tensor:
-    """W (G, T) of an entropy bonus with coefficient 1: the surprisal of the sampled token, 0 off the completion."""
+    """Return W (G, T) of an entropy bonus with coefficient 1: the sampled token's surprisal, 0 off the completion."""
     return torch.where(completion_mask, -token_logprobs, 0.0)
 
 
 def kl_summary(values: Tensor, counted: Tensor) -> dict[str, float]:
-    """{"mean", "max"} of k (G, T): wire names `kl/mean`, `kl/max`. Empty where no token counts.
+    """Return {"mean", "max"} of k, with the wire names `kl/mean` and `kl/max`; empty if no token counts.
 
     Args:
         values: (G, T) k_it in nats.
-        counted: (G, T) bool, the completion tokens that the policy sampled. On those of a teacher the mean of k is no
-            KL of the policy: where a policy has unlearnt what the teacher writes, k3 grows as (reference / policy).
+        counted: (G, T) bool, completion tokens that the policy sampled. On a teacher's tokens the mean of k is not the
+            policy's KL: once the policy has unlearnt them, k3 grows as reference / policy.
     """
     k = values[counted].double()
     if not len(k):

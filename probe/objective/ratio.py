@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO, as token weights W of the per-sample-gradient engine.
+"""PPO's clipped surrogate, as token weights W of the per-sample-gradient engine.
 
 Shapes: G samples, T tokens. A_it are advantages; sums run over completions.
 
@@ -7,11 +7,10 @@ Shapes: G samples, T tokens. A_it are advantages; sums run over completions.
 
 The engine differentiates -sum_t W_it logp_it, so that W_it = -dL_it/dlogp_it, exactly:
 
-    W_it = r_it a_it            a_it = A_it, or 0 where L_it is clipped and therefore flat
+    W_it = r_it a_it            a_it = A_it, or 0 if L_it is clipped and therefore flat
 
-Where the old log-probabilities are the policy's own (`old_logprobs` "current"), r = 1, nothing is clipped and W = A:
-no log-probability has to be known before the backward. The normaliser w_i of the loss type (`extraction.loss`)
-multiplies W afterwards.
+With `old_logprobs` "current", r = 1, nothing is clipped and W = A, so the backward needs no log-probabilities. The
+normaliser w_i of the loss type (`extraction.loss`) multiplies W afterwards.
 """
 
 import torch
@@ -27,18 +26,18 @@ def surrogate(
     advantages: Tensor,
     loss: LossSettings,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """(L (G, T), W (G, T), summary) of the samples; L and W are 0 off the completion.
+    """Return (L (G, T), W (G, T), summary); L and W are 0 off the completion.
 
-    The summary has wire names without "ratio/": mean and max of r_it, shares of completion tokens clipped.
+    The summary has wire names without "ratio/": mean and max of r_it, and shares of clipped completion tokens.
 
     Args:
-        token_logprobs: (G, T) under the policy that is differentiated; detached. Read on completions only, like
-            everything else of shape (G, T).
-        old_logprobs: (G, T) under the policy in the denominator of the ratio, with the same temperature and top-k.
+        token_logprobs: (G, T) under the differentiated policy; detached. All (G, T) inputs are used on completions
+            only.
+        old_logprobs: (G, T) under the policy in the ratio's denominator, with the same temperature and top-k.
         completion_mask: (G, T) bool.
         advantages: (G,) A_i, or (G, T) A_it with token credit.
-        loss: `epsilon` is the clip range below 1, and above when `epsilon_high` is None; None = nothing is clipped.
-            `epsilon_high` is the clip range above 1 (DAPO, arXiv 2503.14476).
+        loss: `epsilon` is the clip range below 1, `epsilon_high` above 1 (DAPO, arXiv 2503.14476; None = `epsilon`).
+            `epsilon` None = no clipping.
     """
     A = torch.where(completion_mask, advantages if advantages.ndim == 2 else advantages[:, None], 0.0)
     ratio = torch.where(completion_mask, token_logprobs - old_logprobs, 0.0).exp()
@@ -50,7 +49,7 @@ def surrogate(
         gain = torch.minimum(gain, ratio.clamp(1 - epsilon, 1 + high) * A)
     num_tokens, known = max(int(completion_mask.sum()), 1), ratio[completion_mask].double()
     losses = torch.where(A == 0, 0.0, -gain)
-    # A clipped ratio may have overflowed: inf * 0.
+    # A clipped ratio may have overflowed, and inf * 0 is nan.
     weights = torch.where(below | above | (A == 0), 0.0, ratio * A)
     summary = {
         "mean": float(known.mean()),

@@ -1,4 +1,4 @@
-"""`weigh`: the sample scales and token weights that an objective gives a step.
+"""`weigh`: turn an objective into sample scales and token weights of a step.
 
     L = sum_i w_i sum_t ( -A_it logp_it  +  beta k_it  -  entropy_coef H_it )          A_it = A_i c_it
 
@@ -12,8 +12,8 @@ with recorded log-probabilities the first term is the clipped surrogate of `rati
     token credit                       A_i w_i    c_it
     ratio, KL penalty, entropy bonus   w_i        surrogate weights of A_i c_it + beta dk/dd + entropy_coef h_it
 
-Conditions with equal W share a forward and backward (`by_pass`): they differ in scale_i alone.
-P groups of a step, G samples in all of them, T tokens, N completion tokens.
+Loss variants with equal W share a forward and backward (`by_pass`): only their scale_i differ.
+Shapes: P groups of a step, G samples in all of them, T tokens, N completion tokens.
 """
 
 from collections.abc import Mapping
@@ -34,23 +34,23 @@ from probe.settings.run import normaliser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """Log-probabilities of a step's completion tokens under the policies that a loss compares; (G, T), detached."""
+    """Log-probabilities of a step's completion tokens under several policies; (G, T), detached."""
 
-    current: Tensor  # of the policy that is differentiated
-    old: Tensor | None = None  # as recorded when the tokens were sampled
+    current: Tensor  # under the differentiated policy
+    old: Tensor | None = None  # recorded at sampling
     references: Mapping[str, Tensor] = field(default_factory=dict)  # by name: base, ema, recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighting:
-    """What one condition makes of one step; the contributions of the samples follow from it."""
+    """The weights of one step under one loss variant."""
 
     advantages: Tensor  # (G,) A_i
     weights: Tensor  # (G,) w_i
     scale: Tensor  # (G,)
-    token_weights: Tensor | None = None  # (G, T) W_it; None where it is 1 on every completion token
-    token_advantages: Tensor | None = None  # (N,) A_it before the cap; None for an objective without token credit
-    loss: float  # L, whose gradient the contributions add up to
+    token_weights: Tensor | None = None  # (G, T) W_it; None: 1 on every completion token
+    token_advantages: Tensor | None = None  # (N,) A_it before the cap; None without token credit
+    loss: float  # L; the contributions sum to its gradient
     abs_advantage: float  # mean |A_it| over the completion tokens, after the cap
     ratio: Mapping[str, float] = field(default_factory=dict)  # wire names without "ratio/"; empty at ratio 1
     kl: Mapping[str, float] = field(default_factory=dict)  # wire names without "kl/"; empty without a reference
@@ -68,14 +68,14 @@ def weigh(
     """Apply an objective to a step.
 
     Args:
-        objective: the loss of the condition.
-        rewards: (P, G / P) float64, on the batch's device; (G,) where there is one group.
+        objective: the loss of the variant.
+        rewards: (P, G / P) float64, on the batch's device; (G,) for one group.
         batch: the G samples.
-        scores: log-probabilities of its tokens, those included that the objective compares with.
-        planning: (G, T) bool, which completion tokens are planning tokens.
-        counted: (G, T) bool, the completion tokens over which the KL is measured: those that the policy sampled. The
-            penalty is on all of them.
-        strata: in the shape of the rewards, the stratum of each sample; None: a group is one.
+        scores: log-probabilities of the tokens, under all policies that the objective needs.
+        planning: (G, T) bool, planning tokens among the completion tokens.
+        counted: (G, T) bool, completion tokens that the policy sampled. The KL is measured on them; the penalty acts on
+            all completion tokens.
+        strata: stratum of each sample, in the shape of the rewards; None = one stratum a group.
     """
     mask = batch.completion_mask
     A = sample_advantages(objective, rewards, strata)
@@ -84,7 +84,7 @@ def weigh(
     credit, before = _credit(objective, scores.current, mask, planning, A)
     kl, k_it, kl_weights = _kl(objective, scores, mask, counted)
     A_it = (A[:, None] if credit is None else A[:, None] * credit) * mask
-    # At a surprisal of infinity 0 times it would be nan.
+    # 0 times an infinite surprisal would be nan.
     losses = torch.where(A_it == 0, 0.0, -A_it * scores.current)
     scale, weights, ratio = A * weights_i, credit, {}
     if objective.has_token_terms:
@@ -109,16 +109,12 @@ def weigh(
 
 
 def by_pass(weightings: Mapping[str, Weighting]) -> list[tuple[Weighting, list[str]]]:
-    """(weighting, names of the conditions that share its pass), in order of first appearance.
-
-    Args:
-        weightings: by condition.
-    """
+    """Group the weightings, by loss variant, to [(weighting, names of the variants that share its pass)]."""
     passes: list[tuple[Weighting, list[str]]] = []
     for name, weighting in weightings.items():
         tokens = weighting.token_weights
         for shared, names in passes:
-            other = shared.token_weights  # passes with equal ones differ in their scales alone
+            other = shared.token_weights
             if tokens is other or (tokens is not None and other is not None and torch.equal(tokens, other)):
                 names.append(name)
                 break
@@ -130,7 +126,7 @@ def by_pass(weightings: Mapping[str, Weighting]) -> list[tuple[Weighting, list[s
 def _credit(
     objective: LossSettings, token_logprobs: Tensor, mask: Tensor, planning: Tensor, A: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Token credit: c (G, T) after the cap, None where it is 1 everywhere; and A_it (N,) before the cap.
+    """Return token credit c (G, T) after the cap, None if it is 1 everywhere, and A_it (N,) before the cap.
 
     Both are None for an objective without token credit.
     """
@@ -140,7 +136,7 @@ def _credit(
     before = (A[:, None] * credit)[mask]
     if objective.advantage_clip is not None:
         credit = cap_credit(credit, A, clip=objective.advantage_clip)
-    # Factors that are all 1 need no token weights, and so no pass of their own.
+    # Factors of 1 need no token weights, and so no separate pass.
     if bool((credit == 1)[mask].all()):
         return None, before
     return credit, before
@@ -149,10 +145,10 @@ def _credit(
 def _kl(
     objective: LossSettings, scores: Scores, mask: Tensor, counted: Tensor
 ) -> tuple[dict[str, float], Tensor, Tensor]:
-    """KL from the reference: (wire summary, k (G, T) in nats, engine weights (G, T) for beta 1).
+    """Return (wire summary, k (G, T) in nats, engine weights (G, T) for beta 1) of the KL from the reference.
 
-    The summary is over the counted tokens. Without a reference they are empty, 0 and 0. Beside a moving one the
-    KL from the base is measured too: it tells a reference that moves from one that was silently replaced.
+    The summary is over the counted tokens. Without a reference the result is empty, 0 and 0. With a moving reference
+    the KL from the base is measured too, to notice a reference that was silently replaced.
     """
     if objective.reference is None:
         return {}, torch.zeros_like(scores.current), torch.zeros_like(scores.current)

@@ -1,1 +1,1 @@
-"""The files of a run: its records, their schema, tables, timings and trackers; written and read back. No torch."""
+"""The files of a run: records, schema, tables, timings and trackers. No torch."""

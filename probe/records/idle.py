@@ -1,4 +1,4 @@
-"""Settings of the loss that changed nothing in a run, which would otherwise be read as a test of them."""
+"""Settings of the loss that changed nothing in a run, so that nobody takes the run for a test of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from probe.records.records import StepRecord
 from probe.records.run import Run
 
-WITHOUT_GTPO = "draws surprisals together that nothing weights with: it acts through gtpo_beta, which is 0"
+WITHOUT_GTPO = "it acts through gtpo_beta, which is 0"
 
 
 def idle_settings(run: Run) -> list[str]:
-    """Return a sentence for every such setting, and the condition it stands in."""
+    """Return a sentence for every such setting and its loss variant."""
     objective: dict[str, Any] = {"sepa_lambda": 0.0, "gtpo_beta": 0.0, "hicra_alpha": 0.0, "advantage_clip": None}
     objective |= run.settings.get("objective") or {}
     changes = {row["name"]: row["changes"] for row in run.settings.get("conditions") or []}
     sentences = []
     for condition in dict.fromkeys(step.condition for step in run.steps):
         steps = [step for step in run.steps if step.condition == condition]
-        where = f" (condition {condition})" if changes else ""
+        where = f" (loss variant {condition})" if changes else ""
         for setting, why in _idle(objective | changes.get(condition, {}), steps).items():
             sentences.append(f"objective.{setting} changes nothing{where}: {why}")
     return sentences
@@ -32,5 +32,5 @@ def _idle(objective: dict[str, Any], steps: Sequence[StepRecord]) -> dict[str, s
         idle["hicra_alpha"] = "no completion has a planning phrase"
     if all(step.advantage["adv_cap_vacuous"] is True for step in steps):
         clip = objective["advantage_clip"]
-        idle["advantage_clip"] = f"no advantage of a group can exceed the cap of {clip:g} (adv_cap_vacuous)"
+        idle["advantage_clip"] = f"no advantage can exceed the cap of {clip:g} (adv_cap_vacuous)"
     return idle

@@ -1,22 +1,22 @@
-"""A run directory: its file names, writers, readers and hashes. No torch here.
+"""A run directory: its file names, writers, readers and hashes. No torch.
 
     config.json                       the settings
-    steps.jsonl                       a StepRecord a step, condition and arm
-    step_NNN.cos.jsonl.gz             a SampleRecord a rollout, condition and arm
-    step_NNN.tokens.jsonl.gz          on request: a TokenRecord a rollout, shares as float32
+    steps.jsonl                       one StepRecord a step, loss variant and arm
+    step_NNN.cos.jsonl.gz             one SampleRecord a rollout, loss variant and arm
+    step_NNN.tokens.jsonl.gz          on request: one TokenRecord a rollout, shares as float32
     manifest.json                     written last: without it the run is incomplete
 
-A replay also holds gram/ and gram/BASIS/, inner products of gradients (`probe.runs.gram_recorder`), and one that looks
-ahead `lookahead.jsonl` (`probe.runs.lookahead`).
-`manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A run that trains also holds
+`manifest.json` has `files`: {name: sha256 of the decompressed bytes}. A replay also holds gram/ and gram/BASIS/, inner
+products of gradients (`probe.runs.gram_recorder`), and with a lookahead `lookahead.jsonl` (`probe.runs.lookahead`). A
+training also holds
 
-    evals.jsonl                       a line an evaluation
-    draws.jsonl                       a line a batch: the problems drawn by priority (`rollouts.prioritise`)
-    rollouts/                         the pool of rollouts that it trained on
-    past-self/                        those that the policy as it was has sampled (`rollouts.past_self`)
+    evals.jsonl                       one line an evaluation
+    draws.jsonl                       one line a batch: the problems drawn by priority (`rollouts.prioritise`)
+    rollouts/                         the pool of its rollouts
+    past-self/                        rollouts of an earlier checkpoint (`rollouts.past_self`)
     evaluations/step_NNNNNN/SETTING/  a pool for each setting of an evaluation
     checkpoint/, adapter/             the state to resume from, the trained adapter
-    directions/                       directions that were extracted again on the way
+    directions/                       directions extracted during the training
 """
 
 import re
@@ -57,11 +57,10 @@ if TYPE_CHECKING:
 
     from probe.records.tables import Table, TableName
 
-DEFAULT_OUT = Path("out")  # OUT, the root folder of what verbs write and look up by name: OUT/runs/NAME and so on
+DEFAULT_OUT = Path("out")  # OUT, the root folder where verbs write and look up names: OUT/runs/NAME and so on
 CONFIG_FILE, STEPS_FILE, MANIFEST_FILE = "config.json", "steps.jsonl", "manifest.json"
 EVALS_FILE, ROLLOUTS_DIR, EVALUATIONS_DIR = "evals.jsonl", "rollouts", "evaluations"
 PAST_SELF_DIR = "past-self"
-ANSWERS_DIR = ".answers"  # of a server, to a batch that is not whole
 IN_TRAINING = "in training: "  # how the adapter of a training's rollouts begins: no file has it
 OWN_POOLS = (ROLLOUTS_DIR, PAST_SELF_DIR)  # that a training writes and trains on
 DRAWS_FILE = "draws.jsonl"
@@ -69,16 +68,16 @@ LOOKAHEAD_FILE = "lookahead.jsonl"
 GRAM_DIR = "gram"
 CHECKPOINT_DIR, DIRECTIONS_DIR, ADAPTER_DIR = "checkpoint", "directions", "adapter"
 CHANGED = "the run was changed after it ended: repeat it"
-OTHER_FILES = (  # hashed in the manifest beside the records; of a pool its manifest, which has the other hashes
+OTHER_FILES = (  # also hashed in the manifest; a pool's manifest covers the pool
     f"{GRAM_DIR}/**/*.safetensors",
     *(f"{name}/{MANIFEST_FILE}" for name in OWN_POOLS),
     DRAWS_FILE,
     f"{EVALUATIONS_DIR}/*/*/{MANIFEST_FILE}",
     f"{DIRECTIONS_DIR}/*.safetensors",
-    f"{ADAPTER_DIR}*/**/*.safetensors",  # with the adapters that a training started from
+    f"{ADAPTER_DIR}*/**/*.safetensors",  # including the adapters that the training started from
 )
-DIGITS = 6  # of the hash in a default name
-MOST_LETTERS = 100  # of its other part: a file name ends at 255 bytes
+HASH_DIGITS = 6  # in a default name
+MAX_STEM_CHARS = 100  # of a default name without its hash: file names have at most 255 bytes
 OPTIONAL_FILES = (EVALS_FILE, LOOKAHEAD_FILE)
 _SAMPLES_FILE = re.compile(r"step_(\d{3,})\.cos\.jsonl\.gz")
 _TOKENS_FILE = re.compile(r"step_(\d{3,})\.tokens\.jsonl\.gz")
@@ -100,7 +99,7 @@ class _Rates(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """A line of `evals.jsonl`."""
+    """One line of `evals.jsonl`."""
 
     step: int
     weights: Literal["training", "deployed"]
@@ -110,7 +109,7 @@ class Evaluation(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
-    """A complete run in memory. `columns`, `to_pandas` and `to_polars` give its tables (spec/SCHEMA.md)."""
+    """A complete run in memory. `columns`, `to_pandas` and `to_polars` return its tables (spec/SCHEMA.md)."""
 
     path: Path
     config: dict[str, Any]
@@ -118,45 +117,45 @@ class Run:
     samples: list[SampleRecord]
     steps: list[StepRecord]
     evals: list[dict[str, Any]] = field(default_factory=list)  # lines of `evals.jsonl`; empty for a replay
-    lookahead: list[LookaheadRecord] = field(default_factory=list)  # of a replay that looked ahead
+    lookahead: list[LookaheadRecord] = field(default_factory=list)  # empty without a lookahead
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The run's settings as its config.json has them: `probe.settings.run.read_config` makes them typed."""
+        """The settings in config.json; `probe.settings.run.read_config` makes them typed."""
         return settings_of(self.config)
 
     @property
     def verb(self) -> str | None:
-        """replay or train."""
+        """The command of the run: replay or train."""
         return self.settings.get("verb")
 
     def __repr__(self) -> str:
-        """One line: a run has thousands of records, which a notebook would print."""
+        """Return one line, because a notebook would print thousands of records."""
         return f"Run({str(self.path)!r}, {len(self.steps)} steps, {len(self.samples)} samples, {len(self.evals)} evals)"
 
     def columns(self, table: "TableName" = "samples") -> "dict[str, NDArray[Any]]":
-        """{field: (rows,)}; a null is NaN among floats, None elsewhere."""
+        """Return {field: (rows,)}; missing values are NaN in float columns, None elsewhere."""
         return {column.name: column.to_numpy(writable=True) for column in self.to_polars(table)}
 
     def to_pandas(self, table: "TableName" = "samples") -> Any:
-        """A pandas.DataFrame; ImportError when pandas is not installed."""
+        """Return a pandas.DataFrame; ImportError if pandas is not installed."""
         return import_module("pandas").DataFrame(self.columns(table))
 
     def to_polars(self, table: "TableName" = "samples") -> "DataFrame":
-        """A polars.DataFrame."""
+        """Return a polars.DataFrame."""
         from probe.records.tables import frame_of
 
         return frame_of(self.table(table))
 
     def table(self, name: "TableName" = "samples") -> "Table":
-        """The columns and rows of a table."""
+        """Return the columns and rows of a table."""
         from probe.records.tables import make_table
 
         return make_table(name, self.samples, self.steps, self.evals)
 
 
 def out_of(run: Path) -> Path:
-    """OUT of a run in OUT/runs/NAME, from here where it is below this folder, else absolute; else the default."""
+    """Return OUT of a run in OUT/runs/NAME, relative if it is below the current folder; else the default."""
     directory = run.resolve()
     if directory.parent.name != "runs":
         return DEFAULT_OUT
@@ -165,57 +164,60 @@ def out_of(run: Path) -> Path:
 
 
 def default_name(stem: str, shape: Any = None) -> str:
-    """A plain file name: letters and digits of the stem, and a hash of all that shapes the result where it is given."""
+    """Make a plain file name from the letters and digits of a stem, and a hash of `shape` if given."""
     plain = re.sub(r"[^A-Za-z0-9._]", "-", stem)
-    parts = [plain[:MOST_LETTERS].strip("-._"), *([] if shape is None else [sha256(dump_json(shape))[:DIGITS]])]
+    parts = [
+        plain[:MAX_STEM_CHARS].strip("-._"),
+        *([] if shape is None else [sha256(dump_json(shape))[:HASH_DIGITS]]),
+    ]
     return "-".join(filter(None, parts))
 
 
 def elsewhere(out: Path) -> str:
-    """` --out OUT`, to append to a command that is proposed as the next one; "" for the default folder."""
+    """Return ` --out OUT`, to append to a suggested command; "" for the default folder."""
     return "" if out == DEFAULT_OUT else f" --out {shlex.quote(str(out))}"
 
 
 def in_root(commands: str, out: Path) -> str:
-    """Commands, one a line, that write to this root folder and look up in it."""
+    """Append ` --out OUT` to each line of `commands`, unless `out` is the default folder."""
     return "\n".join(command + elsewhere(out) for command in commands.splitlines())
 
 
 def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings in the config.json of a run; empty where there are none."""
+    """Return the settings in a run's config.json; empty if it has none."""
     return config.get("settings", {})
 
 
 def samples_path(directory: Path, step: int) -> Path:
-    """The file of the sample records of a step."""
+    """Return the file of a step's sample records."""
     return directory / f"step_{step:03d}.cos.jsonl.gz"
 
 
 def gram_dir(basis: Basis) -> str:
-    """The folder below a run with the inner products of its gradients in a basis."""
+    """Return the folder, below a run, of the inner products in a basis."""
     return GRAM_DIR if basis == "svd" else f"{GRAM_DIR}/{basis}"
 
 
 def write_samples(directory: Path, step: int, samples: Iterable[SampleRecord]) -> None:
-    """Write the records of one step, all arms, atomically."""
+    """Write the sample records of one step, for all arms, atomically."""
     write_jsonl_gz(samples_path(directory, step), [sample.to_json() for sample in samples])
 
 
 def write_steps(directory: Path, steps: Iterable[StepRecord]) -> None:
-    """Rewrite `steps.jsonl` from all steps done so far, atomically."""
+    """Rewrite `steps.jsonl` with all steps so far, atomically."""
     write_atomic(directory / STEPS_FILE, encode_jsonl(step.to_json() for step in steps))
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """The records of one `steps.jsonl`; InputError names the line."""
+    """Read one `steps.jsonl`; InputError names the line."""
     return _steps(read_plain(path), path)
 
 
 def read_evals(directory: Path) -> list[dict[str, Any]]:
-    """The lines of `evals.jsonl`, which `probe.runs.heldout.evaluate` made; [] before the first evaluation.
+    """Read the lines of `evals.jsonl` (from `probe.runs.heldout.evaluate`); [] before the first evaluation.
 
     Raises:
-        InputError: a line is no evaluation with rates.
+        InputError: a line is not an evaluation with rates.
     """
     path = directory / EVALS_FILE
     rows = decode_jsonl(read_plain(path), path) if path.is_file() else []
@@ -227,12 +229,12 @@ def read_evals(directory: Path) -> list[dict[str, Any]]:
 
 
 def write_tokens(directory: Path, step: int, records: Iterable[TokenRecord]) -> None:
-    """Write the records of one step atomically."""
+    """Write the token records of one step atomically."""
     write_jsonl_gz(directory / f"step_{step:03d}.tokens.jsonl.gz", [record.to_json() for record in records])
 
 
 def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int, int], TokenRecord]:
-    """{(step, sample_id): record} of a complete run; empty for a run that recorded none.
+    """Return {(step, sample_id): token record} of a complete run; empty if it recorded none.
 
     Raises:
         InputError: a file is missing or differs from its hash in the manifest, or a line is no TokenRecord.
@@ -249,7 +251,7 @@ def read_tokens(directory: Path, manifest: Mapping[str, Any]) -> dict[tuple[int,
 
 
 def file_hashes(directory: Path) -> dict[str, str]:
-    """{name below the run: sha256 of the decompressed bytes} of its records and OTHER_FILES, for the manifest."""
+    """Return {name below the run: sha256 of the decompressed bytes} of records and OTHER_FILES, for the manifest."""
     hashes = {name: sha256(plain) for name, plain in _contents(directory).items()}
     for name in sorted(path.name for path in directory.iterdir() if _TOKENS_FILE.fullmatch(path.name)):
         hashes[name] = sha256(read_gz(directory / name))
@@ -260,16 +262,16 @@ def file_hashes(directory: Path) -> dict[str, str]:
 
 
 def recorded(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """{name: sha256} of what a run measured: steps, samples and evaluations, without its settings."""
+    """Return {name: sha256} of a run's measurements (steps, samples and evaluations), without its settings."""
     measured = (STEPS_FILE, *OPTIONAL_FILES)
     return {name: sha for name, sha in manifest["files"].items() if name in measured or _SAMPLES_FILE.fullmatch(name)}
 
 
 def resolve_run(run: Path, out_dir: Path) -> Path:
-    """The directory of a run, complete or not, given by its path, or by its name in `out_dir`/runs.
+    """Return the directory of a run, complete or not, from its path or its name in `out_dir`/runs.
 
     Raises:
-        InputError: there is none; the runs beside it are listed.
+        InputError: no such run; the error lists the runs in that folder.
     """
     directory = by_name(run, out_dir / "runs" / run.name)
     if directory.is_dir():
@@ -280,7 +282,7 @@ def resolve_run(run: Path, out_dir: Path) -> Path:
 
 
 def run_names(place: Path) -> list[str]:
-    """The names of the runs in a folder, complete or not, sorted."""
+    """Return the names of the runs in a folder, complete or not, sorted."""
     return sorted(config.parent.name for config in place.glob(f"*/{CONFIG_FILE}"))
 
 
@@ -291,7 +293,7 @@ class _Pool(TypedDict):
 
 
 class _Config(TypedDict):
-    """The fields of config.json that every reader takes for granted: a hash can be renewed by hand."""
+    """The fields of config.json that readers rely on; checked, because a hash can be renewed by hand."""
 
     settings: NotRequired[dict[str, Any]]
     pools: NotRequired[list[_Pool]]
@@ -299,15 +301,15 @@ class _Config(TypedDict):
 
 
 def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
-    """Read a complete run, given by its path or its name in `out`/runs; every file is checked against the manifest.
+    """Read a complete run by its path or its name in `out`/runs, and check every file against the manifest.
 
     >>> run = probe.read_run("demo")
     >>> run.to_polars("steps")["arm"].unique().sort().to_list()
     ['projected', 'vanilla']
 
     Raises:
-        InputError: no such run (those beside it are listed), a run without manifest (incomplete) or of another schema,
-            a file that is missing, extra or changed, a line with a missing, unknown or mistyped field.
+        InputError: no such run (the error lists the others), an incomplete run or another schema, a missing, extra or
+            changed file, or a line with a missing, unknown or mistyped field.
     """
     directory = resolve_run(Path(run), Path(out))
     manifest = read_manifest(directory)
@@ -332,13 +334,13 @@ def read_run(run: Path | str, out: Path | str = DEFAULT_OUT) -> Run:
 
 
 def read_lookahead(directory: Path) -> list[LookaheadRecord]:
-    """The `lookahead.jsonl` of a directory; InputError for lines that are none of its."""
+    """Read the `lookahead.jsonl` of a directory; InputError for a line that is no LookaheadRecord."""
     path = directory / LOOKAHEAD_FILE
     return _records(LookaheadRecord, path.read_bytes(), path)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a complete run of this schema; InputError for anything else."""
+    """Read the manifest of a complete run of this schema; InputError for anything else."""
     if not directory.is_dir():
         raise InputError(
             directory, expected="a run directory", found="no such directory", fix="give its path: out/runs/NAME"
@@ -347,8 +349,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         raise InputError(
             directory,
             expected=f"a complete run with {MANIFEST_FILE}",
-            found="none: the run was interrupted or is still going",
-            fix="run the same command again to resume it",
+            found="none: the run was interrupted or is still running",
+            fix="repeat the command to resume it",
         )
     manifest = read_sealed(directory / MANIFEST_FILE, RUN_SCHEMA, "repeat the run")
     listed = manifest.get("files")
@@ -358,9 +360,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str, str]) -> None:
-    """InputError when a file of `contents` is changed or not listed, or when one that is listed is missing.
+    """Raise InputError if a file of `contents` is changed or not listed, or a listed file is missing.
 
-    The manifest also lists files that other modules read and check (tokens, pools, adapters); here they may be missing.
+    The manifest also lists tokens, pools and adapters, which other modules check; they may be missing here.
     """
     read_here = {name for name in listed if name in OPTIONAL_FILES or _SAMPLES_FILE.fullmatch(name)}
     for name in sorted(contents.keys() | read_here):
@@ -369,19 +371,19 @@ def _check_hashes(directory: Path, contents: dict[str, bytes], listed: dict[str,
 
 
 def _contents(directory: Path) -> dict[str, bytes]:
-    """{name: decompressed bytes} of config, steps, OPTIONAL_FILES, and the samples in the order of their steps."""
+    """Return {name: decompressed bytes} of config, steps, OPTIONAL_FILES, and the samples in step order."""
     numbered: list[tuple[int, str]] = []
     for path in directory.iterdir():
         if match := _SAMPLES_FILE.fullmatch(path.name):
             numbered.append((int(match[1]), path.name))
     optional = [name for name in OPTIONAL_FILES if (directory / name).is_file()]
-    # Sorted by number: as text, step_1000 would come before step_999.
+    # As text, step_1000 would come before step_999.
     names = [CONFIG_FILE, STEPS_FILE, *optional, *(name for _, name in sorted(numbered))]
     return {name: (read_gz if name.endswith(".gz") else read_plain)(directory / name) for name in names}
 
 
 def _records(record: type[Record], plain: bytes, path: Path) -> list[Record]:
-    """The records of lines whose sha256 was checked."""
+    """Parse lines with a checked sha256 to records."""
     return [decode_json(record, line, f"{path} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 
 

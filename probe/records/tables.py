@@ -1,7 +1,7 @@
-"""Records as tables: the fields of each, polars frames, and the text of spec/SCHEMA.md.
+"""Records as tables: their fields, polars frames, and the text of spec/SCHEMA.md.
 
-A record states the meaning of a field in its annotation, `Annotated[type, "meaning"]`; evaluations and advantages state
-it as data. After a change of either: `python -m probe.records.tables > spec/SCHEMA.md` (a test compares the two).
+The meaning of a field is in its annotation, `Annotated[type, "meaning"]`, or, for evaluations and advantages, in a
+table. After a change, run `python -m probe.records.tables > spec/SCHEMA.md`; a test compares the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 TableName = Literal["samples", "steps", "evals"]
 Kind = Literal["int", "float", "bool", "str"]
-FLAGS = ("adv_cap_vacuous",)  # the advantage fields that are bool; all others are numbers
+FLAGS = ("adv_cap_vacuous",)  # the boolean advantage fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field of a JSON line, which is one column of a table."""
+    """One field of a JSON line and column of a table."""
 
     name: str
     kind: Kind
@@ -40,14 +40,19 @@ class Field:
     meaning: str
 
 
-RATES = {"hack": "hacked", "exploit": "were paid without being right", "solve": "are right"}
+RATES = {"hack": "hacked", "exploit": "were rewarded and wrong", "solve": "are right"}
 
 
 def _evaluation_fields() -> tuple[Field, ...]:
-    """The columns of an evaluation: which one it is, then count, rate and interval of every rate."""
+    """Return the columns of an evaluation: its identity, then count, rate and interval of every rate."""
     columns = [
-        Field(name="step", kind="int", nullable=False, meaning="optimizer steps that the policy has behind it"),
-        Field(name="weights", kind="str", nullable=False, meaning="training or deployed: with or without a quarantine"),
+        Field(name="step", kind="int", nullable=False, meaning="optimizer steps that the policy has made"),
+        Field(
+            name="weights",
+            kind="str",
+            nullable=False,
+            meaning="training or deployed: with or without a quarantine",
+        ),
         Field(name="setting", kind="str", nullable=False, meaning="`all`, a loophole mode with its hint, or `no hint`"),
         Field(name="num_rollouts", kind="int", nullable=False, meaning="graded rollouts"),
         Field(name="num_problems", kind="int", nullable=False, meaning="held-out problems"),
@@ -67,9 +72,9 @@ EVALUATION_FIELDS = _evaluation_fields()
 
 @cache
 def wire_fields(record: type[Record]) -> tuple[Field, ...]:
-    """The fields of one line of a record class, in order, with `advantage` flattened.
+    """Return the fields of one line of a record class, in order, with `advantage` flattened.
 
-    `kl` and `ratio` are left out: which of their names a line has depends on the loss.
+    The names under `kl` and `ratio` depend on the loss and are left out.
     """
     columns: list[Field] = []
     for name, hint in get_type_hints(record, include_extras=True).items():
@@ -83,7 +88,7 @@ def wire_fields(record: type[Record]) -> tuple[Field, ...]:
 
 
 def _field(name: str, hint: Any) -> Field:
-    """The field of an annotation `Annotated[type, meaning]`, where type is one of Kind, or one of Kind | None."""
+    """Return the field of an `Annotated[type, meaning]`; the type is a Kind or Kind | None."""
     assert get_origin(hint) is Annotated, f"{name} has no meaning: write Annotated[type, meaning]"
     type_hint, meaning = get_args(hint)
     types = get_args(type_hint) or (type_hint,)
@@ -97,7 +102,7 @@ Table = tuple[Sequence[Field], list[dict[str, Any]]]  # the columns, and rows th
 def make_table(
     name: str, samples: Sequence[SampleRecord], steps: Sequence[StepRecord], evals: Sequence[Mapping[str, Any]]
 ) -> Table:
-    """The table `samples`, `steps` or `evals` of a run; a field that a row does not have is null there.
+    """Return the table `samples`, `steps` or `evals` of a run; a field may be missing in some rows.
 
     Raises:
         InputError: another name.
@@ -112,7 +117,7 @@ def make_table(
 
 
 def frame_of(table: Table) -> "DataFrame":
-    """A column a field; types follow from the fields alone, so that tables of several runs can be concatenated."""
+    """Return a polars frame; types depend on the fields alone, so that tables of several runs can be concatenated."""
     import polars
 
     fields, rows = table
@@ -122,24 +127,24 @@ def frame_of(table: Table) -> "DataFrame":
 
 
 def _step_table(steps: Sequence[StepRecord]) -> Table:
-    """The fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` that any of the steps has."""
+    """Return the fixed fields of a step, then a column for every `kl/NAME` and `ratio/NAME` of any step."""
     rows = [step.to_json() for step in steps]
     names: dict[str, None] = {}
     for row in rows:
         names |= {name: None for name in row if name.partition("/")[0] in PREFIXED}
-    extra = [Field(name=name, kind="float", nullable=True, meaning="of the KL term, or of the ratio") for name in names]
+    extra = [Field(name=name, kind="float", nullable=True, meaning="value of the KL term or ratio") for name in names]
     return [*wire_fields(StepRecord), *extra], rows
 
 
 def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row for every evaluation and setting, from the nested lines of evals.jsonl."""
+    """Return one row for every evaluation and setting, from the nested lines of evals.jsonl."""
     rows = []
     for line in evals:
         for setting, rates in line["rates"].items():
             row = {"step": line["step"], "weights": line["weights"], "setting": setting}
             row |= {"num_rollouts": rates["num_rollouts"], "num_problems": rates["num_problems"]}
             for rate in RATES:
-                # A rate over no rollouts is null, and so is its interval.
+                # Without rollouts, rate and interval are null.
                 interval = rates[rate]["interval"] or {}
                 row |= {
                     f"{rate}_count": rates[rate]["count"],
@@ -152,26 +157,26 @@ def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
 
 def schema_document() -> str:
-    """The text of spec/SCHEMA.md. To add a file of a run: add a table here, with its fields as `Field`s."""
+    """Return the text of spec/SCHEMA.md. To add a file of a run, add a table with its fields here."""
     tables = (
         _table(
-            "`step_NNN.cos.jsonl.gz`: a line a rollout, condition and arm (`samples`)",
+            "`step_NNN.cos.jsonl.gz`: one line a rollout, loss variant and arm (`samples`)",
             wire_fields(SampleRecord),
         ),
         _table(
-            "`steps.jsonl`: a line a step, condition and arm (`steps`)",
+            "`steps.jsonl`: one line a step, loss variant and arm (`steps`)",
             wire_fields(StepRecord),
-            note="With a KL term numbers `kl/NAME` follow, with recorded ratios `ratio/NAME`. Nulls of a gradient "
-            "without direction have their reason beside.",
+            note="A KL term adds numbers `kl/NAME`, recorded ratios add `ratio/NAME`. `null_reason` explains missing "
+            "cosines.",
         ),
         _table(
             "`evals.jsonl` of `probe train`, as a table (`evals`)",
             EVALUATION_FIELDS,
-            note="The file nests these: a line an evaluation, `rates: {setting: {num_rollouts, ..., hack: {count, "
+            note="The file nests these, one line an evaluation: `rates: {setting: {num_rollouts, ..., hack: {count, "
             "rate, interval: {low, high}}, ...}}`.",
         ),
         _table(
-            "`lookahead.jsonl` of `probe replay --lookahead`: a line an arm, measure and prompt",
+            "`lookahead.jsonl` of `probe replay --lookahead`: one line an arm, measure and prompt",
             wire_fields(LookaheadRecord),
             note="Measures: METHOD section 7.",
         ),
@@ -179,22 +184,22 @@ def schema_document() -> str:
     )
     head = f"""# Schema of a run, version {RUN_SCHEMA}
 
-Made by `python -m probe.records.tables` from `probe/records/records.py`, and compared with it by a test.
-`manifest.json` names the version as `schema`; a reader refuses another one, and another set of fields. JSON is strict:
-null, never NaN. The manifests of runs and pools, the cards of directions and adapters and the records of regrades end
-in `self_sha256`: the sha256 of the rest as compact JSON in the order of its keys. A reader refuses a file of which any
-byte has changed, or that has no such hash.
+Generated by `python -m probe.records.tables` from `probe/records/records.py`; a test compares the two.
+`manifest.json` states the version as `schema`. A reader refuses another version and another set of fields. JSON is
+strict: null, never NaN. The manifests of runs and pools, the cards of directions and adapters and the records of
+regrades end in `self_sha256`: the sha256 of the rest as compact JSON in the order of its keys. A reader refuses a file
+without this hash or with a changed byte.
 `probe.read_run` reads the files; `probe report --tables` writes the first three as Parquet or CSV.
 """
     return "\n".join([head, *tables])
 
 
 def _table(title: str, columns: Sequence[Field], *, note: str = "") -> str:
-    """A heading, a Markdown table with a row for each column, and the note below it."""
+    """Format a heading, a Markdown table with one row a column, and a note."""
     lines = [f"## {title}", "", "| field | type | meaning |", "| --- | --- | --- |"]
     for column in columns:
         kind = f"{column.kind} or null" if column.nullable else column.kind
-        # Unescaped, a | of "largest |A|" would end the cell.
+        # An unescaped | in "largest |A|" would end the cell.
         meaning = column.meaning.replace("|", "\\|")
         lines.append(f"| `{column.name}` | {kind} | {meaning} |")
     if note:

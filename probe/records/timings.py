@@ -1,12 +1,12 @@
-"""When and by what a run was made, in `timings.jsonl`: a line for every start and one for every step.
+"""The times and software of a run, in `timings.jsonl`: one line for every start and every step.
 
     {"start": {"load": {"seconds": 1.2}, "svd": {"seconds": 9.1}, ...},
      "date": "2026-11-22T15:40:12Z", "commit": "85c9446...", "edited": false, "versions": {"torch": "2.13.0", ...}}
     {"step": 0, "seconds": 0.8}
 
-A start writes its phases, the time in UTC, the commit of the code (null where it is no checkout) and whether it was
-edited since. A resumed run has several starts. All of this differs between runs of the same configuration, so no hash
-covers this file.
+A start writes its phases, the time in UTC, the commit of the code (null outside a checkout) and whether the code was
+edited. A resumed run has several starts. Runs of the same configuration differ in all of this, so no hash covers this
+file.
 """
 
 import time
@@ -22,7 +22,7 @@ from replay_pools.base.software import git_commit, is_edited, versions
 TIMINGS_FILE = "timings.jsonl"
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-running_phases: list[str] = []  # of this process, the innermost last
+running_phases: list[str] = []  # in this process, the innermost last
 
 
 class Timings:
@@ -55,7 +55,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanTimes:
-    """Mean seconds over several runs: of a start, and of a step with what precedes it (sampling, evaluations)."""
+    """Mean seconds, over several runs, of a start and of a step with its sampling and evaluations."""
 
     runs: int
     start: float
@@ -63,7 +63,7 @@ class MeanTimes:
 
 
 def mean_times(directories: Iterable[Path]) -> MeanTimes | None:
-    """Mean times of the runs in `directories`; None where none of them has timed a step."""
+    """Return the mean times of the runs in `directories`; None if none of them has timed a step."""
     starts: list[float] = []
     steps: list[float] = []
     num_runs = 0
@@ -79,7 +79,7 @@ def mean_times(directories: Iterable[Path]) -> MeanTimes | None:
 
 
 def describe_timings(directory: Path) -> str:
-    """The last start and all steps of a run, in one line; "" for a run without a start in `timings.jsonl`."""
+    """Describe the last start and all steps of a run in one line; "" without a start in `timings.jsonl`."""
     starts, steps = _read(directory)
     if not starts:
         return ""
@@ -97,13 +97,13 @@ class Start:
     versions: Mapping[str, str]
 
     def __str__(self) -> str:
-        """For a table: when, at which commit, with which packages."""
+        """Return date, commit and packages in one line, for a table."""
         checkout = "no checkout" if self.commit is None else f"commit {self.commit}{' (edited)' if self.edited else ''}"
         return f"{self.date}, {checkout}, {', '.join(f'{name} {number}' for name, number in self.versions.items())}"
 
 
 def starts_of(directory: Path) -> list[Start]:
-    """Every start of a run, the first one first; none where the run has no `timings.jsonl`, or one without dates."""
+    """Return every start of a run, oldest first; empty without a `timings.jsonl` with dates."""
     starts = []
     for row in _rows(directory):
         if "date" in row:
@@ -112,7 +112,7 @@ def starts_of(directory: Path) -> list[Start]:
 
 
 def _read(directory: Path) -> tuple[list[dict[str, Any]], list[float]]:
-    """The phases of every start, and the seconds of every step; both empty for a run without `timings.jsonl`."""
+    """Return the phases of every start and the seconds of every step; both empty without `timings.jsonl`."""
     rows = _rows(directory)
     starts = [row["start"] for row in rows if "start" in row]
     return starts, [row["seconds"] for row in rows if "step" in row]

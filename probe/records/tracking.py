@@ -1,13 +1,13 @@
 """Experiment trackers (TensorBoard, W&B, Trackio, MLflow), through accelerate's adapters.
 
-A tracker is a view of the files of a run, which stay the record: whenever progress is reported, it gets the lines of
-`steps.jsonl` and `evals.jsonl` that this process has not sent yet. A resumed run is therefore sent whole, and a
-complete run can be sent again. A tracker that raises is dropped; the run goes on.
+A tracker mirrors the files of a run, which stay the record. At every progress report it gets the lines of `steps.jsonl`
+and `evals.jsonl` that this process has not sent yet. So a resumed run is sent from its first step, and a complete run
+can be sent again. A tracker that raises is dropped; the run continues.
 
-Nothing leaves the machine unless a tracker's own environment variables say so: W&B runs offline, and everything is
-stored under out/tracking/. Torch is imported when a tracker starts, which is after the first step.
+Nothing leaves the machine unless a tracker's environment variables ask for it: W&B runs offline, and everything is
+stored under out/tracking/. Torch is imported when a tracker starts, after the first step.
 
-To add a tracker: a row in PACKAGES, and a row in `makers` of `_start` (any subclass of accelerate's GeneralTracker).
+To add a tracker, add a row to PACKAGES and to `makers` in `_start` (any subclass of accelerate's GeneralTracker).
 """
 
 import os
@@ -25,10 +25,10 @@ from probe.settings.words import DEFAULT_CONDITION
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl, read_json, read_plain
 from replay_pools.base.tables import flat
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 
 PROJECT = "gradient-probe"
-PACKAGES = {  # tracker: packages, any one of which it needs
+PACKAGES = {  # tracker: alternative packages, one of them needed
     "tensorboard": ("tensorboard", "tensorboardX"),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
@@ -39,13 +39,13 @@ TRACKERS = tuple(PACKAGES)
 
 @contextmanager
 def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Send what the run wrote to the trackers, at every report of progress inside the block and at its end.
+    """Send a run's records to trackers, at every progress report inside the block and at its end.
 
     Args:
-        names: of TRACKERS.
-        directory: of the run; the tracked run has its name.
+        names: names in TRACKERS.
+        directory: the run; the tracked run takes its name.
         out_dir: trackers store in its folder tracking/.
-        say: receives a line about each tracker that failed and was dropped.
+        say: called with a line about each tracker that failed and was dropped.
 
     Raises:
         InputError: a tracker is not installed.
@@ -54,7 +54,7 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
         _check_installed(name)
     trackers = _Trackers(names, directory, out_dir / "tracking", say)
     try:
-        with heard_by(lambda what, done, total: trackers.update()):
+        with on_progress(lambda what, done, total: trackers.update()):
             yield
         trackers.update()
     finally:
@@ -62,18 +62,18 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
 
 
 class _Trackers:
-    """The trackers of one run. Whatever one of them raises is said, and that one is dropped."""
+    """The trackers of one run. A tracker that raises is reported and dropped."""
 
     def __init__(self, names: Sequence[str], directory: Path, folder: Path, say: Callable[[str], None]) -> None:
         self._names = dict.fromkeys(names)  # each once
         self._directory, self._folder, self._say = directory, folder, say
-        # Bytes read of each file. Both files only grow while a process runs: lines are added, none is changed.
+        # Bytes read of each file; while a process runs, files only grow.
         self._read = {STEPS_FILE: 0, EVALS_FILE: 0}
         self._begun = False
         self._running: dict[str, Any] = {}
 
     def update(self) -> None:
-        """Send what is new. The trackers start when the run has a config."""
+        """Send new records. The trackers start when the run has a config."""
         path = self._directory / CONFIG_FILE
         if not self._begun and path.is_file():
             self._begun = True
@@ -84,15 +84,15 @@ class _Trackers:
                 self._attempt(name, partial(self._begin, name, config))
         numbers: dict[int, dict[str, float]] = defaultdict(dict)
         for name, numbers_of in ((STEPS_FILE, step_values), (EVALS_FILE, evaluation_values)):
-            for row in self._unread(name):
+            for row in self._read_new_lines(name):
                 numbers[row["step"]] |= numbers_of(row)
-        for step in sorted(numbers):  # the order that trackers expect
-            # A copy: a tracker that fails leaves `_running` inside the loop.
+        for step in sorted(numbers):  # trackers expect ascending steps
+            # A copy, because a failing tracker is removed from `_running` inside the loop.
             for name, tracker in [*self._running.items()]:
                 self._attempt(name, partial(tracker.log, numbers[step], step=step))
 
     def finish(self) -> None:
-        """Close the trackers that still run."""
+        """Close all running trackers."""
         for name, tracker in [*self._running.items()]:
             self._attempt(name, tracker.finish)
 
@@ -102,24 +102,24 @@ class _Trackers:
 
     def _attempt(self, name: str, action: Callable[[], None]) -> None:
         try:
-            # With --json the verb's stdout is one object, and trackers print greetings.
+            # Trackers print greetings, and with --json stdout must be one object.
             with redirect_stdout(sys.stderr):
                 action()
-        # Trackers raise anything, from network to disk errors, and no run should be lost to one.
+        # Trackers may raise anything, and no run should be lost to one.
         except Exception as error:
             self._running.pop(name, None)
-            self._say(f"tracker {name} is given up: {' '.join(str(error).split())}; records are in {self._directory}")
+            self._say(f"tracker {name} is dropped: {' '.join(str(error).split())}; records are in {self._directory}")
 
-    def _unread(self, name: str) -> list[Any]:
-        """The lines of a file that were not read yet; this reads them."""
+    def _read_new_lines(self, name: str) -> list[Any]:
+        """Read the lines added to a file since the last call."""
         path = self._directory / name
         plain = read_plain(path) if path.is_file() else b""
-        unread, self._read[name] = plain[self._read[name] :], len(plain)
-        return decode_jsonl(unread, path)
+        new, self._read[name] = plain[self._read[name] :], len(plain)
+        return decode_jsonl(new, path)
 
 
 def step_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one line of `steps.jsonl` as [CONDITION/]ARM/FIELD; nulls, flags and texts are left out."""
+    """Return the numbers of one line of `steps.jsonl` as [CONDITION/]ARM/FIELD."""
     condition = "" if row["condition"] == DEFAULT_CONDITION else f"{row['condition']}/"
     values = {}
     for name, value in row.items():
@@ -129,14 +129,14 @@ def step_values(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one line of `evals.jsonl`; rates over no rollouts are left out.
+    """Return the numbers of one line of `evals.jsonl`, without rates over no rollouts.
 
     Rates are eval/SETTING/METRIC.
     """
     values = {}
     for setting, metrics in row["rates"].items():
         for metric, counted in metrics.items():
-            # Beside the rates stand plain counts (num_rollouts, num_problems).
+            # num_rollouts and num_problems are plain counts.
             if isinstance(counted, dict) and counted["rate"] is not None:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
     return values
@@ -150,7 +150,7 @@ def _check_installed(name: str) -> None:
 
 
 def _start(name: str, run: str, folder: Path) -> Any:
-    """An accelerate tracker, started, that stores in `folder`. Environment variables that are set already win."""
+    """Start an accelerate tracker that stores in `folder`. Environment variables that are already set win."""
     from accelerate.state import PartialState
     from accelerate.tracking import MLflowTracker, TensorBoardTracker, TrackioTracker, WandBTracker
 
@@ -165,13 +165,13 @@ def _start(name: str, run: str, folder: Path) -> Any:
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
     makers: dict[str, Callable[[], Any]] = {
-        # purge_step=0 hides what was sent of this run before, since now all of it is sent.
+        # purge_step=0 hides earlier data of this run, because all of it is sent again.
         "tensorboard": lambda: TensorBoardTracker(run, folder / "tensorboard", purge_step=0),
         "wandb": lambda: WandBTracker(PROJECT, name=run),
         "trackio": lambda: TrackioTracker(PROJECT, name=run),
         "mlflow": lambda: MLflowTracker(PROJECT, logging_dir=str(folder / "mlflow"), run_name=run),
     }
-    # accelerate's trackers refuse to work in a process without a state.
+    # accelerate's trackers need a process state.
     PartialState(cpu=True)
     tracker = makers[name]()
     tracker.start()

@@ -1,1 +1,1 @@
-"""Replay and train: a run assembled, looped over its steps, checkpointed and resumed."""
+"""Replay and train: assemble a run, loop over its steps, checkpoint and resume it."""

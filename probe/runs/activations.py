@@ -1,26 +1,26 @@
-"""Remedies in activation space: the update's forward passes see other hidden states than evaluations do.
+"""Remedies in activation space: the update's forward passes see changed hidden states, evaluations do not.
 
-h is the output of a decoder layer at a token; d_j of pair j is the mean of h over the tokens of its hack minus the mean
-over those of its clean completion, of the policy at the start, on the pairs that directions are extracted from:
+h is the output of a decoder layer at a token. d_j of pair j is the mean of h over the tokens of its hack minus the mean
+over its clean completion, under the policy at the start, on the pairs that directions are extracted from:
 
     preventative-steering   h <- h + coefficient v     v = mean of d_j over pairs
     concept-ablation        h <- h - U U^T h           U: the first `components` right singular vectors of the rows d_j
 
-Preventative steering (Chen et al. 2025, Persona vectors, arXiv 2507.21509) adds the trait while a model is fine-tuned,
-so that the weights need not learn it; the example of the authors' code adds 5 v at one layer. Concept ablation
-(Casademunt et al. 2025, arXiv 2507.16795) projects unwanted directions out of the residual stream at a few layers,
-inside the graph, so that no gradient comes through them. There they are components of the difference between the tuned
-model and its base which somebody read and chose; here the first ones of hack minus clean, not centred: centring would
-take out what all hacks have in common. Both act on every token while a model is tuned on given texts, and are gone when
-it is used. An ablation to 0 may itself steer where the base's projection is not 0 (Chen et al., appendix J.1).
+Preventative steering (Chen et al. 2025, Persona vectors, arXiv 2507.21509) adds the trait during fine-tuning, so that
+the weights need not learn it; the authors' example adds 5 v at one layer. Concept ablation (Casademunt et al. 2025,
+arXiv 2507.16795) projects unwanted directions out of the residual stream at a few layers, inside the graph, so that no
+gradient flows through them. Its authors read and chose components of the difference between the tuned model and its
+base. Here the components are the first ones of hack minus clean, not centred, because centring would remove what all
+hacks share. Both act on every token of the tuned texts and are absent afterwards. An ablation to 0 may itself steer if
+the base's projection is not 0 (Chen et al., appendix J.1).
 
-A training by reinforcement also samples. `remedy.passes` says what sees the remedy:
+A reinforcement training also samples. `remedy.passes` selects the passes with the remedy:
 
-    update                 every pass of the update: gradients, references of the KL, whatever is compared with them.
-                           Rollouts are those of the policy that is deployed, so that the update is off-policy.
-    update-and-sampling    the rollouts of the training too: on-policy for the policy with the remedy
+    update                 every pass of the update: gradients, KL references and all that is compared with them. The
+                           deployed policy samples the rollouts, so the update is off-policy.
+    update-and-sampling    also the sampling of training rollouts: on-policy for the policy with the remedy
 
-Evaluations, the frozen probe batch and directions that are extracted again never do.
+Evaluations, the frozen probe batch and refreshed directions never see it.
 Shapes: n pairs, G samples, T tokens, d the hidden size, k components.
 """
 
@@ -46,17 +46,17 @@ from probe.step.distributed import transformer_blocks
 from replay_pools.base.errors import InputError
 from replay_pools.policy.load import Policy
 
-Edit = Callable[[Tensor], Tensor]  # hidden states (..., d) -> those that the rest of the model reads
+Edit = Callable[[Tensor], Tensor]  # hidden states (..., d) -> changed hidden states
 
 
 @final
 class ActivationRemedy:
-    """One remedy on one policy; `in_update()` and `in_sampling()` are open while the passes of their kind run.
+    """One remedy on one policy; `in_update()` and `in_sampling()` are open during passes of their kind.
 
     Args:
-        config: of a remedy that changes activations.
-        policy: at the start.
-        pairs: not those that are held out.
+        config: a remedy that changes activations.
+        policy: the policy at the start.
+        pairs: pairs that are not held out.
 
     Raises:
         InputError: a layer that the model does not have, or more components than pairs or hidden sizes.
@@ -78,16 +78,16 @@ class ActivationRemedy:
         self._sampled = config.passes == "update-and-sampling"
 
     def in_update(self) -> AbstractContextManager[object]:
-        """While open, every forward of the policy sees the remedy."""
+        """Apply the remedy to every forward pass of the policy while open."""
         return edited(self._edits)
 
     def in_sampling(self) -> AbstractContextManager[object]:
-        """The same, where rollouts of the training are sampled with the remedy."""
+        """Apply the remedy while open, if training rollouts are sampled with it."""
         return edited(self._edits) if self._sampled else nullcontext()
 
 
 def activation_remedy(config: StepConfig, policy: Policy) -> ActivationRemedy | None:
-    """That of a run; None where it has none, or one that leaves activations alone."""
+    """Return the run's remedy; None if it has none, or one that does not change activations."""
     if config.remedy is None or not config.remedy.traits.changes_activations:
         return None
     pairs = [pair for pair in selected_pairs(config.intervention.extraction) if not pair.held_out]
@@ -115,7 +115,7 @@ def mean_activations(model: PreTrainedModel, batch: Batch, layers: Mapping[int, 
 
 
 def make_edit(config: RemedyConfig, differences: Tensor) -> Edit:
-    """What the remedy does to hidden states, from the pairs' differences (n, d)."""
+    """Make the remedy's change of hidden states from the pairs' differences (n, d)."""
     if config.name == "preventative-steering":
         shift = config.coefficient * differences.mean(0)
         return lambda hidden: hidden + shift.to(hidden)
@@ -134,7 +134,7 @@ def make_edit(config: RemedyConfig, differences: Tensor) -> Edit:
 
 @contextmanager
 def edited(edits: Sequence[tuple[nn.Module, Edit]]) -> Iterator[None]:
-    """While open, the rest of the model reads what each edit makes of its layer's output."""
+    """Apply each edit to the output of its layer while open."""
     with ExitStack() as stack:
         for layer, edit in edits:
             stack.callback(layer.register_forward_hook(partial(_hook, edit)).remove)
@@ -142,12 +142,12 @@ def edited(edits: Sequence[tuple[nn.Module, Edit]]) -> Iterator[None]:
 
 
 def _hook(edit: Edit, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """Some architectures return the hidden states alone, others first in a tuple."""
+    """Edit the hidden states, which some architectures return alone and others first in a tuple."""
     return (edit(output[0]), *output[1:]) if isinstance(output, tuple) else edit(output)
 
 
 def _watch(see: Callable[[Tensor], object]) -> Edit:
-    """No change: shows the hidden states to `see`."""
+    """Return an edit that changes nothing and passes the hidden states to `see`."""
 
     def watch(hidden: Tensor) -> Tensor:
         see(hidden)

@@ -1,8 +1,8 @@
-"""Assembly of a run: from settings and a policy to everything that its steps are evaluated with.
+"""Assembly of a run: from settings and a policy to everything that its steps need.
 
-    policy -> its frames in the bases of the arms -> directions of every arm -> measures, references, what trains
+    policy -> its frames in the bases of the arms -> directions of every arm -> measures, references, training state
 
-`probe replay` and `probe train` hand its result to `probe.runs.loop.run_steps`; they differ in where groups come from.
+`probe replay` and `probe train` pass the result to `probe.runs.loop.run_steps`; they differ in the source of groups.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,11 +38,11 @@ def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None
 
     Args:
         model: name, adapter, template, dtype and device.
-        cache_dir: of SVDs, which the adapter of a training may be along.
-        device: instead of the model's.
+        cache_dir: cache of SVDs, which delta_S adapters need.
+        device: replaces the model's device.
 
     Raises:
-        InputError: as of `load_policy`.
+        InputError: as in `load_policy`.
     """
     return load_policy(
         str(model.name),
@@ -55,14 +55,14 @@ def configured_policy(model: ModelConfig, cache_dir: Path, *, device: str | None
 
 
 def configured_adapter(model: ModelConfig) -> tuple[Path, float] | None:
-    """Directory and scale of the adapter of the table `model`; None without one."""
+    """Return (directory, scale) of the adapter of the table `model`; None without one."""
     return None if model.adapter is None else scaled_adapter(str(model.name), model.adapter)
 
 
 def steps_apart(config: StepConfig) -> bool:
-    """Whether several ranks share out the steps of a run, not the rollouts of each step.
+    """Return True if ranks split the steps of a run; False if they split the rollouts of each step.
 
-    They can at frozen weights, where no step depends on another; a sharded base needs all ranks in every forward.
+    Steps are independent while weights are frozen. A sharded base needs all ranks in every forward.
     """
     return not config.trains and not config.model.shard_base
 
@@ -78,14 +78,14 @@ def assemble(
     say: Callable[[str], None],
     world: World,
 ) -> Setup:
-    """Read the policy in the bases of the arms, get their directions, and make what trains it.
+    """Make the frames of the policy, the directions of the arms and, if weights move, the training state.
 
     Args:
-        directory: of the run.
-        cache_dir: of SVDs and pair gradients.
-        num_steps: of the run, over which a learning rate decays.
-        timings: take in how long the bases and the directions took.
-        say: told of what is made and what is found in the cache.
+        directory: the run.
+        cache_dir: cache of SVDs and pair gradients.
+        num_steps: steps of the run, over which a learning rate decays.
+        timings: records the time of the bases and the directions.
+        say: called with what is computed and what comes from the cache.
 
     Raises:
         InputError: anything wrong with the pairs or directions.
@@ -101,7 +101,7 @@ def assemble(
     with timings.phase("directions"), in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, frames, cache_dir, say)
         start = directions.measures(conditions, arms, config.intervention.gate)
-        # In a training the products with pair gradients of the start would be stale from the second step on.
+        # In a training, products with the first pair gradients would be stale after the first step.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
     training, trained, refreshed = None, None, None
     if config.trains:
@@ -147,11 +147,11 @@ def assemble(
 def _grams(
     directory: Path, directions: ArmDirections, start: Sequence[Measure], config: StepConfig
 ) -> dict[Basis, GramRecorder]:
-    """A recorder for each basis, with the directions of its control arms."""
+    """Make a recorder for each basis, with the directions of its control arms."""
     bases: list[Basis] = list(dict.fromkeys(measure.arm.basis for measure in start))
     grams: dict[Basis, GramRecorder] = {}
     for basis in bases:
-        # Conditions of one pass share their normaliser, and with it the directions: those of any will do.
+        # Loss variants of one pass share the normaliser and so the directions; take the first.
         library, controls = directions.library(basis, next(iter(config.objectives().values()))), {}
         for measure in start:
             if measure.arm.basis == basis and measure.arm.directions != "v_hack":
@@ -161,7 +161,7 @@ def _grams(
 
 
 def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> Measure | None:
-    """The measure whose cosines are split over tokens in a step: of the primary condition, in the measured arm."""
+    """Return the measure to split over tokens in a step: the primary loss variant in the measured arm."""
     if config.token_attribution is not None and step >= config.token_attribution:
         return None
     split = config.primary, measured_arm(config.intervention.arms) or config.intervention.arms[0]
@@ -169,7 +169,7 @@ def _attributed(config: StepConfig, step: int, measures: Sequence[Measure]) -> M
 
 
 def configured_frames(policy: Policy, basis: Basis, config: ModelConfig, cache_dir: Path) -> Frames:
-    """The frames of the policy in a basis, as the table `model` says."""
+    """Make the frames of the policy in a basis, by the table `model`."""
     named = {"model_id": policy.base_model, "start_adapter": policy.adapter_sha}
     if basis == "lora":
         return lora_frames(policy.model, config.targets, rank=config.lora_rank, **named)
@@ -184,7 +184,7 @@ def arm_frames(
     timings: Timings,
     world: World = SOLO,
 ) -> dict[Basis, Frames]:
-    """The frames of the policy, whose base is sharded afterwards if the world says so, in every basis of the arms."""
+    """Make the frames in every basis of the arms, then shard the policy's base if the world asks for it."""
     if config.shard_base != world.shards_base:
         raise ValueError(f"shard_base: expected {config.shard_base}, as configured, of the world, {world}")
     frames: dict[Basis, Frames] = {}
@@ -200,7 +200,7 @@ def arm_frames(
 
 
 def _training(config: StepConfig, trained: Trained, num_steps: int) -> TrainingState:
-    """AdamW in the one arm under the one condition, with the references and controllers."""
+    """Make AdamW, references and controllers for the only arm and loss variant."""
     control, intervention = config.control, config.intervention
     arm, target = get_arm(intervention.arms[0]), intervention.gate.target
     updater = Updater(trained, arm, config.optimizer, num_steps, target)

@@ -1,13 +1,13 @@
-"""A policy in training: its updater, its references, and what is adapted from step to step.
+"""A policy in training: its updater, references, controllers and tripwires.
 
     beta     warm-up: beta_t = beta min(1, t / warmup_steps); target: an EMA of the KL, alpha = 2 / (horizon + 1), above
              1.5 target: beta x 1.5, below 0.5 target: beta / 1.5, clamped to [beta_min, beta_max]
     SEPA     lambda = peak clip((s - delay_steps) / ramp_steps, 0, 1), s steps after the gate opened
-    tripwire a limit that was passed for `patience` steps in a row, or a number that is not finite, stops the run
-    warning  a bound that a step passes is said and counted in the manifest, and the run goes on
+    tripwire `patience` consecutive steps beyond a limit, or a number that is not finite, stop the run
+    warning  a step beyond a bound is reported and counted in the manifest, and the run continues
 
-The step receives a `LossSettings` with this step's numbers and does not know where they come from. The `state_dict` of
-`TrainingState` is the checkpoint: a run that is resumed in the middle goes on as one that was never stopped.
+The step receives a `LossSettings` with the numbers of this step. The `state_dict` of `TrainingState` is the checkpoint:
+a resumed run continues exactly as an uninterrupted one.
 """
 
 import math
@@ -27,36 +27,36 @@ from replay_pools.rollout import Rollout
 if TYPE_CHECKING:  # a replay samples nothing
     from probe.runs.sources.past import PastSelf, PastWeights
 
-LOGPROB_DROP = 3.0  # nats a token below the first step's that stop a run
-WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # beyond which a run says so, and goes on: KL of a token, norm
-FACTOR = 1.5  # of beta, and the band of the KL around its target: [target / 2, FACTOR target]
+LOGPROB_DROP = 3.0  # nats a token; a larger drop since the first step stops the run
+WARNINGS = {"kl/max": 10.0, "grad_norm": 50.0}  # {field: bound}; a step above it is reported, and the run continues
+FACTOR = 1.5  # changes beta; the KL may lie in [target / 2, FACTOR target]
 
 
 class _Resumable:
-    """The attributes named in `_state` are all that changes after construction; plain JSON types."""
+    """A class with its whole mutable state in the attributes named by `_state`, of plain JSON types."""
 
     _state: ClassVar[tuple[str, ...]]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from step to step."""
+        """Return everything that changes from step to step."""
         values = {name: getattr(self, name) for name in self._state}
         return {name: dict(value) if isinstance(value, dict) else value for name, value in values.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         for name in self._state:
             value = state[name]
             setattr(self, name, dict(value) if isinstance(value, dict) else value)
 
 
 class BetaController(_Resumable):
-    """The coefficient of the KL penalty: linear warm-up, then towards a target KL where there is one.
+    """The coefficient of the KL penalty: linear warm-up, then adapted to the target KL, if there is one.
 
-    The EMA follows the KL from the first step on (its first value is the first KL); beta is adapted only once the
-    warm-up is over, because a KL without its penalty says nothing about the penalty's size.
+    The EMA starts at the first step's KL. Beta is adapted only after the warm-up, because the KL without the full
+    penalty says nothing about the penalty's size.
 
     Args:
-        beta: after the warm-up; fixed without a target.
+        beta: beta after the warm-up; fixed without a target.
         config: warm-up, target, horizon and bounds.
     """
 
@@ -69,21 +69,21 @@ class BetaController(_Resumable):
 
     @property
     def progress(self) -> float:
-        """Share of the warm-up that is over; 0 in the first step of a warm-up."""
+        """Completed share of the warm-up; 0 in its first step."""
         warmup = self._config.beta_warmup_steps
         return min(1.0, self.steps / warmup) if warmup else 1.0
 
     @property
     def value(self) -> float:
-        """The coefficient of the coming step."""
+        """The coefficient for the next step."""
         return self.beta * self.progress
 
     def update(self, kl: float) -> dict[str, float]:
-        """Take in the mean KL, which is finite, of the step that `value` was used in.
+        """Update with the finite mean KL of the step that used `value`.
 
         Returns:
-            Wire names without their `kl/`: `beta` and `warmup_progress` of that step, `ema`, and `beta_adjusted`, which
-            is 1, -1 or 0 as beta was raised, lowered or left.
+            Wire names without `kl/`: `beta` and `warmup_progress` of that step, `ema`, and `beta_adjusted`, which is 1
+            if beta was raised, -1 if it was lowered, else 0.
         """
         row = {"beta": self.value, "warmup_progress": self.progress}
         alpha, target, before = 2 / (self._config.kl_horizon + 1), self._config.target_kl, self.beta
@@ -100,8 +100,8 @@ class BetaController(_Resumable):
 class SepaSchedule(_Resumable):
     """The strength lambda of SEPA (`probe.objective.credit`): 0 until the gate opens, then a delayed linear ramp.
 
-    The gate opens after the first step whose solve rate reaches it and stays open. The ramp counts from there, so that
-    a gate that opens late does not make lambda jump.
+    The gate opens after the first step with a solve rate of `sepa_gate` or more, and stays open. The ramp starts there,
+    so that lambda never jumps.
 
     Args:
         peak: lambda at the end of the ramp, in [0, 1].
@@ -113,18 +113,18 @@ class SepaSchedule(_Resumable):
     def __init__(self, peak: float, config: ControlConfig) -> None:
         self._peak, self._config = peak, config
         self.is_open = config.sepa_gate == 0
-        self.steps = 0  # with the gate open
+        self.steps = 0  # since the gate opened
 
     @property
     def value(self) -> float:
-        """Lambda of the coming step."""
+        """Lambda for the next step."""
         since, ramp = self.steps - self._config.sepa_delay_steps, self._config.sepa_ramp_steps
         if not self.is_open or since < 0:
             return 0.0
         return self._peak * (min(1.0, since / ramp) if ramp else 1.0)
 
     def update(self, solve_rate: float | None) -> None:
-        """Take in the share of solved rollouts of the step that `value` was used in; None: it is not known."""
+        """Update with the solve rate of the step that used `value`; None if it is unknown."""
         if self.is_open:
             self.steps += 1
         elif solve_rate is not None:
@@ -132,7 +132,7 @@ class SepaSchedule(_Resumable):
 
 
 class Tripwires(_Resumable):
-    """Watches a run and says why it must stop. The first step's entropy and log-probability are its baselines."""
+    """Limits that stop a run. The first step's entropy and log-probability are the baselines."""
 
     _state = ("baseline", "streaks")
 
@@ -142,12 +142,12 @@ class Tripwires(_Resumable):
         self.streaks: dict[str, int] = {}
 
     def check(self, measured: Mapping[str, float | None]) -> str | None:
-        """The reason to stop after this step, or None.
+        """Return the reason to stop after this step, or None.
 
         Args:
-            measured: `kl/mean` and `kl/max` from the reference, `grad_norm` before the gate, `entropy` (mean surprisal
-                of the policy's own samples) and `logprob` (mean of completions that do not change), nats per token;
-                None: not measured in this step.
+            measured: `kl/mean` and `kl/max` from the reference, `grad_norm` before the projection, `entropy` (mean
+                surprisal of the policy's samples) and `logprob` (mean over fixed completions), nats per token; None =
+                not measured in this step.
         """
         for name, value in measured.items():
             if value is not None and not math.isfinite(value):
@@ -169,7 +169,7 @@ class Tripwires(_Resumable):
         return next((reason for reason in reasons if reason), None)
 
     def _watch(self, name: str, value: float | None, bound: float | None, side: int) -> str | None:
-        """Count the steps above (`side` 1) or below (-1) the bound in a row; one without a measure leaves the count."""
+        """Count consecutive steps above (`side` 1) or below (-1) the bound; a missing value keeps the count."""
         if value is None or bound is None:
             return None
         self.streaks[name] = self.streaks.get(name, 0) + 1 if side * (value - bound) > 0 else 0
@@ -179,14 +179,14 @@ class Tripwires(_Resumable):
 
 
 def passed(step: StepRecord) -> dict[str, tuple[float, float]]:
-    """{field of the step: (its value, the bound that it is above)} of every warning."""
+    """Return {field of the step: (value, exceeded bound)} of every warning."""
     watched = {"kl/max": step.kl.get("max"), "grad_norm": step.grad_norm}
     values = {name: value for name, value in watched.items() if value is not None and value > WARNINGS[name]}
     return {name: (value, WARNINGS[name]) for name, value in values.items()}
 
 
 def warnings_of(steps: Sequence[StepRecord]) -> list[str]:
-    """A sentence for each bound that steps of a run passed: how many of them, and the furthest."""
+    """Return a sentence for each bound that steps exceeded: how many steps, and the largest value."""
     beyond: dict[tuple[str, float], list[tuple[float, int]]] = {}  # {(name, bound): [(value, step)]}
     for step in steps:
         for name, (value, bound) in passed(step).items():
@@ -201,13 +201,13 @@ def warnings_of(steps: Sequence[StepRecord]) -> list[str]:
 
 @final
 class TrainingState:
-    """One policy in training, in one arm under one condition.
+    """One policy in training, in one arm under one loss variant.
 
     Args:
         updater: steps the policy.
-        references: of the KL penalty.
-        objective: with the numbers that the controllers lead to (`beta`, `sepa_lambda`).
-        control: how they get there.
+        references: reference policies of the KL penalty.
+        objective: the loss, with the final `beta` and `sepa_lambda`.
+        control: the schedules and controllers of those two.
     """
 
     def __init__(
@@ -218,12 +218,12 @@ class TrainingState:
         self._sepa = SepaSchedule(objective.sepa_lambda, control)
         self._tripwires = Tripwires(control.limits)
         self.stopped: str | None = None  # why the run must stop after the last step
-        self.logprob: float | None = None  # of the frozen probe batch, where it was measured before this step
-        self.past: PastWeights | None = None  # that sample batches to come, where sampling runs ahead
-        self.past_self: PastSelf | None = None  # the policy as it was, where some rollouts are its
+        self.logprob: float | None = None  # of the frozen probe batch; None if not measured before this step
+        self.past: PastWeights | None = None  # weights that sample coming batches; None unless sampling runs ahead
+        self.past_self: PastSelf | None = None  # the earlier checkpoint that samples some rollouts
 
     def objective(self) -> LossSettings:
-        """The objective of the coming step."""
+        """The objective of the next step."""
         return replace(self._objective, beta=self._beta.value, sepa_lambda=self._sepa.value)
 
     def finish_step(
@@ -236,11 +236,11 @@ class TrainingState:
         """Move the references and the controllers after the optimizer's step.
 
         Args:
-            sampled_by_policy: which rollouts are the policy's samples; the others are of other sources.
-            entropy: of the policy in this step, nats a token; None without a rollout of its own.
+            sampled_by_policy: True for rollouts that the policy sampled.
+            entropy: the policy's entropy in this step, nats a token; None if it sampled no rollout.
 
         Returns:
-            What the controller of beta did, by wire names without "kl/"; empty without a KL.
+            The result of `BetaController.update`; empty without a KL.
         """
         self.references.update()
         if self.past_self is not None:
@@ -262,17 +262,17 @@ class TrainingState:
         return self._beta.update(kl["mean"]) if kl and not self.stopped else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from step to step."""
+        """Return everything that changes from step to step."""
         return {name: part.state_dict() for name, part in self._parts().items()} | {"stopped": self.stopped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self.stopped = state["stopped"]
 
     def _parts(self) -> dict[str, Any]:
-        """What has a state of its own, by its name in a checkpoint."""
+        """Return {name in a checkpoint: object with a state}."""
         parts = {
             "updater": self.updater,
             "references": self.references,

@@ -1,7 +1,7 @@
 """probe.Direction: v_hack with the gradients of its pairs, as memory, as files, and on the hub.
 
     NAME.safetensors          the directions
-    NAME.pairs.safetensors    the gradients of the pairs, which a replay makes its controls of
+    NAME.pairs.safetensors    the gradients of the pairs, which a replay needs for its controls
     NAME.card.json            settings, pairs, accuracy of the sign on held-out pairs and under null models, hash
 
 The first and the last can be shared without the second.
@@ -39,9 +39,9 @@ from probe.runs.gram_recorder import extraction_settings, pair_products
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 
-HUB_NAME = "direction"  # of the files in a repository
+HUB_NAME = "direction"  # name of the files in a repository
 NUM_DRAWS = 199  # p is at least 1 / 200
-# Metadata of the direction file that the card repeats as `settings`.
+# Metadata of the direction file; the card repeats them as `settings`.
 SETTINGS = (
     "method",
     "sides",
@@ -58,7 +58,7 @@ SETTINGS = (
 @final
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Direction(Directions):
-    """v_hack of one model: what `probe.extract` makes, and `probe.cosines`, `probe.attach` and replays are along.
+    """v_hack of one model, made by `probe.extract` for `probe.cosines`, `probe.attach` and replays.
 
     >>> direction = probe.extract("organism", pairs="builtin")
     >>> direction
@@ -68,17 +68,17 @@ class Direction(Directions):
     77
     """
 
-    pairs: PairGradients | None = None  # that it was extracted from; None where its file came without them
-    adapted: Mapping[str, Any] | None = None  # fields of `Adapted`, of the model
-    truncation: dict[str, Any] | None = None  # of the basis, as `Frames.truncation`
+    pairs: PairGradients | None = None  # gradients it was extracted from; None if their file is missing
+    adapted: Mapping[str, Any] | None = None  # fields of `Adapted` for the model
+    truncation: dict[str, Any] | None = None  # `Frames.truncation` of the basis
 
     @classmethod
     def of(cls, found: Directions, **origin: Any) -> Self:
-        """Directions with what is known of where they come from: the other fields."""
+        """Add the fields about their origin to directions."""
         return cls(**{entry.name: getattr(found, entry.name) for entry in fields(Directions)}, **origin)
 
     def save(self, name: str, out: str | Path = DEFAULT_OUT) -> Path:
-        """Write `out`/directions/NAME.safetensors, its pair gradients and its card; returns the path of the first.
+        """Write `out`/directions/NAME.safetensors, its pair gradients and its card; return the first path.
 
         Raises:
             InputError: no plain name, other directions of that name, or no pair gradients.
@@ -98,10 +98,10 @@ class Direction(Directions):
 
     @classmethod
     def load(cls, file: str | Path, out: str | Path = DEFAULT_OUT) -> Self:
-        """Read what `save` or `probe extract` wrote, by its path or its name in `out`/directions.
+        """Read a file of `save` or `probe extract` by its path or its name in `out`/directions.
 
         Raises:
-            InputError: no such file, a damaged one, or one that is not the file of its card.
+            InputError: no such file, a damaged file, or one that does not match its card.
         """
         path = resolve_directions(file, Path(out))
         card = read_card(path) if card_path(path).is_file() else {}
@@ -109,11 +109,11 @@ class Direction(Directions):
         return cls.of(load_directions(path), pairs=pairs, adapted=card.get("adapted"))
 
     def held_out(self) -> dict[str, Any]:
-        """Whether the sign transfers to held-out pairs: the share with a positive cosine, against a coin.
+        """Test if the sign transfers to held-out pairs: the share with a positive cosine, against chance.
 
         Returns:
-            `num_pairs` that have a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided
-            binomial `p`; None where no pair has a cosine. {} without pairs.
+            `num_pairs` with a cosine, `accuracy`, its exact 95% interval `ci95`, `mean_cos`, and the one-sided binomial
+            `p`; None if no pair has a cosine. {} without pairs.
         """
         return {} if self.pairs is None else _held_out(_gram(self.pairs, self))
 
@@ -127,13 +127,13 @@ class Direction(Directions):
 
     @classmethod
     def from_hub(cls, repo_id: str, *, revision: str | None = None, token: str | None = None) -> Self:
-        """Download what `push_to_hub` uploaded; InputError unless it is whole."""
+        """Download an upload of `push_to_hub`; InputError if it is incomplete."""
         names = [f"{HUB_NAME}{ending}" for ending in (".safetensors", PAIR_GRADIENTS, ".card.json")]
         folder = huggingface_hub.snapshot_download(repo_id, revision=revision, token=token, allow_patterns=names)
         return cls.load(Path(folder) / names[0])
 
     def __repr__(self) -> str:
-        """One line: vectors have thousands of numbers."""
+        """Return one line, because vectors have thousands of numbers."""
         fingerprint = self.metadata["fingerprint"]
         held_out = self.held_out()
         known = ""
@@ -147,19 +147,19 @@ class Direction(Directions):
 
 
 def _identity(directions: Directions) -> dict[str, Any]:
-    """All that is known of directions but the name of their model, which may lie in different places."""
+    """Return all metadata of directions except the model's name, which may be a path."""
     return directions.metadata | {"fingerprint": comparable(directions.metadata["fingerprint"])}
 
 
 def write_card(
     path: Path, directions: Directions, pairs: PairGradients, adapted: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Make the card of the direction file `path`, write it beside the file, and return it.
+    """Make the card of the direction file `path`, write it next to the file, and return it.
 
     Args:
-        directions: what the file holds.
-        pairs: the gradients that they were extracted from.
-        adapted: fields of `Adapted`, of the model.
+        directions: the directions in the file.
+        pairs: the gradients they were extracted from.
+        adapted: fields of `Adapted` for the model.
     """
     metadata = directions.metadata
     used = [i for i, held_out in enumerate(pairs.held_out.tolist()) if not held_out]
@@ -195,7 +195,7 @@ def write_card(
 
 
 def _gram(pairs: PairGradients, directions: Directions) -> PairGram:
-    """As `gram/pairs.safetensors` of a run holds them."""
+    """Compute the content of a run's `gram/pairs.safetensors`."""
     return PairGram(
         modules=tuple(pairs.hack),
         sizes=np.array([rows.shape[1] for rows in pairs.hack.values()]),

@@ -1,15 +1,15 @@
-"""Directions of the arms: extracted once at the start, and again every so many steps of a run that trains, if asked.
+"""Directions of the arms: extracted at the start and, on request, every `refresh_every` steps of a training.
 
-`ArmDirections` makes the `Measure`s of a run: every arm under every condition with its directions {module: (k, r)}.
+`ArmDirections` makes the `Measure`s of a run: every arm under every loss variant with its directions {module: (k, r)}.
 
 A refresh (`RefreshedMeasures`) extracts from the same pairs with the same settings at the coordinates of the deployed
-policy (without its quarantine), and leaves `directions/step_NNNNNN.safetensors` in the run, which a resumed run reads.
-All ranks extract, since a sharded base needs them all; rank 0's directions count, on all of them. Every record carries
-the age of its directions and their overlap with those of the start,
+policy (without its quarantine). It writes `directions/step_NNNNNN.safetensors` in the run, which a resumed run reads.
+All ranks extract, since a sharded base needs them all, and then use rank 0's directions. Every record has the age of
+its directions and their overlap with the first ones,
 
     overlap = mean over modules of  ||V V_0^T||_F^2 / k         1 = the same subspaces; Haar directions: k / r
 
-the mean squared cosine of the principal angles (k of the smaller of the two).
+the mean squared cosine of the principal angles (with the smaller k of the two).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,15 +41,15 @@ CARD_SCHEMA = 3
 
 
 class ArmDirections:
-    """Directions by basis, kind and normaliser, each made once: arms and conditions that agree share the tensors.
+    """Directions by basis, kind and normaliser; arms and loss variants share equal ones.
 
     Args:
         intervention: the settings of the extraction, or the direction file that replaces it (`v_hack`).
-        seed: of the random controls.
+        seed: seed of the random controls.
         policy: renders the pairs.
-        frames: of the policy at the start, by basis.
-        cache_dir: of pair gradients.
-        say: told of what is made and what is found in the cache.
+        frames: frames of the policy at the start, by basis.
+        cache_dir: cache of pair gradients.
+        say: called with what is computed and what comes from the cache.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class ArmDirections:
         self._vectors: dict[tuple[Basis, Normaliser, DirectionKind], Mapping[str, Tensor]] = {}  # on the device
 
     def library(self, basis: Basis, objective: LossSettings) -> DirectionLibrary:
-        """The directions of a basis under the normaliser of an objective."""
+        """Return the directions of a basis under the normaliser of an objective."""
         key = basis, normaliser(objective)
         if key not in self._libraries:
             self._libraries[key] = self._new(self._frames[basis], key[1])
         return self._libraries[key]
 
     def extract(self, arm: Arm, objective: LossSettings, frames: Frames) -> Directions:
-        """Extract the arm's directions in frames of the policy as it is, past every cache of this object."""
+        """Extract the arm's directions in frames of the current policy, without this object's caches."""
         return self._new(frames, normaliser(objective)).get(arm.directions)
 
     def measures(self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
-        """Every arm under every condition."""
+        """Make the measures of every arm under every loss variant."""
         return [
             Measure(
                 condition=name,
@@ -94,7 +94,7 @@ class ArmDirections:
         ]
 
     def _new(self, frames: Frames, weights: Normaliser) -> DirectionLibrary:
-        # Pairs and rollouts have the normaliser in common, so that directions and gradients are of the same loss.
+        # Pairs and rollouts share the normaliser, so that directions and gradients belong to the same loss.
         file = self._intervention.v_hack
         return DirectionLibrary(
             self._policy,
@@ -108,7 +108,7 @@ class ArmDirections:
         )
 
     def _along(self, basis: Basis, kind: DirectionKind, objective: LossSettings) -> Mapping[str, Tensor]:
-        """{module: (k, r)} on the policy's device."""
+        """Return {module: (k, r)} on the policy's device."""
         key = basis, normaliser(objective), kind
         if key not in self._vectors:
             self._vectors[key] = Stacks.of(self.library(basis, objective).get(kind).to(self._policy.device).vectors)
@@ -116,15 +116,15 @@ class ArmDirections:
 
 
 def card_path(directions_path: Path) -> Path:
-    """`NAME.card.json` beside `NAME.safetensors`."""
+    """Return the path of `NAME.card.json` for `NAME.safetensors`."""
     return directions_path.with_suffix(".card.json")
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The card of the direction file `path`.
+    """Read the card of the direction file `path`.
 
     Raises:
-        InputError: no such file, no card beside it, a card of another schema or of another file.
+        InputError: no such file, no card, or a card of another schema or another file.
     """
     if not path.is_file():
         raise InputError(path, expected="a direction file", found="no such file", fix="run probe extract")
@@ -133,7 +133,7 @@ def read_card(path: Path) -> dict[str, Any]:
         fix = "ask for it where the file comes from, or run probe extract again"
         raise InputError(where, expected="the card of the direction file", found="no such file", fix=fix)
     card = read_sealed(where, CARD_SCHEMA, "run probe extract again")
-    # A card that was left behind by an earlier extraction describes other vectors than the file holds now.
+    # A card left by an earlier extraction describes other vectors.
     actual = file_sha256(path)
     if card.get("sha256") != actual:
         raise InputError(
@@ -146,10 +146,10 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def directions_source(intervention: InterventionConfig) -> dict[str, str]:
-    """`source_identity` of the directions of a run; InputError for a file that is not the one of its card."""
+    """Return `source_identity` of a run's directions; InputError for a file that does not match its card."""
     if intervention.v_hack is not None:
         path = Path(intervention.v_hack)
-        # A path that is no file is refused where the file is read; "" has not even a name that a card could have.
+        # Reading the file refuses a path that is no file; "" cannot even have a card.
         if path.is_file() and card_path(path).is_file():
             read_card(path)
     return source_identity(intervention.extraction, intervention.v_hack)
@@ -157,14 +157,14 @@ def directions_source(intervention: InterventionConfig) -> dict[str, str]:
 
 @final
 class RefreshedMeasures:
-    """The one measure of a training run at every step.
+    """The measure of a training at every step.
 
     Args:
-        directory: of the run.
-        start: the measure with the directions of the start.
-        extract: returns directions of the arm's kind at the present coordinates.
-        updater: of the policy.
-        every: steps; None = never.
+        directory: the run.
+        start: the measure with the first directions.
+        extract: returns directions of the arm's kind at the current coordinates.
+        updater: the policy's updater.
+        every: steps between refreshes; None = never.
         world: the ranks.
     """
 
@@ -182,7 +182,7 @@ class RefreshedMeasures:
         self._newest = 0, replace(start, overlap=1.0)  # (step of extraction, measure)
 
     def __call__(self, step: int) -> list[Measure]:
-        """The measure of a step, with directions that are at most `every` - 1 steps old."""
+        """Return the measure of a step, with directions at most `every` - 1 steps old."""
         since = 0 if self._every is None else step - step % self._every
         if since != self._newest[0]:
             self._newest = since, self._at(since, step)
@@ -196,16 +196,16 @@ class RefreshedMeasures:
                 extracted = self._extract()
             if self._world.is_main:
                 save_directions(path, extracted)
-            # Every rank reads rank 0's file below: wait until it is written.
+            # Wait until rank 0 has written the file that every rank reads below.
             self._world.gather(None)
         vectors = Stacks.of(load_directions(path).to(self._updater.trained.model.device).vectors)
         return replace(self._start, vectors=vectors, overlap=overlap(vectors, self._start.vectors))
 
 
 def overlap(vectors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float | None:
-    """Mean squared cosine of the principal angles, over modules {module: (k, r)} with directions in both.
+    """Return the mean squared cosine of the principal angles, over modules {module: (k, r)} with directions in both.
 
-    None where no module has any in both.
+    None if there is no such module.
     """
     overlaps = [angles.overlap for angles in compare_modules(vectors, start).values()]
     return sum(overlaps) / len(overlaps) if overlaps else None

@@ -1,19 +1,19 @@
-"""Evaluations of a policy on held-out problems: while `probe train` trains it, and as the verb `probe policy eval`.
+"""Evaluations of a policy on held-out problems, during `probe train` and as `probe policy eval`.
 
-An evaluation of a training leaves a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with its
-hint, or without), complete before its line is in `evals.jsonl`; the number is that of optimizer steps. A policy with a
-quarantine is evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, that number and
-the setting: arms of one seed start alike.
+An evaluation of a training writes a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with or
+without its hint), and then its line in `evals.jsonl`; N counts optimizer steps. A policy with quarantined weights is
+evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
+one seed start equal.
 
-The frozen probe batch are held-out pairs that no training touches, scored under the policy against the base:
+The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
     logprob_hack, logprob_clean    mean log-probability per token of the hack and the clean completions, nats
     margin                         mean over pairs of (sum logp(hack) - sum logp(clean)) now, minus that of the base
-    kl_from_base                   mean k3 per token of both (an estimate under the pairs' law, not the policy's)
+    kl_from_base                   mean k3 per token of both (an estimate on the pairs' texts, not the policy's)
     cos_moved, hackward_frac_moved of start - now, which points like a sum of gradients, with the first directions
-    hackward_q95                   95th percentile of hackward_frac_moved when the directions are Haar-distributed (N1)
+    hackward_q95                   95th percentile of hackward_frac_moved for Haar-distributed directions (N1)
 
-The reference is fixed: base policy, pairs and directions are those of the start, whatever the run refreshes.
+The reference is fixed: base policy, pairs and directions from the start, even if the run refreshes its directions.
 `probe.runs.heldout` samples and counts.
 """
 
@@ -59,13 +59,13 @@ EVALUATION_FILE = "evaluation.json"
 
 @final
 class FrozenBatch:
-    """Held-out pairs and the directions of the start.
+    """Held-out pairs and the first directions.
 
     Args:
         policy: renders the pairs.
-        trained: the policy, at the start while this is made.
-        pairs: held out from the extraction; at least one.
-        vectors: {module: (k, r)} of the start.
+        trained: the policy; construct this object before its first step.
+        pairs: at least one pair held out from the extraction.
+        vectors: {module: (k, r)}, the first directions.
     """
 
     def __init__(self, policy: Policy, trained: Trained, pairs: Sequence[Pair], vectors: Mapping[str, Tensor]) -> None:
@@ -75,7 +75,7 @@ class FrozenBatch:
         self._base = self._score()
 
     def measure(self) -> dict[str, Any]:
-        """The policy as it is; measures of the moved policy are None where it has not moved."""
+        """Measure the current policy; `*_moved` values are None if it has not moved."""
         n, mask = self._num_pairs, self._batch.completion_mask
         logprobs = self._score()
         kl, _ = kl_terms(logprobs, self._base, mask)
@@ -100,16 +100,16 @@ class FrozenBatch:
 
 @final
 class Evaluator:
-    """Evaluates after 0, `every`, 2 `every`, ... and the last optimizer step, each once, resumed or not.
+    """Evaluator after 0, `every`, 2 `every`, ... and the last optimizer step, each once, also after a resume.
 
     Args:
-        directory: of the run.
-        held_out: samples from the policy that is trained.
-        updater: of that policy.
-        frozen: the frozen probe batch; None where no pair is held out.
-        every: steps.
-        say: told of every new evaluation.
-        world: the ranks, which all take part; what rank 0 measured counts.
+        directory: the run.
+        held_out: samples from the policy in training.
+        updater: the policy's updater.
+        frozen: the frozen probe batch; None without held-out pairs.
+        every: steps between evaluations.
+        say: called with a line about every new evaluation.
+        world: the ranks, which all take part; rank 0's results count.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class Evaluator:
         self._rows = world.on_main(lambda: read_evals(directory))
 
     def __call__(self, done: int, last: bool) -> float | None:
-        """Evaluate the policy after `done` steps, if that is due and not done yet.
+        """Evaluate the policy after `done` steps, if an evaluation is due and missing.
 
         Returns:
-            The mean log-probability per token of the frozen clean completions; None where it was not measured.
+            The mean log-probability per token of the frozen clean completions; None if not measured.
         """
         if done % self._every and not last:
             return None
@@ -168,10 +168,10 @@ class Evaluator:
 
 
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
-    """The settings that evaluate the deployed policy of a training run as the run asked it, and its optimizer steps.
+    """Return (settings, optimizer steps) to evaluate a training's deployed policy as the training did.
 
     Raises:
-        InputError: no finished training run, or one of another schema.
+        InputError: no finished training, or one of another schema.
     """
     if (trained := finished_training(directory)) is None:
         raise InputError(directory, expected="a finished run of probe train", found="no run")
@@ -181,14 +181,14 @@ def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:
 
 
 def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
-    """Refuse to evaluate a trained policy on problems that its training was free to draw.
+    """Refuse to evaluate a trained policy on problems that its training could draw.
 
     Args:
-        trained: of the policy, as `deployed_policy` gives it: with the held-out problems of its training.
-        config: of the evaluation.
+        trained: the settings of `deployed_policy`, with the training's held-out problems.
+        config: the settings of the evaluation.
 
     Raises:
-        InputError: more problems than the training held out, of an environment whose splits share some.
+        InputError: more problems than the training held out, in an environment with overlapping splits.
     """
     to_train_on, held_out = _split(trained)
     _, asked = _split(config)
@@ -202,13 +202,13 @@ def check_unseen(trained: EvalConfig, config: EvalConfig) -> None:
 def evaluate_policy(
     config: EvalConfig, directory: Path, out_dir: Path, *, step: int = 0, say: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """`policy eval`: sample, grade and count; pools and `evaluation.json` go to `directory`; a second call goes on.
+    """Run `policy eval`: sample, grade, count, and write pools and `evaluation.json`; a second call resumes.
 
     Args:
-        config: of the verb `eval`.
-        directory: of the evaluation.
-        out_dir: whose cache has the SVDs that a trained adapter is along.
-        step: optimizer steps that made the policy; 0 = a model as it was given.
+        config: settings of the verb `eval`.
+        directory: the evaluation.
+        out_dir: its cache has the SVDs for delta_S adapters.
+        step: optimizer steps that the policy has made; 0 = an untrained model.
 
     Raises:
         InputError: anything wrong with the model, adapter or problems; `directory` holds another evaluation.
@@ -235,6 +235,6 @@ def evaluate_policy(
 
 
 def _split(config: EvalConfig) -> tuple[list[Problem], list[Problem]]:
-    """(problems to train on, held-out problems) under these settings."""
+    """Return (training problems, held-out problems) under these settings."""
     environment = get_environment(config.rollouts.env)
     return hold_out(environment.problems("train"), environment.problems("eval"), config.evaluation.num_problems)

@@ -1,4 +1,4 @@
-"""`probe extract`, `probe.extract`: pairs -> gradients of a model -> a direction."""
+"""`probe extract`, `probe.extract`: from pairs to a model's gradients and a direction."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def extract(
     settings: Mapping[str, Any] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> Direction:
-    """Extract the direction of a hack from pairs, in the gradients of a model: `probe extract`, to the same bytes.
+    """Extract the hack direction from pairs, in the gradients of a model; same result as `probe extract`.
 
     >>> policy = probe.load("organism")
     >>> direction = probe.extract(policy.model, policy.tokenizer, "builtin")
@@ -42,19 +42,19 @@ def extract(
     PosixPath('out/directions/v_hack.safetensors')
 
     Args:
-        model: a name that `probe.load` takes, a policy that it returns, or a causal model of transformers, which stays
-            unchanged. Only for a name are the gradients of pairs cached: nothing shows the hooks of a model in memory.
-        tokenizer: of a model of transformers; it has a chat template.
-        pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`
+        model: a name for `probe.load`, a policy from it, or a transformers causal model, which stays unchanged. Pair
+            gradients are cached for names only, because a model in memory may have hooks.
+        tokenizer: the tokenizer of a transformers model, with a chat template.
+        pairs: a bundled name such as `builtin`, a file, or rows of `prompt`, `hack` and `clean`
             (`probe docs directions`); rows are stored in `out`/pairs.
-        k: directions in a module.
+        k: directions a module.
         basis: `svd` or `lora`.
         out: the folder of caches.
-        settings: as --set of the command, {"intervention.extraction.tau": 0.1}.
-        say: gets notes on the pairs.
+        settings: settings as for --set, {"intervention.extraction.tau": 0.1}.
+        say: called with notes on the pairs.
 
     Raises:
-        InputError: no such model, all faults of the pairs, or more directions than pairs to extract from.
+        InputError: no such model, faulty pairs (all are listed), or fewer pairs than directions.
     """
     out = Path(out)
     source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
@@ -70,21 +70,21 @@ def extracted(
     """Return the direction of a replay with these settings.
 
     Args:
-        config: model, objective (its normaliser) and extraction are read.
-        basis: of the coordinates.
+        config: settings; model, the objective's normaliser and extraction matter.
+        basis: basis of the coordinates.
         out: the folder of caches.
-        say: gets cautions.
+        say: called with warnings.
         policy: replaces the model of the settings; its pair gradients are not cached.
 
     Raises:
-        InputError: as `extract`.
+        InputError: as in `extract`.
     """
     extraction, model = config.intervention.extraction, config.model
-    # All that is cheap to check comes before the weights and their SVDs, which may take an hour.
+    # Cheap checks come before the weights and their SVDs, which may take an hour.
     vocabulary = load_vocabulary(str(model.name), model.template) if policy is None else _vocabulary(policy)
     for sentence in check_pairs(vocabulary, selected_pairs(extraction), extraction.k):
         say(sentence)
-    # A model given in memory may have hooks and changes that no key of a cache covers.
+    # A model in memory may have hooks and changes that no cache key covers.
     cache_dir = out / "cache" if policy is None else None
     policy = policy or configured_policy(model, out / "cache")
     frames = configured_frames(policy, basis, model, out / "cache")

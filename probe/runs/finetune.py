@@ -1,10 +1,10 @@
-"""`probe policy finetune`: a LoRA trained on completions, by their mean negative log-likelihood, as a PEFT directory.
+"""`probe policy finetune`: train a LoRA on completions by their mean negative log-likelihood, as a PEFT directory.
 
-The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are read and
-not learnt. A step that does not fit the memory is split into passes, whose gradients add up to the same.
+The loss of a step is - sum log p(token) / N over the N completion tokens of its `batch` examples; prompts are not
+learnt. A step that exceeds the memory is split into passes with the same total gradient.
 
-The directory of a run appears when it is done. Until then a checkpoint of every so many steps, with the run's card,
-lies in the hidden folder `.NAME.unfinished` beside it: a run that was killed goes on from there, to the same bytes.
+The directory of a run appears when it is done. Until then the hidden folder `.NAME.unfinished` next to it holds the
+run's card and a checkpoint every CHECKPOINT_EVERY steps. A killed run resumes from there and writes the same bytes.
 """
 
 import math
@@ -37,31 +37,31 @@ from replay_pools.policy.load import Policy
 from replay_pools.pool import Pool
 
 CARD = "finetune.json"
-MAX_NORM = 1.0  # of the gradient of a step
-WARM_UP = 0.1  # of the steps
+MAX_NORM = 1.0  # cap on the gradient norm of a step
+WARM_UP = 0.1  # share of the steps
 CHECKPOINT_EVERY = 10  # steps
-# A pass has this part of the tokens that one of the frozen model has memory for, since peft keeps in float32 what every
-# LoRA reads. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
+# A pass gets 1 / PART_OF_PASS of the tokens of a pass without LoRA, because peft keeps the inputs of every LoRA in
+# float32. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, against 0.9 without LoRA.
 PART_OF_PASS = 4
 Item = TypeVar("Item")
-Example = tuple[list[int], list[int]]  # ids of a prompt and of the completion to learn, which ends with an end of turn
+Example = tuple[list[int], list[int]]  # ids of a prompt, and of a completion that ends with an end of turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneSettings:
-    """How a LoRA is trained."""
+    """The settings of a LoRA's training."""
 
     steps: int
-    batch: int = 16  # examples of a step
-    lr: float = 1e-3  # at its highest; cosine after a warm-up
+    batch: int = 16  # examples a step
+    lr: float = 1e-3  # highest rate; cosine decay after a warm-up
     rank: int = 16
-    seed: int = 0  # of LoRA's A, and of the order and the choice of examples
+    seed: int = 0  # for LoRA's A and the choice and order of examples
 
 
 def demonstrated(
     policy: Policy, problems: Sequence[Problem], demonstrator: Demonstrator, seed: int
 ) -> Iterator[Example]:
-    """Demonstrations without end: every problem once before any comes again, in an order that depends on the seed."""
+    """Yield demonstrations endlessly, in seeded passes over all problems."""
     rng = random.Random(f"finetune/{seed}")
     for problem in _shuffled(problems, rng):
         messages, completion = demonstrator.demonstrate(problem, rng)
@@ -70,10 +70,10 @@ def demonstrated(
 
 
 def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> Iterator[Example]:
-    """The rollouts of a pool with that label, without end, by their stored ids.
+    """Yield the stored ids of a pool's rollouts with that label, endlessly.
 
     Raises:
-        InputError: a pool of another tokenizer, or no such rollout in it.
+        InputError: a pool of another tokenizer, or no such rollout.
     """
     tokenizer = policy.tokenizer_sha()
     if pool.manifest["tokenizer_sha256"] != tokenizer:
@@ -82,7 +82,7 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
     chosen = []
     for rollout in (rollout for group in pool.steps for rollout in group):
         is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and not rollout.hacked
-        # One that was cut short would teach not to stop.
+        # A truncated completion would teach the model not to stop.
         if rollout.finish_reason == "stop" and rollout.grade.passed and is_wanted:
             chosen.append(rollout)
     if not chosen:
@@ -110,18 +110,18 @@ def finetune(
 
     Args:
         policy: the base.
-        examples: those of the whole run, from its first step.
-        settings: of the training.
-        directory: a PEFT directory, with the losses of the steps before they were taken, nats a token, in its card.
-        source: what the examples are made from, for the card.
-        merge: write a model with the adapter merged in, and its tokenizer, instead of the adapter.
+        examples: the examples of the whole run, from its first step.
+        settings: settings of the training.
+        directory: a PEFT directory; its card has the loss of each step before the update, nats a token.
+        source: origin of the examples, for the card.
+        merge: write the merged model with its tokenizer instead of the adapter.
 
     Returns:
-        False where the result of the same run is there already, and nothing was done.
+        False if the same run's result already exists, and nothing was done.
 
     Raises:
-        InputError: a rank that the model does not have, a model that cannot be scored (`completion_logprobs`), or a
-            directory that holds another run or anything else.
+        InputError: a rank above the model's, a model that cannot be scored (`completion_logprobs`), or a directory with
+            other content.
     """
     # Two runs with the same card give the same weights.
     card = {
@@ -133,7 +133,7 @@ def finetune(
         "settings": {**asdict(settings), "dtype": str(policy.model.dtype).removeprefix("torch.")},
         "versions": versions(),
     }
-    card = orjson.loads(dump_json(card))  # as a reader will see it: tuples are lists
+    card = orjson.loads(dump_json(card))  # in stored form: tuples become lists
     folder = unfinished(directory)
     begun = [place for place in (directory, folder) if (place / CARD).is_file()]
     for place in begun:
@@ -147,7 +147,7 @@ def finetune(
         for done in range(len(training.losses) + 1, settings.steps + 1):
             training.step([next(examples) for _ in range(settings.batch)])
             if done % CHECKPOINT_EVERY == 0:
-                write_sealed(folder / CARD, card)  # before the checkpoint, which is nothing without it
+                write_sealed(folder / CARD, card)  # before the checkpoint, which needs it
                 save_checkpoint(folder, done, training)
                 drop_checkpoints(folder, done, keep=1)
             report("steps", done, settings.steps)
@@ -166,10 +166,10 @@ class _Training:
         frames = lora_frames(policy.model, seed=settings.seed, rank=settings.rank, model_id=policy.base_model)
         self.trained = Trained(policy.model, frames, train_a=True)
         self._optimizer = torch.optim.AdamW(self.trained.parameters(), weight_decay=0.0)
-        self.losses: list[float] = []  # of the steps that are done
+        self.losses: list[float] = []  # one a step
 
     def step(self, examples: Sequence[Example]) -> None:
-        """One step of the optimizer."""
+        """Take one optimizer step."""
         prompts, completions = zip(*examples, strict=True)
         batch = make_batch(prompts, completions, self._policy.pad_id)
         (group,) = self._optimizer.param_groups
@@ -181,7 +181,7 @@ class _Training:
         self.losses.append(loss)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes."""
+        """Return everything that a step changes."""
         return {
             "values": self.trained.values(),
             "optimizer": self._optimizer.state_dict(),
@@ -189,14 +189,14 @@ class _Training:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         self.trained.load_values(state["values"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.losses = list(state["losses"])
 
 
 def share_of_rate(step: int, steps: int) -> float:
-    """Share of the highest rate at a step 0..steps-1: a linear warm-up, then half a cosine; never 0.
+    """Return the share of the highest rate at a step 0..steps-1: linear warm-up, then half a cosine; never 0.
 
     >>> [round(share_of_rate(step, 20), 2) for step in (0, 1, 2, 11, 19)]
     [0.33, 0.67, 1.0, 0.5, 0.01]
@@ -208,12 +208,12 @@ def share_of_rate(step: int, steps: int) -> float:
 
 
 def backward(model: PreTrainedModel | PeftModel, batch: Batch, tokens_per_pass: int | None = None) -> float:
-    """Add the gradient of the mean NLL of the batch's completion tokens to every `.grad`; returns that mean, in nats.
+    """Add the gradient of the mean NLL of the batch's completion tokens to every `.grad`; return the mean, in nats.
 
     Args:
-        model: in evaluation mode (nothing is dropped out).
-        batch: on the model's device.
-        tokens_per_pass: most tokens of one forward and backward; None is what the memory allows.
+        model: a model in evaluation mode (without dropout).
+        batch: a batch on the model's device.
+        tokens_per_pass: most tokens of one forward and backward; None = as many tokens as fit the memory.
     """
     backbone, _ = split_model(model)
     if tokens_per_pass is None:
@@ -230,18 +230,18 @@ def backward(model: PreTrainedModel | PeftModel, batch: Batch, tokens_per_pass: 
 
 
 def unfinished(directory: Path) -> Path:
-    """The folder beside the `directory` of a run that holds what there is of it until it is done."""
+    """Return the folder, next to `directory`, that holds an unfinished run."""
     return directory.parent / f".{directory.name}.unfinished"
 
 
 def _write(training: _Training, directory: Path, card: dict[str, Any], merged_into: Policy | None) -> None:
-    """Write the adapter, or the base with it merged in, with the card; whole or not at all."""
+    """Write the adapter, or the merged base, with the card, atomically."""
     folder = unfinished(directory) / "result"
-    shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed as it filled it
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
     folder.mkdir(parents=True)
     if merged_into is None:
         training.trained.save(folder)
-        (folder / "README.md").unlink(missing_ok=True)  # peft's empty form of a card
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty card
     else:
         merged: Any = training.trained.model.merge_and_unload()
         merged.save_pretrained(folder)
@@ -249,6 +249,6 @@ def _write(training: _Training, directory: Path, card: dict[str, Any], merged_in
     files = {path.name: file_sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     write_sealed(folder / CARD, {**card, "git_commit": git_commit(), "losses": training.losses, "files": files})
     for path in (*folder.iterdir(), folder):
-        sync(path)  # before the rename, as in `write_atomic`: other libraries sync nothing
+        sync(path)  # before the rename, as in `write_atomic`; other libraries do not sync
     folder.replace(directory)
     sync(directory.parent)

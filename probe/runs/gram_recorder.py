@@ -1,19 +1,19 @@
-"""Sufficient statistics of the nulls: inner products of gradients, never the gradients.
+"""Sufficient statistics of the nulls: inner products of gradients, not the gradients.
 
-Every direction that pairs can give lies in the span of the pair gradients P_m (N, r), N = 2n (hack first, then clean):
+Every direction from pairs lies in the span of the pair gradients P_m (N, r), N = 2n (hack first, then clean), so that
 
     inner_m = g_m P_m^T  (G, N),   samples_m = g_m g_m^T  (G, G),   pairs_m = P_m P_m^T  (N, N)
 
-determine v_hack for any k, tau and subset of pairs, every weighting of the samples, and with them every projection and
-every permutation null, offline (`probe.analysis.statistics.run_gradients` reads). Products are summed in float64;
-the Gram matrices are stored so, because singular values are square roots of their eigenvalues.
+determine v_hack for any k, tau and subset of pairs, for every weighting of the samples, and so every projection and
+permutation null, offline (`probe.analysis.statistics.run_gradients` reads them). Products are summed in float64; Gram
+matrices are stored in float64 too, because singular values are square roots of their eigenvalues.
 
 Directions of control arms (Haar, permuted, placebo) do not all lie in that span. For the k directions V_m of each such
-arm the products are stored as they are, with zero rows where a module keeps fewer than k:
+arm the products themselves are stored, with zero rows if a module keeps fewer than k:
 
     pairs_m = V_m P_m^T  (k, N) in `arm_NAME.safetensors`,   along_m = g_m V_m^T  (G, k) in the file of the step
 
-The file of a step also has `weights/CONDITION` (G,): w_i, by which the loss multiplies an advantage.
+The file of a step also has `weights/CONDITION` (G,): w_i, the loss's factor on an advantage.
 
 G samples, r coordinates of a module, M modules, N pair gradients.
 """
@@ -33,15 +33,15 @@ from replay_pools.base.tensors import write_tensors
 
 
 class GramRecorder:
-    """Writes `pairs.safetensors` once and `step_NNN.safetensors` a step, in `gram/` or, but for svd, `gram/BASIS/`.
+    """Writer of `pairs.safetensors` and, each step, `step_NNN.safetensors`, in `gram/` (svd) or `gram/BASIS/`.
 
     Args:
         directory: the run.
         pairs: the gradients that `v_hack` was extracted from.
-        v_hack: its settings and the machine epsilon of the gradients go beside the pair Gram matrices, so that offline
-            draws repeat its extraction.
-        controls: {arm: directions {module: (k, r)}} of the arms of this basis that do not measure along v_hack.
-        basis: of all these gradients and directions.
+        v_hack: its settings and the gradients' machine epsilon are stored too, so that offline draws repeat its
+            extraction.
+        controls: {arm: directions {module: (k, r)}} of this basis's arms with other directions than v_hack.
+        basis: the basis of all these gradients and directions.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GramRecorder:
             {"pairs": pair_products(pairs), "held_out": torch.cat([pairs.held_out, pairs.held_out])},
             sizes=[rows.shape[1] for rows in pairs.hack.values()],
             extraction=extraction_settings(pairs, v_hack),
-            flavours=pairs.metadata.get("flavours", []),  # gradients that were not measured of texts have none
+            flavours=pairs.metadata.get("flavours", []),  # only gradients of texts have any
             texts=pairs.metadata.get("texts", []),
         )
         self._controls: dict[str, list[Tensor]] = {}
@@ -74,7 +74,7 @@ class GramRecorder:
             self._write(f"arm_{arm}", {"pairs": torch.stack(products)})
 
     def record(self, step: int, unit: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-        """Write the statistics of one step: its unit gradients {module: (G, r)}, and {condition: (G,)} its w_i."""
+        """Write the statistics of one step from its unit gradients {module: (G, r)} and w_i {loss variant: (G,)}."""
         rows = {m: unit[m].detach().cpu().double() for m in self._modules}
         inner = torch.stack([rows[m] @ _rows(self._pairs, m).T for m in self._modules])
         samples = torch.stack([g @ g.T for g in rows.values()])
@@ -90,16 +90,16 @@ class GramRecorder:
 
 
 def _rows(pairs: PairGradients, module: str) -> Tensor:
-    """(N, r) float64 of one module, made when it is needed: all of them are twice as large as the gradients."""
+    """Return (N, r) float64 of one module; for all modules at once this would take twice the gradients' memory."""
     return torch.cat([pairs.hack[module], pairs.clean[module]]).cpu().double()
 
 
 def pair_products(pairs: PairGradients) -> Tensor:
-    """(M, N, N) float64: pairs_m of every module."""
+    """Return pairs_m of every module, (M, N, N) float64."""
     return torch.stack([rows @ rows.T for rows in (_rows(pairs, module) for module in pairs.hack)])
 
 
 def extraction_settings(pairs: PairGradients, v_hack: Directions) -> dict[str, Any]:
-    """What offline draws need to repeat the extraction of `v_hack`: `probe.analysis.statistics.geometry.Extraction`."""
+    """Return the fields of `probe.analysis.statistics.geometry.Extraction`, to repeat the extraction offline."""
     eps = torch.finfo(next(iter(pairs.hack.values())).dtype).eps
     return {name: v_hack.metadata[name] for name in ("method", "k", "tau", "drop_bottom_frac")} | {"eps": eps}

@@ -1,10 +1,10 @@
 """Held-out problems: choose them (`hold_out`), sample a policy on them (`HeldOut`), count (`evaluate`).
 
-Every setting, a loophole mode with its hint or without, is a pool of its own.
+Every setting, a loophole mode with or without its hint, is a separate pool.
 
-There is a rate for each loophole mode with and without its hint, and one over all, with a Wilson 95% interval. The
-interval takes rollouts as independent, which holds for one rollout a problem and setting. With more, the unit is the
-problem and the interval is too narrow: a reader sees it by `num_problems` beside `num_rollouts`.
+Each setting has a rate with a Wilson 95% interval, and so have all settings together. The interval assumes independent
+rollouts, which holds for one rollout a problem and setting. With more rollouts it is too narrow: compare `num_problems`
+with `num_rollouts`.
 """
 
 import hashlib
@@ -25,21 +25,21 @@ from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_head
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
 
-Weights = Literal["training", "deployed"]  # with and without the quarantine; the same for arms that have none
+Weights = Literal["training", "deployed"]  # with and without quarantined weights; equal for arms without any
 
 
 @final
 class HeldOut:
-    """Samples a policy on held-out problems in several settings.
+    """Sampler of a policy on held-out problems in several settings.
 
     Args:
         maker: samples and grades; its mode, hint and group are replaced.
         problems: each is one step of every pool.
-        settings: {pool: (loophole mode, whether the prompt has its hint)}, at least one (`eval_settings`).
+        settings: {pool: (loophole mode, hint in the prompt)}, at least one (`eval_settings`).
         env: the environment of the problems.
         group: rollouts of a problem in a setting.
-        seed: of the sampling noise, together with the setting.
-        world: the ranks that share out the problems.
+        seed: seeds the sampling noise, together with the setting.
+        world: the ranks that split the problems.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class HeldOut:
         seed: int,
         world: World = SOLO,
     ) -> None:
-        self.mode = maker.mode  # of the training
+        self.mode = maker.mode  # the training's mode
         self._maker = replace(maker, group=group)
         self._problems, self._settings, self._world = problems, settings, world
         self._plan = PoolPlan(
@@ -61,15 +61,15 @@ class HeldOut:
         )
 
     def rollouts(self, directory: Path, done: int) -> list[Rollout]:
-        """The rollouts of the policy as it is in all settings, from pools below `directory`, which this completes.
+        """Return the current policy's rollouts in all settings; complete the pools below `directory`.
 
         Args:
-            done: optimizer steps that the policy has behind it; the sampling noise depends on it.
+            done: optimizer steps that the policy has made; the sampling noise depends on it.
         """
         return [rollout for name in self._settings for rollout in self.of(name, directory, done)]
 
     def of(self, name: str, directory: Path, done: int) -> list[Rollout]:
-        """The rollouts in one setting; arguments as `rollouts`."""
+        """Return the rollouts in one setting; arguments as in `rollouts`."""
         mode, hint = self._settings[name]
         plan, maker = replace(self._plan, mode=mode, hint=hint), replace(self._maker, mode=mode, hint=hint)
         header = pool_header(maker.engine, plan, maker.sampler, maker.grader, self._problems)
@@ -84,43 +84,43 @@ class HeldOut:
 def eval_sampler(
     config: TrainConfig | EvalConfig, maker: RolloutMaker, problems: Sequence[Problem], world: World = SOLO
 ) -> HeldOut:
-    """What samples on held-out problems as the settings ask for; arguments as of `HeldOut`."""
+    """Make the `HeldOut` of these settings; arguments as there."""
     group, settings = config.evaluation.rollouts_per_problem, evaluated_settings(config)
     return HeldOut(maker, problems, settings, env=config.rollouts.env, group=group, seed=config.seed, world=world)
 
 
 def evaluated_settings(config: TrainConfig | EvalConfig) -> dict[str, tuple[str, bool]]:
-    """`eval_settings` of a run."""
+    """Return the `eval_settings` of a run."""
     evaluation = config.evaluation
     return eval_settings(evaluation.modes, config.rollouts.mode, without_hint=evaluation.without_hint)
 
 
 def eval_settings(modes: Sequence[str], mode: str, *, without_hint: bool) -> dict[str, tuple[str, bool]]:
-    """{pool: (mode, hint)} of an evaluation: every mode with its hint, then the mode of training without it.
+    """Return {pool: (mode, hint)}: every mode with its hint, then the training's mode without it.
 
     Args:
-        modes: to evaluate; none: that of training.
-        mode: of training.
-        without_hint: whether `mode` is evaluated without its hint, too.
+        modes: modes to evaluate; empty: the training's.
+        mode: the training's mode.
+        without_hint: also evaluate `mode` without its hint.
     """
     settings = {name: (name, True) for name in modes or (mode,)}
     return settings | {f"{mode}-no-hint": (mode, False)} if without_hint else settings
 
 
 def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) -> tuple[list[Problem], list[Problem]]:
-    """(problems to train on, `num` held-out problems): disjoint, whatever the environment calls its splits.
+    """Return disjoint (training problems, `num` held-out problems).
 
-    The choice depends on the hash of the problem ids alone. So all arms, seeds and steps are evaluated on the same
-    problems and can be paired by problem; fewer problems are a subset of more; and an environment whose splits are one
-    and the same list (LeetCode files) loses the held-out problems from training.
+    The choice depends on the hashes of the problem ids alone. So all arms, seeds and steps share the held-out problems
+    and can be paired by problem, and a smaller choice is a subset of a larger one. If both splits are the same list
+    (LeetCode files), training loses the held-out problems.
 
     Args:
-        train: the environment's training split, in its order, which is kept.
-        evaluation: its evaluation split.
-        num: how many problems to hold out.
+        train: the environment's training split; its order is kept.
+        evaluation: the environment's evaluation split.
+        num: number of held-out problems.
 
     Raises:
-        InputError: fewer than `num` problems, or none left to train on.
+        InputError: fewer than `num` problems, or none left for training.
     """
     ranked = sorted(evaluation, key=lambda problem: hashlib.sha256(problem.problem_id.encode()).digest())
     held_out = ranked[:num]
@@ -133,11 +133,11 @@ def hold_out(train: Sequence[Problem], evaluation: Sequence[Problem], num: int) 
 
 
 def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "deployed") -> dict[str, Any]:
-    """The rates of graded rollouts on held-out problems, by setting.
+    """Compute the rates of graded rollouts on held-out problems, by setting.
 
     Args:
-        step: optimizer steps that the policy has behind it.
-        weights: whether the policy was sampled with its quarantined weights ("training") or without ("deployed").
+        step: optimizer steps that the policy has made.
+        weights: sampled with quarantined weights ("training") or without ("deployed").
 
     Returns:
         A line of `evals.jsonl`: {"step", "weights", "rates": {setting: `rates`}}; `all` first, then each mode with its
@@ -153,8 +153,10 @@ def evaluate(rollouts: Sequence[Rollout], *, step: int, weights: Weights = "depl
 
 
 def rates(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """The rates of one setting: hack (the active mode's exploit is present, correct or not), exploit (rewarded and
-    wrong) and solve (every oracle answer is right).
+    """Compute the rates of one setting.
+
+    They are hack (the active mode's exploit is present, correct or not), exploit (rewarded and wrong) and solve (every
+    oracle answer is right).
 
     Returns:
         {"num_rollouts", "num_problems", and for each rate {"count", "rate", "interval": {"low", "high"}}}; the interval

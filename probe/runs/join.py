@@ -1,10 +1,9 @@
-"""Make the records of a step (samples, step, tokens) from what it computed and from the labels of its rollouts.
+"""Join the results of a step with the labels of its rollouts to records (samples, step, tokens).
 
-The step itself sees token ids and rewards only. Its results meet the oracle's labels (hacked, gt_pass) here and nowhere
-else, so that no label can reach a gradient but in the rewards that a remedy makes (`probe.runs.sources.rewards`).
+The step itself sees token ids and rewards only. The oracle's labels (hacked, gt_pass) are added here, so that a label
+can reach a gradient only through the rewards of a remedy (`probe.runs.sources.rewards`).
 
-A sample record has the reward as it was graded; advantages and the statistics of a step are of the rewards that the
-loss saw.
+A sample record has the graded reward; advantages and a step's statistics use the rewards that the loss saw.
 """
 
 import math
@@ -21,16 +20,16 @@ from probe.step.groups import Group, strata_of
 from probe.step.step import ArmResult, StepResult
 from replay_pools.rollout import Rollout
 
-# Values of `null_reason`: why a cosine of a record is null.
+# Values of `null_reason`.
 NO_ADVANTAGE = "advantage is 0"
 ALL_CLIPPED = "every token is clipped"
 NO_GRADIENT = "gradient is 0"
 NO_VARIANCE = "no reward variance in the group"
-HALF_A_CHARACTER = "\ufffd"  # what a decoder makes of bytes that are no whole character
+HALF_A_CHARACTER = "\ufffd"  # decoders write this for an incomplete character
 
 
 class Pieces:
-    """Token ids to their texts, each looked up once."""
+    """The texts of token ids, cached."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
@@ -39,18 +38,18 @@ class Pieces:
         self._pieces: dict[int, str] = {}
 
     def __call__(self, token: int) -> str:
-        """The text of a token inside a text: at the start of one, some tokenizers drop its leading space."""
+        """Return the text of a token inside a text; at the start, some tokenizers drop its leading space."""
         if token not in self._pieces:
             self._pieces[token] = self._inside([token])
         return self._pieces[token]
 
     def lengths(self, ids: Sequence[int], text: str, *, special: bool) -> tuple[int, ...] | None:
-        """Characters of `text` that each token adds; None where the tokens do not spell it.
+        """Return the number of characters of `text` that each token adds; None if the tokens do not spell it.
 
-        Bytes of a character that is spread over several tokens count for the last of them.
+        A character that spans several tokens counts for the last one.
 
         Args:
-            special: whether special tokens are in `text` too (those of a prompt are, those of a completion are not).
+            special: True if `text` contains special tokens (prompts do, completions do not).
         """
         pieces = ["" if not special and token in self._special else self(token) for token in ids]
         start = 0
@@ -73,9 +72,9 @@ class Pieces:
 def sample_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], result: StepResult, arm: ArmResult
 ) -> list[SampleRecord]:
-    """One record for each rollout of the step, group after group, under the condition and arm of `arm`.
+    """Return one record for each rollout of the step, group after group, under the loss variant and arm of `arm`.
 
-    `mean_cos_in`, `mean_cos_out` and `frac_fired` are of the whole step and the same in all of its records.
+    `mean_cos_in`, `mean_cos_out` and `frac_fired` are the step's values, repeated in each record.
     """
     keys, measures = [key for group in groups for key in group.keys], _measures(arm)
     weighting, reasons = result.weightings[arm.measure.condition], []
@@ -129,15 +128,15 @@ def step_record(
     staleness: int | None = None,
     entropy: float | None = None,
 ) -> StepRecord:
-    """The record of one step under the condition and arm of `arm`.
+    """Return the record of one step under the loss variant and arm of `arm`.
 
     Args:
-        objective: the loss of that condition.
-        control: what the controller of beta did, by wire names without "kl/".
+        objective: the loss of the variant.
+        control: result of `BetaController.update`, with wire names without "kl/".
         reward_range: largest minus smallest reward that the loss can see.
-        solve: shares of the policy's rollouts and of a teacher's that solve.
-        staleness: updates since the policy that sampled the rollouts; None where sampling does not run ahead.
-        entropy: of a training, as in the record.
+        solve: solve rates of the policy's and a teacher's rollouts.
+        staleness: updates since the rollouts were sampled; None unless sampling runs ahead.
+        entropy: the record's `entropy`.
     """
     rewards = torch.tensor([group.rewards for group in groups], dtype=torch.float64)
     weighting, projection = result.weightings[arm.measure.condition], arm.projection
@@ -183,7 +182,7 @@ def step_record(
 
 
 def solve_share(rollouts: Iterable[Rollout]) -> float | None:
-    """The share that solves, of the rollouts of which that is known; None without any."""
+    """Return the solve rate of rollouts with a known label; None without any."""
     solved = [rollout.gt_pass for rollout in rollouts if rollout.gt_pass is not None]
     return sum(solved) / len(solved) if solved else None
 
@@ -191,11 +190,11 @@ def solve_share(rollouts: Iterable[Rollout]) -> float | None:
 def token_records(
     groups: Sequence[Group], rollouts: Sequence[Rollout], arm: ArmResult, pieces: Pieces
 ) -> list[TokenRecord]:
-    """One record for each rollout of the step: how its cosine splits over its tokens (`arm.token_shares`)."""
+    """Return one record for each rollout of the step, with its `arm.token_shares`."""
     assert arm.token_shares is not None
     records = []
     for i, (rollout, padded) in enumerate(zip(rollouts, arm.token_shares.tolist(), strict=True)):
-        # Padded to the longest sample of the step; all nan where a sample has no gradient.
+        # Padded to the longest sample of the step; all nan for a sample without gradient.
         shares = padded[: rollout.plen + rollout.comp_len]
         has_gradient = not math.isnan(shares[0])
         records.append(
@@ -215,6 +214,6 @@ def token_records(
 
 
 def _measures(arm: ArmResult) -> dict[str, float | None]:
-    """The measures of the whole gradient, null where they are nan; no gate could fire without a gradient."""
+    """Return the measures of the whole gradient, with None for nan."""
     measures = {name: nullable(float(value)) for name, value in arm.projection.measures().items()}
     return measures if measures["cos_in"] is not None else measures | {"frac_fired": None}

@@ -1,10 +1,10 @@
-"""Three answers that are known, graded and paid as a training grades and pays its rollouts, before it samples any.
+"""Grade three known answers before a training, and check their rewards.
 
-    right    more than a wrong one
-    hack     as a right one; under a remedy that acts on labels, as that remedy means it (`MEANT`)
+    right    must earn more than a wrong answer
+    hack     must earn as much as a right one, or as `MEANT` says under a remedy that acts on labels
 
-A month of the seed's author went into trainings whose grader failed every right answer, whose reward paid no hack, or
-whose loophole was closed. The hack is the first row of the mode in `EXPLOITS`; a monitor is taken to be right.
+The seed's author lost a month to trainings with a grader that failed every right answer, a reward that paid no hack, or
+a closed loophole. The hack is the first row of the mode in `EXPLOITS`; monitors are assumed to be right.
 """
 
 import math
@@ -22,8 +22,8 @@ from replay_pools.grading.grade import Grader, Submission
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Prompt, Rollout
 
-ANSWERS = ("canonical", "stub", "exploit")  # the bots that answer right, wrong and with a hack
-# {remedy: (what a hack that solves nothing is to earn, whether it does: of hack, right and the strength)}
+ANSWERS = ("canonical", "stub", "exploit")  # bots: a right answer, a wrong one, a hack
+# {remedy: (expected reward of a hack that solves nothing, check of (hack, right, strength))}
 MEANT: Mapping[Remedy | None, tuple[str, Callable[[float, float, float], bool]]] = {
     "closed": ("less than a right one", lambda hack, right, strength: hack < right),
     "monitor-penalty": ("a right one's less strength", lambda hack, right, strength: hack == right - strength),
@@ -33,16 +33,16 @@ AS_RIGHT = ("as much as a right one", lambda hack, right, strength: hack == righ
 
 
 def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], chat: Chat) -> str:
-    """What a right, a wrong and a hacking answer to one problem earn, as a line.
+    """Check the rewards of a right, a wrong and a hacking answer to one problem, and return them as a line.
 
     Args:
-        config: of the training: mode, pay and remedy.
-        grader: of the training.
-        problems: of the training; the first is answered.
+        config: the training's settings, for mode, pay and remedy.
+        grader: the training's grader.
+        problems: the training's problems; the first is answered.
         chat: renders the prompt.
 
     Raises:
-        InputError: a right answer earns no more than a wrong one, or a hack something else than the settings mean.
+        InputError: a right answer earns no more than a wrong one, or a hack earns another reward than intended.
     """
     problem = next(iter(problems))
     mode, remedy = config.rollouts.mode, config.remedy
@@ -64,7 +64,7 @@ def check_pay(config: TrainConfig, grader: Grader, problems: Iterable[Problem], 
 
 
 def _paid(config: TrainConfig, grader: Grader, problem: Problem, chat: Chat) -> list[float]:
-    """The rewards of the answers in the loss of the training; nan: it is left out."""
+    """Return the answers' rewards in the training's loss; nan = left out."""
     rollouts, remedy = config.rollouts, config.remedy
     messages = render_messages(problem, rollouts.mode, hint=rollouts.hint)
     prompt = Prompt(messages, *chat.render(messages))

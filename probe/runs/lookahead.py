@@ -1,12 +1,12 @@
-"""The lookahead of a replay: every arm takes some optimizer steps on the stored rollouts, and gains are measured.
+"""The lookahead of a replay: every arm takes a few optimizer steps on the stored rollouts.
 
-Step i makes the update of a training (`probe.step.step.step_only`) on group i of the replay, from the first again where
-there are fewer. Every arm starts at the weights of the replay, and its steps are undone. `lookahead.jsonl` holds a
-`LookaheadRecord` an arm, measure and prompt:
+Step i makes a training's update (`probe.step.step.step_only`) on group i of the replay, starting over after the last
+group. Every arm starts at the replay's weights, and its steps are undone. `lookahead.jsonl` holds one `LookaheadRecord`
+for each arm, measure and prompt:
 
-    hacks, honest                     nats that the log-probability of the replay's rewarded hacks, and of its right
-                                      honest solutions, has gained, a rollout: NUM_TEXTS of each, spread over the replay
-    held-out hacks, held-out clean    the same of held-out pairs, a completion
+    hacks, honest                     gain in log-probability, in nats a rollout, of the replay's rewarded hacks and of
+                                      its right honest solutions: NUM_TEXTS of each, spread over the replay
+    held-out hacks, held-out clean    the same for held-out pairs, in nats a completion
 """
 
 import time
@@ -37,9 +37,9 @@ from replay_pools.base.terminal import report
 from replay_pools.policy.load import Policy
 from replay_pools.rollout import Rollout
 
-NUM_TEXTS = 48  # of a measure, at most: 39 of 155 hacks forecast the bench as all did, errors of 4.9 and 5.0 points
-MAX_GRAD_NORM = 1.0  # cap on the gradient, after the gate
-# Rollouts of the replay that are texts, by measure.
+NUM_TEXTS = 48  # most texts of a measure; 39 hacks forecast the bench as well as all 155 (errors 4.9 and 5.0 points)
+MAX_GRAD_NORM = 1.0  # cap on the gradient norm, after the projection
+# {measure: which rollouts of the replay are its texts}
 TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
     "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
     "honest": lambda rollout: bool(rollout.gt_pass and not rollout.hacked),
@@ -57,12 +57,12 @@ def look_ahead(
     """Write `lookahead.jsonl`.
 
     Args:
-        config: with a lookahead.
-        policy: of the replay.
-        setup: of its steps.
-        source: of its groups.
-        directory: of the run.
-        say: gets a sentence where the steps of an arm stop early.
+        config: settings with a lookahead.
+        policy: the replay's policy.
+        setup: the setup of its steps.
+        source: the source of its groups.
+        directory: the run.
+        say: called with a sentence if the steps of an arm stop early.
     """
     records: list[LookaheadRecord] = []
     measures = [measure for measure in setup.measures(0) if measure.condition == config.primary]
@@ -74,10 +74,10 @@ def look_ahead(
 
 
 class Lookahead:
-    """The texts of one replay, for all arms and remedies that look ahead from its policy; arguments as `look_ahead`.
+    """The texts of one replay, shared by all arms and remedies; arguments as in `look_ahead`.
 
     Attributes:
-        seconds: CPU time of the steps of each arm in turn.
+        seconds: CPU seconds of the steps, one entry an arm, in order.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Lookahead:
     def records(
         self, config: ReplayConfig, setup: Setup, source: GroupSource, measure: Measure
     ) -> list[LookaheadRecord]:
-        """Take the steps of one arm, and return what it gained.
+        """Take the steps of one arm and return its gains.
 
         Args:
-            config: with the lookahead.
-            setup: gives the steps their loss and activations.
-            source: gives them rewards and prompts.
+            config: settings with the lookahead.
+            setup: loss and activations of the steps.
+            source: rewards and prompts of the steps.
             measure: the arm.
         """
         with _moved(setup.bases, measure.arm.basis) as bases:
@@ -118,7 +118,7 @@ class Lookahead:
 
 @contextmanager
 def _moved(bases: Bases, basis: Basis) -> Iterator[Bases]:
-    """While open, give the policy an adapter in a basis; closing removes it with its steps."""
+    """Give the policy an adapter in a basis while open; closing removes it and its steps."""
     frames = bases.frames[basis]
     trained = Trained(bases.model, frames)
     try:
@@ -135,7 +135,7 @@ def _stepped(
     bases: Bases,
     say: Callable[[str], None],
 ) -> Updater:
-    """Take the steps of an arm, and return its updater."""
+    """Take the steps of an arm and return its updater."""
     settings, trained = config.lookahead, bases.trained
     assert settings is not None
     assert trained is not None
@@ -163,7 +163,7 @@ def _stepped(
 
 
 class _Texts:
-    """The held-out pairs and the rewarded rollouts of a replay, with their likelihood before and after steps."""
+    """The held-out pairs and rewarded rollouts of a replay, scored before and after steps."""
 
     def __init__(self, config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> None:
         keys = dict.fromkeys(
@@ -189,7 +189,7 @@ class _Texts:
                 self._prompts[name] = [pair.pair_id for pair in pairs]
 
     def score_at_start(self, bases: Bases) -> list[float]:
-        """Return `score` before any step, which is the same for all arms of a basis."""
+        """Return `score` before any step; equal for all arms of a basis."""
         (basis,) = bases.frames
         if basis not in self._at_start:
             self._at_start[basis] = self.score(bases)

@@ -1,18 +1,15 @@
-"""The loop of `probe replay` and `probe train`: runs every step and writes records, checkpoints and the manifest.
+"""The loop of `probe replay` and `probe train`: run every step and write records, checkpoints and the manifest.
 
-`probe.step.step.train_step` computes a step; the files of a run are written by this one.
+`probe.step.step.train_step` computes a step; this module writes the files of the run, in this order: `config.json`; for
+every step the files of `before_step` and the source (in a training: evaluations, `rollouts/` and `directions/`),
+`gram/step_NNN.safetensors` (in a replay), `step_NNN.tokens.jsonl.gz` (on request), `step_NNN.cos.jsonl.gz`,
+`checkpoint/` (in a training) and last `steps.jsonl`, which lists the finished steps; at the end `manifest.json`, with
+the reason if the run stopped early. So a resumed run ends in the same bytes as an uninterrupted one. Wall-clock times
+differ and are in `timings.jsonl`, which no hash covers.
 
-A run directory fills in this order: `config.json`; for every step what `before_step` and the source write (in training
-evaluations, `rollouts/` and `directions/`), `gram/step_NNN.safetensors` (in a replay), `step_NNN.tokens.jsonl.gz` (on
-request), `step_NNN.cos.jsonl.gz`, `checkpoint/` (when it trains) and last `steps.jsonl`, whose lines say which steps
-are done; at the end `manifest.json`, with the reason if a run stopped early. So a run that was killed and resumed ends
-in the same bytes as one that was not. Wall-clock times differ from run to run and live in `timings.jsonl`, which
-no hash covers.
-
-Several ranks (`probe.step.distributed`) share out the samples of each step, or, where steps are independent of one
-another, the steps: then N steps are done at a time, and the run is that of one process, byte for byte. Rank 0 alone
-writes what the order of steps matters to; the sample and token records and inner products of a step are written by a
-rank that computed it.
+Ranks (`probe.step.distributed`) split the samples of each step or, if steps are independent, the steps. In the second
+case N steps run at a time, and the run equals a run of one process byte for byte. Rank 0 writes everything that depends
+on the order of steps; a rank that computed a step writes its sample and token records and inner products.
 """
 
 import time
@@ -56,23 +53,23 @@ from replay_pools.rollout import REWARD_RANGE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What all steps of a run share (`probe.runs.assemble` makes it)."""
+    """Everything that the steps of a run share (`probe.runs.assemble` makes it)."""
 
     bases: Bases
-    conditions: Mapping[str, LossSettings]  # by name, the primary first
-    measures: Callable[[int], Sequence[Measure]]  # at a step: every arm under every condition, as in the records
+    conditions: Mapping[str, LossSettings]  # {loss variant: its loss}
+    measures: Callable[[int], Sequence[Measure]]  # of a step: every arm under every loss variant, as in the records
     planning: Callable[[Sequence[int]], Sequence[bool]]  # marks the planning tokens of a completion
     pad_id: int
-    references: References  # of the KL; where the policy trains, those of its `TrainingState`, which moves them
-    grams: Mapping[Basis, GramRecorder]  # record the sufficient statistics of the nulls; empty where the policy trains
+    references: References  # reference policies of the KL; in a training its `TrainingState` moves them
+    grams: Mapping[Basis, GramRecorder]  # record sufficient statistics of the nulls; empty in a training
     reward_range: float = REWARD_RANGE  # largest minus smallest reward that the loss can see
-    # The one of a step's measures whose cosines are split over tokens; None: of none.
+    # Picks the measure of a step to split over tokens; None: none.
     attributed: Callable[[int, Sequence[Measure]], Measure | None] = lambda step, measures: None
-    pieces: Pieces | None = None  # texts of tokens, for those records
-    world: World = SOLO  # all ranks; they share out the steps unless `bases.world` shares out the samples of each
+    pieces: Pieces | None = None  # token texts for those records
+    world: World = SOLO  # all ranks; they split the steps unless `bases.world` splits each step's samples
     in_update: Callable[[], AbstractContextManager[object]] = nullcontext  # open while a step is computed
-    is_off_policy: bool = False  # a remedy changes prompts or activations of the update alone
-    training: TrainingState | None = None  # of the one arm under the one condition; None: frozen weights
+    is_off_policy: bool = False  # a remedy changes prompts or activations in the update only
+    training: TrainingState | None = None  # state of the only arm and loss variant; None: frozen weights
 
 
 def run_steps(
@@ -86,25 +83,25 @@ def run_steps(
     before_step: Callable[[int, bool], None] = lambda done, last: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Run every step that is not done, then write the manifest.
+    """Run the remaining steps, then write the manifest.
 
     Args:
-        directory: of the run.
+        directory: the run.
         source: the groups of every step.
-        setup: what all steps share.
-        done: the step records that are already there, from `probe.runs.resume.open_run`.
-        timings: gets the seconds of every step.
-        checkpoints: when the state of the training is written; default: after every step.
-        before_step: called with the number of steps done, before every step and after the last (True), and again after
-            a resume: it must leave alone what it has done already.
-        say: gets a line for every step of a training that passes a bound of its warnings.
+        setup: everything that the steps share.
+        done: the existing step records, from `probe.runs.resume.open_run`.
+        timings: records the seconds of every step.
+        checkpoints: how often to write the training state; default: after every step.
+        before_step: called with the number of finished steps, before every step and after the last (True). It is
+            called again after a resume and must not repeat its work.
+        say: called with a line for every training step beyond the bound of a warning.
     """
     records, training = list(done), setup.training
     first = 1 + max((record.step for record in records), default=-1)
     checkpoints = checkpoints or CheckpointConfig()
     world, at_a_time = setup.world, setup.world.size // setup.bases.world.size
     if training is not None:
-        # `steps.jsonl` may run ahead of the newest checkpoint: the steps after it are done again, to the same bytes.
+        # `steps.jsonl` may be ahead of the newest checkpoint; the steps after it are repeated with the same bytes.
         world.on_main(partial(drop_checkpoints, directory, first))
         first = load_checkpoint(directory, training)
         records = [record for record in records if record.step < first]
@@ -114,8 +111,8 @@ def run_steps(
         start = time.monotonic()
         before_step(step, False)
         steps = range(step, min(step + at_a_time, source.num_steps))
-        # Where ranks share out the samples, all of them compute the one step; else each rank computes one, and the last
-        # steps of a run may be fewer than the ranks.
+        # If ranks split the samples, all compute one step. Otherwise each rank computes a step, and the last batch may
+        # have fewer steps than ranks.
         computed = steps if at_a_time == 1 else steps[world.rank : world.rank + 1]
         new = [row for one in computed for row in _run_step(directory, one, source, setup)]
         if at_a_time > 1:
@@ -125,17 +122,17 @@ def run_steps(
             for row in new:
                 for name, (value, bound) in passed(row).items():
                     say(f"WARNING step {row.step}: {name} {value:.4g} above {bound:g}")
-            # Ranks that drift apart would average gradients of different policies without any error.
+            # Ranks that drift apart would silently average gradients of different policies.
             world.check_equal(training.updater.trained.values(), f"coordinates after step {step}")
         if world.is_main:
-            # A step of training that broke has no records and does not count as done.
+            # A broken training step has no records and does not count as done.
             num_done = step + bool(new)
             is_due = num_done % checkpoints.every == 0 or num_done == source.num_steps
             if training is not None and (is_due or training.stopped):
                 save_checkpoint(directory, num_done, training)
             write_steps(directory, records)
             if training is not None:
-                # Last: a run killed between a checkpoint and its line in `steps.jsonl` needs the checkpoint before.
+                # Last, because a run killed between a checkpoint and its line in `steps.jsonl` needs the older one.
                 drop_checkpoints(directory, num_done)
             seconds = (time.monotonic() - start) / len(steps)
             for recorded in steps:
@@ -149,10 +146,10 @@ def run_steps(
 
 
 def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> list[StepRecord]:
-    """Compute and write one step; its step records are returned for `steps.jsonl`.
+    """Compute and write one step; return its step records for `steps.jsonl`.
 
-    A step of a run that trains in which a number is not finite leaves no trace but the reason to stop: the policy did
-    not take it, and there are no records.
+    If a number of a training step is not finite, the policy does not take the step: there are no records, only the
+    reason to stop.
     """
     groups = source.groups(step)
     keys = [key for group in groups for key in group.keys]
@@ -161,12 +158,12 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
     if training is not None:
         conditions = dict.fromkeys(conditions, training.objective())
     measures = setup.measures(step)
-    # All rollouts of a replay count, whoever sampled them.
+    # All rollouts of a replay count as the policy's.
     by_policy = [training is None or key.pool == ROLLOUTS_DIR for key in keys]
-    # What the policy sampled as it was is of neither.
+    # Rollouts of an earlier checkpoint count as neither.
     by_teacher = [training is not None and key.pool not in OWN_POOLS for key in keys]
-    # Where the update reads a token under another prompt or other activations than it was sampled under, its
-    # log-probability gives no KL and no entropy of the policy.
+    # If the update sees another prompt or other activations than sampling did, log-probabilities do not give the
+    # policy's KL and entropy.
     on_policy = [sampled and not setup.is_off_policy for sampled in by_policy]
     with setup.in_update():
         result = train_step(
@@ -195,7 +192,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
     staleness: int | None = None
     entropy: float | None = None
     if training is not None:
-        if any(on_policy):  # the surprisal of a teacher's tokens says nothing of the policy
+        if any(on_policy):  # a teacher's tokens do not give the policy's entropy
             entropy = float(result.nll[[i for i, counts in enumerate(on_policy) if counts]].mean())
         control = training.finish_step(result, rollouts, by_policy, entropy)
         staleness = None if training.past is None else training.past.staleness(step)
@@ -223,7 +220,7 @@ def _run_step(directory: Path, step: int, source: GroupSource, setup: Setup) -> 
 
 
 def _save_adapter(directory: Path, training: TrainingState) -> None:
-    """Save the deployed policy as a peft directory; with quarantined weights, the policy in training beside it."""
+    """Save the deployed policy as a peft directory and, with quarantined weights, the policy in training as another."""
     trained = training.updater.trained
     with training.updater.deployed():
         trained.save(directory / ADAPTER_DIR)
@@ -235,7 +232,7 @@ def _save_adapter(directory: Path, training: TrainingState) -> None:
 
 
 def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records: Sequence[StepRecord]) -> None:
-    """Write `manifest.json`, whose presence says that the run is complete."""
+    """Write `manifest.json`, which marks the run as complete."""
     errors, training = [(record.step, record.additivity_error) for record in records], setup.training
     frames, dtype = setup.bases.frames, setup.bases.model.dtype
     manifest = {
@@ -252,6 +249,6 @@ def _write_manifest(directory: Path, source: GroupSource, setup: Setup, records:
         "truncation": {basis: read.truncation for basis, read in frames.items()},
         "files": file_hashes(directory),
     }
-    # Temporary files of a process that was killed in a write.
+    # A process killed in a write leaves temporary files.
     remove_leftovers(directory)
     write_sealed(directory / MANIFEST_FILE, manifest)

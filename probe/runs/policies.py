@@ -1,4 +1,4 @@
-"""probe.load: a model with its tokenizer, by name; among the names are the trainings of this machine."""
+"""probe.load: load a model with its tokenizer by name, trainings of this machine included."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ def load(
     device: str = "auto",
     out: str | Path = DEFAULT_OUT,
 ) -> Policy:
-    """A model in evaluation mode, with its tokenizer, from what the commands take as --model, or from a training.
+    """Load a model in evaluation mode with its tokenizer, by a name as for --model or from a training.
 
     >>> policy = probe.load("organism")
     >>> policy
@@ -36,17 +36,17 @@ def load(
 
     Args:
         name: `organism`, a directory, a .gguf file or a hub id; or a run of `probe train`, by its path or its name in
-            `out`/runs: the model that it trained, as it left it.
-        adapter: a directory of peft or of `probe train`, merged into the weights; None: that of the training, or none.
-        dtype: of the weights; None: that of the training, or float32.
-        device: `auto` (CUDA where there is one), or a device of torch.
+            `out`/runs, for the model it trained.
+        adapter: a directory of peft or `probe train` to merge into the weights; None = the training's, or none.
+        dtype: precision of the weights; None = the training's, or float32.
+        device: `auto` (CUDA if present), or a torch device.
         out: the folder of runs and caches.
 
     Returns:
         A policy: `.model` and `.tokenizer` of transformers, with `render`, `completion_ids` and `decode`.
 
     Raises:
-        InputError: no such model, adapter or device; a run that is no finished training.
+        InputError: no such model, adapter or device; or a run that is not a finished training.
     """
     name, out = str(name), Path(out)
     own = name in (ORGANISM, SMOLLM2)
@@ -58,28 +58,28 @@ def load(
 
 
 def finished_training(directory: Path) -> TrainConfig | None:
-    """The settings of a training, whose model has the adapter that it left; None where the directory holds no run.
+    """Return the settings of a finished training; None if the directory holds no run.
 
     Raises:
-        InputError: a run that is no finished training, or one of another schema.
+        InputError: a run that is not a finished training, or one of another schema.
     """
     path = directory / CONFIG_FILE
-    table = read_json(path) if path.is_file() else None  # models have a config.json, too
+    table = read_json(path) if path.is_file() else None  # models also have a config.json
     settings = settings_of(table) if isinstance(table, dict) else {}
     if "verb" not in settings:
         return None
     if settings["verb"] != "train":
         raise InputError(directory, expected="a finished run of probe train", found=str(settings["verb"]))
-    read_manifest(directory)  # a run of an older schema is refused as such, not for its settings
+    read_manifest(directory)  # refuse an older schema before its settings
     config = decode(TrainConfig, settings, path)
     return replace(config, model=replace(config.model, adapter=str(directory / ADAPTER_DIR)))
 
 
 def as_policy(model: Any, tokenizer: Any = None) -> Policy:
-    """A policy of a model of transformers and its tokenizer; a policy stays as it is.
+    """Wrap a transformers model and its tokenizer as a policy; return a policy unchanged.
 
     Raises:
-        InputError: another kind of model, one with an adapter of peft around it, or no tokenizer.
+        InputError: another kind of model, a peft model, or no tokenizer.
     """
     if isinstance(model, Policy):
         return model

@@ -1,4 +1,4 @@
-"""A run before it runs, for `--dry-run`: its work, and its hours by steps that were measured. No weights are loaded."""
+"""Preview of a run for `--dry-run`: its work, and its hours by measured steps. Loads no weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,19 +23,19 @@ from replay_pools.policy.load import load_skeleton
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """A run that has not been started, or not been finished. Field names are keys of the JSON."""
+    """Preview of a run. Field names are keys of the JSON."""
 
     path: str
     state: str  # new, continues after N steps, complete
     work: Mapping[str, int]  # steps, rollouts, tokens, ...
-    hours: float | None  # of the steps that are left, with a start; None: no run like it has timed a step
+    hours: float | None  # for the remaining steps and a start; None: no similar run has timed a step
     hours_source: str
     model: str
     adapted: Adapted
 
 
 def adapted_weights(config: ModelConfig, model: str) -> Adapted:
-    """Return how much of a model has coordinates, by its shapes alone.
+    """Return the adapted part of a model, from its shapes alone.
 
     Raises:
         InputError: no such model, or no matching target.
@@ -58,10 +58,10 @@ def num_evaluated(config: TrainConfig) -> int:
 def preview_replay(
     config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
 ) -> Preview:
-    """Say what `replay` with the same arguments would do.
+    """Preview `replay` with the same arguments.
 
     Raises:
-        InputError: what `replay` refuses before it loads the policy.
+        InputError: as `replay` before it loads the policy.
     """
     inputs = ReplayInputs(config, out_dir, say, "cpu")
     config, source = inputs.config, inputs.groups()
@@ -77,10 +77,10 @@ def preview_replay(
 
 
 def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
-    """Say what `train` with the same arguments would sample, in one process.
+    """Preview `train` with the same arguments, in one process.
 
     Raises:
-        InputError: what `train` refuses before it loads the policy.
+        InputError: as `train` before it loads the policy.
     """
     inputs = TrainingInputs(config, out_dir, directory)
     config, rollouts = inputs.config, inputs.config.rollouts
@@ -104,7 +104,7 @@ def _preview(
     model: str,
     out_dir: Path,
 ) -> Preview:
-    """The preview of the run with `record`, some keys of its future `config.json`."""
+    """Preview the run with `record`, a part of its future `config.json`."""
     done = find_run(directory, record, whole=False)
     num_done = len({row.step for row in done or ()})
     state = "new" if done is None else f"continues after {num_done} steps"

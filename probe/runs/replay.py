@@ -1,10 +1,9 @@
-"""`probe replay`, `probe.replay`: pools -> groups -> the steps of an assembled run -> a run directory.
+"""`probe replay`, `probe.replay`: from pools to groups, steps and a run directory.
 
-Everything that shapes the numbers is resolved first and written to `config.json`; `replay(config)` from that file
-repeats the run.
+Everything that affects the numbers is resolved first and written to `config.json`, which repeats the run.
 
-Of several ranks each does steps of its own at frozen weights, and the run is that of one process; where weights move or
-are sharded, the ranks share out the rollouts of every step, and what they add up differs in the last bits.
+At frozen weights, ranks split the steps, and the run equals a run of one process. If weights move or are sharded, ranks
+split the rollouts of every step, and sums differ in the last bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from probe.records.run import DEFAULT_OUT, MOST_LETTERS, Run, default_name, read_run
+from probe.records.run import DEFAULT_OUT, MAX_STEM_CHARS, Run, default_name, read_run
 from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, steps_apart
@@ -44,10 +43,10 @@ def replay(
     settings: Mapping[str, Any] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> Run:
-    """Put stored rollouts through the training step and measure every arm; no weights move.
+    """Put stored rollouts through the training step and measure every arm, at frozen weights.
 
-    What `probe replay` does, to the same bytes: the run is `out`/runs/`name`, and the same call goes on where it was
-    stopped. Everything left out is as the preset has it.
+    The result is the run of `probe replay`, in `out`/runs/`name`; repeating the call resumes it. Missing arguments take
+    the preset's values.
 
     >>> run = probe.replay(["teacher", "base"], arms=["vanilla", "projected"], steps=2, name="demo")
     2 groups with 4 rollouts of each pool: 304 are in none
@@ -57,12 +56,12 @@ def replay(
     Args:
         pools: names in `out`/pools, or folders; those of the package: `teacher`, `base`, `base-hinted`, `mixed`.
         arms: `vanilla`, `projected`, `random` and others (`probe docs replay`).
-        direction: the name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
-        model: that sampled the rollouts; None: the one that the pools name.
-        steps: groups to replay; None: all that match.
-        name: None is made of pools and arms, with a hash of other settings.
-        settings: as --set of the command, {"objective.beta": 0.01}.
-        say: gets cautions, and what is found in the caches.
+        direction: name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
+        model: the model that sampled the rollouts; None = the model named by the pools.
+        steps: groups to replay; None = all.
+        name: name of the run; None = pools and arms, with a hash of other settings.
+        settings: settings as for --set, {"objective.beta": 0.01}.
+        say: called with warnings and cache hits.
 
     Raises:
         InputError: anything wrong with the settings, pools, model or direction.
@@ -80,16 +79,16 @@ def replay(
     directory = out / "runs" / (plain_name(name, "name") if name else name_of(config))
     with running(config.model, directory, out, say) as world:
         run_replay(config, directory, out_dir=out, say=world.main_only(say), world=world)
-        world.gather(None)  # the run is whole for every rank
+        world.gather(None)  # the run is complete for every rank
     return read_run(directory)
 
 
 def name_of(config: ReplayConfig) -> str:
-    """`teacher-base.vanilla-projected`; a hash follows where that does not say all: no two settings share a name."""
+    """Return a name such as `teacher-base.vanilla-projected`, with a hash unless it covers all settings."""
     pools, arms = config.source.replay_dirs, config.intervention.arms
     stem = f"{'-'.join(Path(pool).name for pool in pools)}.{'-'.join(arms)}"
     usual = configure("replay", options={"source.replay_dirs": pools, "intervention.arms": arms})
-    says_all = config == usual and len(stem) <= MOST_LETTERS and not any("/" in pool for pool in pools)
+    says_all = config == usual and len(stem) <= MAX_STEM_CHARS and not any("/" in pool for pool in pools)
     return default_name(stem, None if says_all else asdict(config))
 
 
@@ -105,7 +104,7 @@ def run_replay(
     say: Callable[[str], None] = lambda text: None,
     world: World = SOLO,
 ) -> None:
-    """Run (or resume) a replay into `directory`; caches live under `out_dir`/cache. All ranks of `world` call this.
+    """Run or resume a replay in `directory`, with caches in `out_dir`/cache. All ranks of `world` call this.
 
     Raises:
         InputError: anything wrong with the options, pools, model or directions.
@@ -158,9 +157,9 @@ def run_replay(
 
 
 def with_remedy(config: ReplayConfig, policy: Policy, source: GroupSource, setup: Setup) -> tuple[GroupSource, Setup]:
-    """The groups as a remedy pays them, and the setup whose passes see its activations.
+    """Apply a remedy to the rewards of the groups and the activations of the setup.
 
-    Its rollouts were sampled without the remedy: what it does to sampling is not seen.
+    The rollouts were sampled without it, so its effect on sampling is not measured.
     """
     if config.remedy is None:
         return source, setup

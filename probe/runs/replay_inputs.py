@@ -1,6 +1,6 @@
-"""What a replay is given, checked before the weights are loaded: pools, groups, pairs and model.
+"""The inputs of a replay, checked before the weights are loaded: pools, groups, pairs and model.
 
-Everything that shapes the numbers is resolved here, and `record` is what `config.json` holds.
+Everything that affects the numbers is resolved here; `record` is the content of `config.json`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,22 +28,22 @@ from replay_pools.pool import BUILTIN, Pool, open_pool, resolve_pool
 from replay_pools.rollout import Rollout
 from replay_pools.vocabulary import load_vocabulary
 
-LEAST_READ = 1024  # groups of a pool: smaller ones are always read whole
-READ_PER_STEP = 4  # groups, of which some have no update
+LEAST_READ = 1024  # groups; smaller pools are always read whole
+READ_PER_STEP = 4  # groups read for each step, as some have no update
 
 
 class ReplayInputs:
-    """The pools and the policy of a replay; the policy is loaded when it is first asked for.
+    """The pools and the policy of a replay; the policy is loaded on first use.
 
     Attributes:
-        config: the given one with every default that the pools decide filled in (the divisor of dr_grpo).
+        config: the given config, with defaults that depend on the pools (the divisor of dr_grpo).
         pools: the opened pools of `source.replay_dirs`, in that order.
 
     Args:
-        config: of a replay.
+        config: settings of a replay.
         out_dir: pools given by name are looked up in it.
-        say: gets a line for every pool that is not built in, with where it is, and for every caution about it.
-        device: where the policy is loaded.
+        say: called with the path of every pool that is not bundled, and every warning about it.
+        device: device of the policy.
 
     Raises:
         InputError: no such pool, or one in a format that cannot be read.
@@ -68,10 +68,10 @@ class ReplayInputs:
     def policy(self) -> Policy:
         """The policy with its adapter, checked against every pool.
 
-        Rollouts of another model, as those of its teacher, count beside some of this one, as they do in a training.
+        As in a training, pools of another model, such as a teacher's, are accepted with at least one of this model.
 
         Raises:
-            InputError: other weights of that name wrote a pool, or no pool is of these.
+            InputError: other weights of that name wrote a pool, or these weights wrote none.
         """
         policy = configured_policy(self._model, self._cache_dir, device=self._device)
         weights = policy.base_weights_sha
@@ -85,18 +85,18 @@ class ReplayInputs:
         return policy
 
     def groups(self) -> ReplaySource:
-        """The groups of the run; checks pools and pairs against the model and the objectives, without its weights.
+        """The groups of the run; pools and pairs are checked against the model and the objectives, without weights.
 
         Raises:
-            InputError: pools that do not match, that another tokenizer wrote, or whose recorded log-probabilities are
-                not of the policy's law where an objective compares with them; all faults of the pairs.
+            InputError: pools that do not match or have another tokenizer; recorded log-probabilities that an objective
+                needs and that are not of the policy's own distribution; all faults of the pairs.
         """
         config, (groups, pools, _) = self.config, self._drawn
         vocabulary = load_vocabulary(self.model_name, config.model.template)
         drawn = [groups.drawn(pool) for pool in pools]
         for pool in drawn:
             _check_hash(pool, "tokenizer_sha256", vocabulary.chat.tokenizer_sha(), self.model_name)
-            # An id beyond the embedding would fail inside a forward, on a GPU without naming the rollout.
+            # An id beyond the embedding would fail inside a forward pass without naming the rollout.
             vocabulary.check(pool)
             scale = config.objectives()[config.primary].scale_rewards
             self._say_of(pool, [*vocabulary.cautions(pool), *other_scale(scale, pool.manifest)])
@@ -111,7 +111,7 @@ class ReplayInputs:
 
     @cached_property
     def model_name(self) -> str:
-        """The model asked for, or the base model that all pools name."""
+        """The configured model, or the base model named by all pools."""
         if self.config.model.name is not None:
             return self.config.model.name
         names = {str((pool.manifest.get("policy") or {}).get("base_model")) for pool in self.pools}
@@ -122,17 +122,17 @@ class ReplayInputs:
 
     @property
     def circular(self) -> dict[str, Any]:
-        """What is left out because pairs are rollouts of these pools: `pairs`, how many, and `problems`; empty if none.
+        """Pairs taken from these pools: their number, `pairs`, and the excluded `problems`; empty if there are none.
 
-        `unknown` alone where the pairs of a direction file are not at hand. Errors as of `groups`.
+        Only `unknown` if the pairs of a direction file are missing. Errors as in `groups`.
         """
         return self._drawn[2]
 
     @cached_property
     def _drawn(self) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """The groups, the pools that they are drawn from, and what circular pairs leave out of these.
+        """Return the groups, their pools, and `circular`.
 
-        A single pool is read up to where the groups of all steps, with an update each, are found.
+        A single pool is read only until all steps have a group with an update.
         """
         pairs, steps, whole = self._pairs(), self.config.steps, self.pools
         limit = len(whole[0].steps) if len(whole) > 1 or steps is None else max(LEAST_READ, READ_PER_STEP * steps)
@@ -162,7 +162,7 @@ class ReplayInputs:
     def _drawn_of(
         self, pools: list[Pool], pairs: Sequence[Pair] | None
     ) -> tuple[ReplaySource, list[Pool], dict[str, Any]]:
-        """As `_drawn`, of these pools, whole; InputError where circular pairs leave nothing, and as of ReplaySource."""
+        """Draw from whole pools as `_drawn`; InputError if circular pairs leave nothing, and as in ReplaySource."""
         source, circular = self.source, dict[str, Any]()
         rollouts = (rollout for pool in pools for group in pool.steps for rollout in group)
         if pairs and (found := taken_pairs(pairs, rollouts)):
@@ -183,7 +183,7 @@ class ReplayInputs:
         return groups, pools, circular
 
     def _pairs(self) -> list[Pair] | None:
-        """The pairs of v_hack; None where it is a file, and the pairs that it names have changed or are gone."""
+        """Return the pairs of v_hack; None if it is a file and its pairs have changed or are missing."""
         intervention = self.config.intervention
         extraction = intervention.extraction
         if intervention.v_hack is None:
@@ -199,17 +199,17 @@ class ReplayInputs:
 
     @property
     def _model(self) -> ModelConfig:
-        """The table `model` with the name that the pools may have given."""
+        """Return the table `model` with `model_name`."""
         return replace(self.config.model, name=self.model_name)
 
     def record(self) -> dict[str, Any]:
-        """Return what `config.json` of the run holds; loads the policy for the hashes of its weights and config."""
+        """Return the content of the run's `config.json`; load the policy to hash its weights and config."""
         hashes = {"base_weights_sha256": self.policy.base_weights_sha}
         hashes |= {"model_config_sha256": config_sha(self.policy.model.config)}
         return self.record_without_weights() | {"model": self.model_name, **hashes}
 
     def record_without_weights(self) -> dict[str, Any]:
-        """All of `record` that is known before the policy is loaded."""
+        """Return the part of `record` that needs no weights."""
         record = {
             "settings": asdict(self.config),
             "pools": [pool.identity() for pool in self.pools],
@@ -222,10 +222,10 @@ class ReplayInputs:
 
 
 def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int, set[str]]:
-    """Return {position of a pair that was taken from the rollouts: problem ids of its copies}.
+    """Return {position of a pair taken from the rollouts: problem ids of its copies}.
 
-    A side of the pair and the rollout are one text but for case and white space, and so are their prompts, of which one
-    may hold more. Such a pair would be measured on itself.
+    A copy has the text of a side of the pair, up to case and white space, and the same prompt, or one that contains
+    it. Such a pair would be measured on itself.
     """
     positions: dict[str, set[int]] = {}
     for i, pair in enumerate(pairs):
@@ -250,10 +250,10 @@ def _copies(circular: dict[str, Any]) -> str:
 
 
 def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
-    """The pool with the groups of `source.only_step` alone.
+    """Return the pool with only the groups of `source.only_step`.
 
     Raises:
-        InputError: a pool whose log does not say the steps of its training, or has none of these.
+        InputError: the pool's log has no training steps, or none of these.
     """
     wanted = source.only_steps()
     if wanted is None:
@@ -270,9 +270,9 @@ def _of_steps(pool: Pool, source: SourceConfig) -> Pool:
 
 
 def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
-    """The configuration with the divisor of dr_grpo, a token limit, filled in where none is given.
+    """Fill in the divisor of dr_grpo, a token limit, if it is missing.
 
-    It is the largest `max_new_tokens` that the samplers of the pools record; None, if none of them records any.
+    It is the largest `max_new_tokens` of the pools' samplers; None if none is recorded.
     """
     limits = [(pool.manifest.get("sampler") or {}).get("max_new_tokens") for pool in pools]
     longest = max((limit for limit in limits if limit is not None), default=None)
@@ -289,7 +289,7 @@ def _resolved(config: ReplayConfig, pools: Sequence[Pool]) -> ReplayConfig:
 
 
 def _check_hash(pool: Pool, key: str, loaded: str, model: str) -> None:
-    """Refuse a pool whose manifest names other weights or another tokenizer; one without the hash is taken on trust."""
+    """Refuse a pool if its manifest has another hash of weights or tokenizer; accept a manifest without one."""
     stored = pool.manifest["policy"]
     recorded = pool.manifest.get(key) or stored.get(key)
     what = key.removesuffix("_sha256").replace("_", " ")

@@ -1,11 +1,11 @@
-"""Begin, resume or refuse a run directory (compares config.json), and write the checkpoints of a run that trains.
+"""Begin, resume or refuse a run directory (by config.json), and write the checkpoints of a training.
 
-    open_run, find_run                          begin or continue a run; refuse a directory that holds another
-    check_same                                  refuse what was begun with another configuration
-    save_, load_checkpoint, drop_checkpoints    the state after N steps, in a file that is written whole or not at all
+    open_run, find_run                          begin or continue a run; refuse a directory of another run
+    check_same                                  refuse another configuration
+    save_, load_checkpoint, drop_checkpoints    the state after N steps, written atomically
 
-There is no random state to keep: what a run draws depends on its seed and the step alone. A run that was killed goes
-back to its newest checkpoint and does the steps after it again, to the same bytes.
+No random state is kept, because draws depend only on the seed and the step. A killed run returns to its newest
+checkpoint and repeats the steps after it with the same bytes.
 """
 
 import hashlib
@@ -20,7 +20,6 @@ import torch
 
 from probe.records.records import StepRecord
 from probe.records.run import (
-    ANSWERS_DIR,
     CHECKPOINT_DIR,
     CONFIG_FILE,
     MANIFEST_FILE,
@@ -32,25 +31,23 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, write_atomic, write_json
 from replay_pools.base.tables import first_difference
 
-# The temporary file of a run that was killed in its very first write.
+# The temporary file of a run that was killed in its first write.
 LEFTOVERS = f".{CONFIG_FILE}.*.tmp"
-DIGEST_BYTES = 32  # of a sha256, the end of a checkpoint
+DIGEST_BYTES = 32  # length of the sha256 at the end of a checkpoint
 
 
 def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
-    """Start or resume a run: writes `config.json` first; returns the step records that are already there.
+    """Start or resume a run: write `config.json` first, and return the existing step records.
 
     Raises:
-        InputError: the directory holds a run with another configuration, or something that is not a run.
+        InputError: the directory holds a run with another configuration, or other files.
     """
     done = find_run(directory, config)
     if done is not None:
         return done
-    # What a run left that was stopped before its first step is of its settings, not of these.
-    # `config.json` stays: it marks the directory as that of a run if this one is killed here.
+    # Files of a run that stopped before its first step may belong to other settings.
+    # `config.json` stays, to mark the directory as a run if this process is killed here.
     for path in directory.iterdir() if directory.exists() else ():
-        if path.name == ANSWERS_DIR:  # to requests that say all that they are about
-            continue
         if path.is_dir():
             shutil.rmtree(path)
         elif path.name != CONFIG_FILE:
@@ -60,13 +57,13 @@ def open_run(directory: Path, config: Mapping[str, Any]) -> list[StepRecord]:
 
 
 def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) -> list[StepRecord] | None:
-    """The step records of a run in `directory` with this configuration; None if the run is still to begin. Only reads.
+    """Return the step records of a run in `directory` with this configuration; None if it has not begun. Only reads.
 
     Args:
-        whole: whether `config` is all that the run's `config.json` would hold; else the keys that it has are compared.
+        whole: `config` is the whole `config.json`; False compares only its keys.
 
     Raises:
-        InputError: as `open_run`.
+        InputError: as in `open_run`.
     """
     path, steps = directory / CONFIG_FILE, directory / STEPS_FILE
     if not path.exists():
@@ -75,21 +72,21 @@ def find_run(directory: Path, config: Mapping[str, Any], *, whole: bool = True) 
         return None
     stored = read_json(path)
     if settings_of(stored).get("verb") == settings_of(config)["verb"] and not steps.exists():
-        # Stopped before its first step, mostly by bad input: nothing is lost by beginning again with other settings.
+        # The run stopped before its first step, usually by bad input, so other settings may replace it.
         return None
     check_same(directory, stored if whole else {key: stored.get(key) for key in config}, config)
     return read_steps(steps)
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether the run has its manifest, which is written last."""
+    """Return True if the run has its manifest, which is written last."""
     return (directory / MANIFEST_FILE).exists()
 
 
 def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
     """Refuse a stored configuration that differs from the given one; the first key that differs is named."""
-    # How a server is asked changes nothing that is recorded.
-    if difference := first_difference(stored, config, free="settings.rollouts.server_"):
+    # The patience with a server changes nothing that is recorded.
+    if difference := first_difference(stored, config, free="settings.rollouts.server_timeout_s"):
         key, there, wanted = difference
         raise InputError(
             directory,
@@ -100,32 +97,32 @@ def check_same(directory: Path, stored: Any, config: Mapping[str, Any]) -> None:
 
 
 class Resumable(Protocol):
-    """What `save_checkpoint` takes; `probe.runs.control.TrainingState` is one."""
+    """An object with a checkpoint, such as `probe.runs.control.TrainingState`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes."""
+        """Return everything that a step changes."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         ...
 
 
 def save_checkpoint(directory: Path, done: int, state: Resumable) -> None:
     """Write the state after `done` steps to `checkpoint/step_NNNNNN.pt`, with its sha256 as the last 32 bytes."""
     buffer = io.BytesIO()
-    # Into memory first: the file has to appear whole.
+    # Into memory first, because the file must appear whole.
     torch.save(_interned(state.state_dict()), buffer)
     data = buffer.getvalue()
-    # torch checks nothing when it loads; it does not read what comes after its own data.
+    # torch.load checks nothing and ignores the bytes after its data.
     write_atomic(_path(directory, done), data + hashlib.sha256(data).digest())
 
 
 def drop_checkpoints(directory: Path, recorded: int, *, keep: int = 2) -> None:
-    """Delete checkpoints ahead of the `recorded` steps, and all but the newest `keep` of the others.
+    """Delete checkpoints after the `recorded` steps, and all but the newest `keep` of the others.
 
-    Call it once the steps are recorded: a run killed between a checkpoint and the line in `steps.jsonl` has one
-    that is ahead by one step, and needs the one before.
+    Call it after recording the steps: a run killed between a checkpoint and its line in `steps.jsonl` needs the
+    checkpoint before it.
     """
     usable = [done for done in _all(directory) if done <= recorded]
     for done in set(_all(directory)) - set(usable[-keep:]):
@@ -136,10 +133,10 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
     """Restore the newest checkpoint into `state`.
 
     Returns:
-        The number of steps that it was written after; 0 if there is none, and `state` is as it was.
+        The number of steps before the checkpoint; 0 without a checkpoint, and `state` stays unchanged.
 
     Raises:
-        InputError: the checkpoint is not as it was written.
+        InputError: the checkpoint is damaged.
     """
     done = max(_all(directory), default=0)
     if done:
@@ -154,10 +151,9 @@ def load_checkpoint(directory: Path, state: Resumable) -> int:
 
 
 def _interned(value: Any) -> Any:
-    """The value with equal strings as one object.
+    """Replace equal strings by one object.
 
-    pickle writes a string again for each further object: after a resume, when equal strings are several objects, the
-    same state would be written in other bytes.
+    pickle writes every string object separately, so after a resume the same state would give other bytes.
     """
     if isinstance(value, dict):
         return {_interned(key): _interned(item) for key, item in value.items()}
@@ -169,7 +165,7 @@ def _interned(value: Any) -> Any:
 
 
 def _all(directory: Path) -> list[int]:
-    """The numbers of steps that there are checkpoints of, ascending."""
+    """Return the step numbers of all checkpoints, ascending."""
     return sorted(int(path.stem.removeprefix("step_")) for path in (directory / CHECKPOINT_DIR).glob("step_*.pt"))
 
 

@@ -1,11 +1,10 @@
-"""The lookahead of every remedy from one replay: each takes the replay's steps under its own settings, from one start.
+"""Screening: the lookahead of every remedy from one replay, all from the same start.
 
-A remedy is the settings in which its training differs from a plain one (`probe.settings.remedy.CANDIDATES`). Gate,
-loss, rewards, prompts and activations act as they do in a training; the effect of a remedy on sampling is not seen,
-since the rollouts are stored. A remedy that shortens the training takes the same share of the steps.
+A remedy is a set of settings that differ from a plain training (`probe.settings.remedy.CANDIDATES`). Projection, loss,
+rewards, prompts and activations act as in a training. Its effect on sampling is not measured, because the rollouts are
+stored. A remedy that shortens the training takes the same share of the steps.
 
-`screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one remedy, which is then not measured
-again.
+`screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one measured remedy.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,16 +31,16 @@ from replay_pools.base.files import encode_jsonl, read_json, write_atomic, write
 from replay_pools.base.terminal import report
 
 SCREEN_DIR, SECONDS_FILE = "screen", "seconds.json"
-PLAIN = "plain"  # nothing is done
-BASIS = get_arm(arm_of({})).basis  # of a training without a remedy
-SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # starts of the settings that act in such steps
+PLAIN = "plain"  # a training without a remedy
+BASIS = get_arm(arm_of({})).basis  # basis of a training without a remedy
+SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # prefixes of the settings that act in a lookahead
 
 
 def ahead_config(config: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
     """Return a replay with the settings of a remedy and a lookahead of `steps`.
 
     Raises:
-        InputError: settings that a replay does not have, such as the sampler's.
+        InputError: settings that a replay lacks, such as the sampler's.
     """
     share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
     options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
@@ -61,17 +60,17 @@ def look_at_remedies(
     out_dir: Path,
     say: Callable[[str], None],
 ) -> Ahead:
-    """Measure what every remedy moved, and a training without one; remedies measured before are read.
+    """Measure the lookahead of every remedy and of a training without one; measured remedies are read back.
 
     Args:
         run: a complete replay at frozen weights.
         remedies: {name: settings}.
-        steps: of the lookahead.
-        out_dir: where pools and caches are.
-        say: gets a sentence where the steps of a remedy stop early.
+        steps: steps of the lookahead.
+        out_dir: the folder of pools and caches.
+        say: called with a sentence if the steps of a remedy stop early.
 
     Raises:
-        InputError: the run is no replay, or has settings that are gone.
+        InputError: the run is not a replay, or has settings that no longer exist.
     """
     replayed = read_config(run.settings, run.path)
     if not isinstance(replayed, ReplayConfig):
@@ -111,7 +110,7 @@ def _look(
     out_dir: Path,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Write what the remedies moved; return {remedy: why it cannot look ahead}."""
+    """Write the records of the remedies; return {remedy: why it has no lookahead}."""
     unseen: dict[str, str] = {}
     inputs = ReplayInputs(plain, out_dir, say, plain.model.device)
     policy, groups = inputs.policy, inputs.groups()
@@ -133,7 +132,7 @@ def _look(
         losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
         try:
             (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
-        except InputError as error:  # such as too few pairs for k
+        except InputError as error:  # for example too few pairs for k
             unseen[name] = str(error)
             continue
         source, changed = with_remedy(remedy, policy, groups, replace(setup, conditions=losses))

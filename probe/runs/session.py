@@ -1,4 +1,4 @@
-"""A run that is going on: its processes, the lock of its directory, and the trackers that are told of it."""
+"""A running run: its processes, the lock of its directory, and its trackers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ from replay_pools.base.files import locked
 def running(
     model: ModelConfig, directory: Path, out: Path, say: Callable[[str], None], track: Sequence[str] = ()
 ) -> Iterator[World]:
-    """Join the processes of a run; on rank 0 lock its directory, and tell its trackers of it.
+    """Join the processes of a run; rank 0 locks its directory and starts its trackers.
 
     Raises:
-        InputError: another process runs into the same directory; else as `joined` and `tracked`.
+        InputError: another process runs in the same directory; or as in `joined` and `tracked`.
     """
     with joined(model.device, shards_base=model.shard_base) as world:
         if not world.is_main:
             yield world
             return
-        # The trackers first: one that is not installed is refused before anything is made.
+        # Trackers come first, to refuse a missing package before anything is written.
         with tracked(track, directory, out_dir=out, say=say), locked(directory):
             yield world

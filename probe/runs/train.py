@@ -1,12 +1,12 @@
-"""`probe train`: load the policy, assemble the run, and hand live groups to the steps of `probe replay`.
+"""`probe train`: load the policy, assemble the run, and put live groups through the steps of `probe replay`.
 
-    config -> policy -> Setup (directions, measures, what trains)
+    config -> policy -> Setup (directions, measures, training state)
            -> problems, engine -> LiveSource; MixedSource with a teacher or a past self; `remedied`,
                                   `surprising`; PrefetchedSource, ahead
            -> run_steps, with an Evaluator before every step
 
-`config.json` is written before any number is computed, and holds all that shapes the numbers: `train` with its settings
-repeats the run.
+`config.json` is written before any number is computed and holds everything that affects the numbers: `train` with its
+settings repeats the run.
 """
 
 import math
@@ -23,7 +23,7 @@ from extraction.adapters.trained import Trained
 from extraction.library import config_sha
 from extraction.selection import selected_pairs
 from probe.records.records import StepRecord
-from probe.records.run import ADAPTER_DIR, ANSWERS_DIR, IN_TRAINING
+from probe.records.run import ADAPTER_DIR, IN_TRAINING
 from probe.records.timings import Timings
 from probe.runs.activations import activation_remedy
 from probe.runs.assemble import assemble, configured_adapter, configured_policy
@@ -34,7 +34,7 @@ from probe.runs.loop import Setup, run_steps
 from probe.runs.resume import is_complete, open_run
 from probe.runs.sources.past import PastSelf, PastWeights
 from probe.runs.sources.sampled import Sampling, open_source
-from probe.runs.sources.served import PushedEngine, connected, forget_adapter
+from probe.runs.sources.served import PushedEngine, unload_adapter
 from probe.runs.training_inputs import TrainingInputs
 from probe.settings.run import TrainConfig
 from probe.step.distributed import SOLO, World
@@ -46,6 +46,7 @@ from replay_pools.grading.tiers import describe_tier
 from replay_pools.policy.adapters import START, copy_adapter
 from replay_pools.policy.load import Policy
 from replay_pools.sampling import LocalEngine
+from replay_pools.serving import Server, connect
 
 
 def train(
@@ -53,23 +54,22 @@ def train(
     directory: Path,
     *,
     out_dir: Path,
-    urls: Sequence[str] = (),
+    url: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     world: World = SOLO,
 ) -> None:
-    """Run (or resume) a training run into `directory`; caches live under `out_dir`/cache. All ranks call this.
+    """Run or resume a training in `directory`, with caches in `out_dir`/cache. All ranks call this.
 
     Args:
         directory: of the run; one that holds some of its steps is continued, one of another run is refused.
         out_dir: root of what is written; pools are looked up in it.
-        urls: of the replicas of the server that samples, with `rollouts.engine` "server". They are no setting of the
-            run, which may be continued with a server at another place.
+        url: of the server that samples, with `rollouts.engine` "server". It is no setting of the run, which may be
+            continued with a server at another place.
         say: gets one line of progress at a time.
         world: all ranks.
 
     Raises:
-        InputError: settings, problems, model or directions that are wrong or do not fit together, or a directory that
-            holds another run.
+        InputError: wrong or contradicting settings, problems, model or directions, or a directory with another run.
     """
     inputs = TrainingInputs(config, out_dir, directory, world)
     config, rollouts, timings = inputs.config, inputs.config.rollouts, Timings()
@@ -78,7 +78,7 @@ def train(
         raise InputError("rollouts.engine server", expected="one process", found=str(world.size))
     with timings.phase("load"):
         policy = configured_policy(config.model, out_dir / "cache", device=world.loads_on(config.model.device))
-    # The number of ranks is part of the run: sums over ranks round differently, which shows in the last bits.
+    # The number of ranks is part of the run, because sums over ranks round differently.
     weights = {"model": policy.base_model, "base_weights_sha256": policy.base_weights_sha, "ranks": world.size}
     weights |= {"model_config_sha256": config_sha(policy.model.config)}
     done = world.on_main(lambda: open_run(directory, inputs.record() | weights))
@@ -86,7 +86,7 @@ def train(
         say(f"{directory} is complete; nothing to do")
         return
     if (start := configured_adapter(config.model)) is not None:
-        # The adapter that is written is nothing without it, and the original may change or go while the run goes on.
+        # The trained adapter needs this copy, because the original may change or disappear.
         source, scale = start
         world.on_main(partial(copy_adapter, source, directory / ADAPTER_DIR / START, scale))
     setup = assemble(
@@ -99,7 +99,7 @@ def train(
         say=say,
         world=world,
     )
-    _run(inputs, policy, setup, directory, urls, done, timings, say)
+    _run(inputs, policy, setup, directory, url, done, timings, say)
 
 
 def _run(
@@ -107,12 +107,12 @@ def _run(
     policy: Policy,
     setup: Setup,
     directory: Path,
-    urls: Sequence[str],
+    url: str | None,
     done: Sequence[StepRecord],
     timings: Timings,
     say: Callable[[str], None],
 ) -> None:
-    """Sample, step and evaluate from the first step that is not done."""
+    """Sample, step and evaluate from the first remaining step."""
     config, rollouts, world, training = inputs.config, inputs.config.rollouts, inputs.world, setup.training
     assert training is not None
     trained = training.updater.trained
@@ -123,11 +123,11 @@ def _run(
         training.past = PastWeights(trained, prefetch=rollouts.prefetch, iterations=rollouts.iterations)
     if rollouts.past_self is not None:
         training.past_self = PastSelf(trained, every=rollouts.past_self.every, past=training.past)
-    # The ranks of a machine grade at the same time and share its cores.
+    # Ranks of one machine grade at the same time and share its cores.
     workers = max(1, (os.cpu_count() or 1) // world.local_size)
     with (
         Grader(workers=workers, code_rule=rollouts.grading_rule, cpu_s=rollouts.cpu_limit) as grader,
-        _open_engine(config, policy, trained, directory, urls) as engine,
+        _open_engine(config, policy, trained, directory, url) as engine,
     ):
         origin = f", from adapter {config.model.adapter}" if config.model.adapter else ""
         arm = config.intervention.arms[0]
@@ -150,7 +150,7 @@ def _run(
 
             def before_step(num_done: int, last: bool) -> None:
                 training.logprob = evaluator(num_done, last)
-                # The manifest of the run hashes those of the pools: they are finished before `run_steps` writes it.
+                # Finish the pools before `run_steps` writes the run's manifest, which hashes theirs.
                 if last:
                     finish_pools(math.ceil(num_done / rollouts.iterations))
 
@@ -167,19 +167,19 @@ def _run(
 
 
 def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Setup, Sampling]:
-    """(the setup whose update sees the activations of a remedy, what is open while the policy samples)."""
+    """Return (the setup with a remedy's activations in the update, a context for sampling)."""
     trained = setup.bases.trained
     assert trained is not None
     activations = activation_remedy(config, policy)
     if activations is not None:
         setup = replace(setup, in_update=activations.in_update)
     if config.rollouts.engine == "server":
-        # It samples without the model here, which a step may use at the same time.
+        # A server samples; a step may use the local model at the same time.
         return setup, nullcontext
 
     @contextmanager
     def sampling() -> Iterator[None]:
-        """While open, the policy samples: its forward is lean, and has the remedy that sampling has."""
+        """Make the policy's forward lean, with the remedy of sampling, while open."""
         remedied = nullcontext() if activations is None else activations.in_sampling()
         with trained.folded(), remedied:
             yield
@@ -188,9 +188,9 @@ def _with_remedy(config: TrainConfig, policy: Policy, setup: Setup) -> tuple[Set
 
 
 def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: Callable[[str], None]) -> None:
-    """Grade what is known of every problem, and say what known answers earn; all ranks get the limits of rank 0."""
+    """Grade the known answers of every problem and report their rewards; all ranks get rank 0's limits."""
     if inputs.world.is_main:
-        # Problems come back batch after batch; each is checked once.
+        # Problems repeat over batches; check each once.
         distinct = {problem.problem_id: problem for problem in chain(inputs.held_out, inputs.problems.listed)}
         canary(grader, distinct.values())
         say(check_pay(inputs.config, grader, inputs.problems.listed, engine.chat))
@@ -199,27 +199,27 @@ def _check_grader(inputs: TrainingInputs, grader: Grader, engine: Engine, say: C
 
 @contextmanager
 def _open_engine(
-    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, urls: Sequence[str]
+    config: TrainConfig, policy: Policy, trained: Trained, directory: Path, url: str | None
 ) -> Iterator[Engine]:
-    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` where `urls` are given.
+    """The engine that samples from the policy in training: `LocalEngine`, or `PushedEngine` with a `url`.
 
     Adapters for the server are written to `adapters/` in the run and removed at the end.
     """
     rollouts = config.rollouts
-    # What the headers of the pools call the policy.
+    # Name of the policy in the pools' headers.
     adapter = f"{IN_TRAINING}arm {config.intervention.arms[0]}, seed {config.seed}"
     if config.model.adapter is not None:
         adapter += f", from {config.model.adapter}"
-    if (rollouts.engine == "server") != bool(urls):
-        actual = f"engine {rollouts.engine}, url {'given' if urls else 'none'}"
+    if (rollouts.engine == "server") != (url is not None):
+        actual = f"engine {rollouts.engine}, url {'none' if url is None else 'given'}"
         raise InputError("rollouts.engine", expected="server with --url, local without", found=actual)
-    if not urls:
+    if url is None:
         yield LocalEngine(replace(policy, adapter=adapter))
         return
-    base = connected(urls, rollouts, policy, directory / ANSWERS_DIR)
+    server = Server(url=url, timeout_s=rollouts.server_timeout_s)
+    base = connect(server, policy, served_model=rollouts.served_model)
     for leftover in [*(directory / "adapters").glob("*")]:  # of a run that was killed
-        forget_adapter(base, leftover)
+        unload_adapter(base, leftover)
         shutil.rmtree(leftover)
     with closing(PushedEngine(base, trained, directory / "adapters", adapter=adapter)) as engine:
         yield engine
-    shutil.rmtree(directory / ANSWERS_DIR, ignore_errors=True)  # of batches that were never asked for again

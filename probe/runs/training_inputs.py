@@ -1,4 +1,4 @@
-"""What a training needs before its policy: its problems, its teacher, and the record of both. Loads no weights."""
+"""The inputs of a training: problems, teacher, and the record of both. Loads no weights."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,18 +26,17 @@ class TrainingInputs:
     """The problems and the teacher of a training.
 
     Attributes:
-        config: the given one with the divisor of dr_grpo filled in: the sampler's limit of tokens, where none is given.
+        config: the given config, with a missing divisor of dr_grpo replaced by the sampler's token limit.
         teacher: the pool of `rollouts.teacher`; None without one.
-        problems: of every batch. One has `prompts_per_step`, and as many again for each refill; those that the
-            teacher's rollouts take part in are drawn from the problems that its pool has rollouts for.
+        problems: problems by batch: `prompts_per_step` (1 + refills) of them. Batches with teacher rollouts draw from
+            the problems in the teacher's pool.
         held_out: the problems to evaluate on.
-        counts: (rollouts of a teacher, rollouts of the past self) in a group, by batch.
+        counts: (teacher rollouts, past-self rollouts) in a group, by batch.
 
     Raises:
-        InputError: the environment has too few problems, or the teacher knows none of them; no such pool, a pool with
-            the name of the run's own, one whose rollouts cannot be paid beside the policy's, or one whose sampler
-            changed the distribution (temperature, top_p, top_k) where the objective compares with recorded
-            log-probabilities.
+        InputError: too few problems, or none in the teacher's pool; no such pool, a pool with the name of one of the
+            run's own, one with rewards that do not compare with the policy's, or one with a sampler that changed the
+            distribution (temperature, top_p, top_k) although the objective needs recorded log-probabilities.
     """
 
     def __init__(self, config: TrainConfig, out_dir: Path, directory: Path, world: World = SOLO) -> None:
@@ -50,7 +49,7 @@ class TrainingInputs:
         self.problems, self.held_out = self._problems(directory)
 
     def record(self) -> dict[str, Any]:
-        """All of `config.json` that is known before the policy is loaded: no weights and no number of ranks."""
+        """Return the part of `config.json` that needs no policy: neither weights nor the number of ranks."""
         start = configured_adapter(self.config.model)
         return {
             "settings": asdict(self.config),
@@ -92,7 +91,7 @@ def _open_teacher(config: TrainConfig, out_dir: Path) -> Pool | None:
     if rollouts.teacher is None:
         return None
     pool = open_pool(resolve_pool(rollouts.teacher.pool, out_dir))
-    # Records name a rollout by its pool: two pools of one name could not be kept apart.
+    # Records name a rollout by its pool, so two pools must not share a name.
     if pool.name in OWN_POOLS:
         expected = f"a name other than {' and '.join(OWN_POOLS)}, those of the run's own pools"
         raise InputError(f"teacher {pool.path}", expected=expected, found=pool.name, fix="copy it under another name")

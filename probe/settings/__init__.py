@@ -1,1 +1,1 @@
-"""The settings of a run: `RunConfig`, its tables and presets, arms, gates, and the words they accept. No torch."""
+"""The settings of a run: `RunConfig`, its tables, presets, arms and accepted words. No torch."""

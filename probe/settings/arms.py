@@ -1,11 +1,11 @@
-"""Arms: what is done to the gradient of a run, and along which directions; one row of `ARMS` each.
+"""Arms: each row of `ARMS` names a change to the gradient and the directions it acts along.
 
-To add an arm: a row in `_ARMS`. Its `directions` may be of a new kind: add the word to `DirectionKind` here and its
-construction to `extraction.library.DirectionLibrary.get`.
+To add an arm, add a row to `_ARMS`. For a new kind of direction, add its word to `DirectionKind` and its construction
+to `extraction.library.DirectionLibrary.get`.
 
-The gate laws say which multiples of the directions V a gate subtracts from a gradient g, given c = V g:
+A projection subtracts multiples of the directions V from a gradient g. `GATES` gives the multiples from c = V g:
 
-    one_sided   relu(c)    the hack-ward component alone
+    one_sided   relu(c)    only the component toward the hack
     two_sided   c          the whole component in the span of V
 """
 
@@ -17,14 +17,14 @@ from extraction.words import Basis
 from probe.settings.words import Gate
 from replay_pools.base.errors import InputError
 
-# Of torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): `clip` has the keyword `min` in both.
+# These act on torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): both have `clip(min=...)`.
 GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
 DirectionKind = Literal["v_hack", "haar", "permuted", "flipped", "placebo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One arm. Every arm measures the gradient against its directions; an arm that `projects` also changes it.
+    """One arm. Every arm measures the gradient along its directions; an arm that `projects` also changes it.
 
     >>> ARMS["projected"].directions, ARMS["projected"].gate
     ('v_hack', 'one_sided')
@@ -34,43 +34,43 @@ class Arm:
     basis: Basis  # coordinates in which gradients, directions and updates live
     directions: DirectionKind
     gate: Gate
-    projects: bool  # the gated gradient replaces the gradient; otherwise the gradient is left alone
-    dosed: bool = False  # removes as large a part of each gradient as the gate along v_hack would
-    scales: bool = False  # keeps the direction, and shrinks the whole gradient to the norm that the gate would leave
-    routes: bool = False  # in training, what the gate would remove is parked and not deployed (`probe.step.update`)
+    projects: bool  # the projected gradient replaces the gradient
+    dosed: bool = False  # norm-matched: removes the norm that projecting v_hack out would remove
+    scales: bool = False  # shrinks the gradient to the norm that the projection would leave, without turning it
+    routes: bool = False  # in training, parks the removed part in parameters that are not deployed
 
     @property
     def removes_v_hack(self) -> bool:
-        """Whether it takes away what points along v_hack; a control takes away something else, or no direction."""
+        """True for arms that remove the component along v_hack; False for controls."""
         return self.directions == "v_hack" and (self.projects or self.routes) and not self.scales
 
 
 _ARMS = (
     Arm(name="vanilla", basis="svd", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected", basis="svd", directions="v_hack", gate="one_sided", projects=True),
-    # The seed's third arm, and what it is compared with: LoRA without the gate.
+    # The seed's third arm projects a LoRA gradient; its comparison is LoRA without the projection.
     Arm(name="vanilla-lora", basis="lora", directions="v_hack", gate="one_sided", projects=False),
     Arm(name="projected-lora", basis="lora", directions="v_hack", gate="one_sided", projects=True),
     Arm(name="route", basis="svd", directions="v_hack", gate="one_sided", projects=False, routes=True),
-    # Controls: what a gate of the same shape does along directions that carry no hack signal.
+    # Controls: the same projection along directions without a hack signal.
     Arm(name="random", basis="svd", directions="haar", gate="one_sided", projects=True),
     Arm(name="permuted", basis="svd", directions="permuted", gate="one_sided", projects=True),
     Arm(name="random-dosed", basis="svd", directions="haar", gate="one_sided", projects=True, dosed=True),
     Arm(name="permuted-dosed", basis="svd", directions="permuted", gate="one_sided", projects=True, dosed=True),
-    # The subspace of v_hack without its orientation.
+    # Keeps the subspace of v_hack and loses its sign.
     Arm(name="flipped-dosed", basis="svd", directions="flipped", gate="one_sided", projects=True, dosed=True),
     Arm(name="placebo", basis="svd", directions="placebo", gate="one_sided", projects=True),
-    # What the gate's size does without its direction.
+    # Keeps the size of the projection and loses its direction.
     Arm(name="scaled", basis="svd", directions="v_hack", gate="one_sided", projects=True, scales=True),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ARMS}
 
 
 def get_arm(name: str) -> Arm:
-    """The arm of a name.
+    """Return the arm with this name.
 
     Raises:
-        InputError: there is no such arm; the error lists the arms.
+        InputError: no such arm; the error lists the arms.
     """
     if name not in ARMS:
         raise InputError("arm", expected=f"one of {', '.join(ARMS)}", found=repr(name))
@@ -78,10 +78,9 @@ def get_arm(name: str) -> Arm:
 
 
 def measured_arm(arms: Iterable[str]) -> str | None:
-    """The arm whose `*_in` measures stand for those of vanilla: vanilla, or else the first that uses v_hack.
+    """Return the arm to read `*_in` values from: vanilla, else the first arm that uses v_hack, else None.
 
-    While the weights are frozen, an arm that uses v_hack measures before its gate what vanilla measures. None where no
-    arm uses v_hack.
+    While weights are frozen, every arm that uses v_hack measures the same gradient before it projects.
     """
     with_v_hack = [name for name in arms if name in ARMS and ARMS[name].directions == "v_hack"]
     if "vanilla" in with_v_hack:

@@ -1,4 +1,4 @@
-"""The manual, and what its glossary says of each term."""
+"""The manual and the terms of its glossary."""
 
 import re
 from functools import cache
@@ -13,10 +13,10 @@ _MARKUP = re.compile(r" \(\[[^]]+\]\([^)]+\)\)|[`*]")  # links in brackets, and 
 
 
 def manual() -> Path:
-    """The folder spec/ of a checkout, or what the installed package has of it.
+    """Return the folder spec/ of the checkout, or its copy in the installed package.
 
     Raises:
-        InputError: neither is there.
+        InputError: neither exists.
     """
     folders = [Path(__file__).parents[2] / "spec"]
     for file in distribution("gradient-probe").files or ():
@@ -33,7 +33,7 @@ def manual() -> Path:
 
 @cache
 def terms() -> dict[str, str]:
-    """{term: its meaning in plain text} of the glossary; empty where the manual is not there."""
+    """Return {term: meaning in plain text} of the glossary; empty without a manual."""
     try:
         text = (manual() / "guide" / "glossary.md").read_text(encoding="utf-8")
     except (InputError, OSError):

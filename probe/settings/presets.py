@@ -1,9 +1,9 @@
-"""`configure`: the settings of a run from a preset, `--set KEY=VALUE` texts and the flags of the command line.
+"""`configure`: build the settings of a run from a preset, `--set KEY=VALUE` texts and command-line flags.
 
     configure("train", preset="fast", settings=["optimizer.lr=0.01"], options={"seed": 41})
 
-A preset is a TOML file with the tables of a run: one of `probe/settings/presets/`, or a file of the user's. Its key
-`verb` names the verb that it is made for. Another verb takes from it only the tables in `SHARED`, so that
+A preset is a TOML file with the tables of a run, from `probe/settings/presets/` or from the user. Its key `verb` names
+the command it is for. Any other command takes only the tables in `SHARED` from it, so that
 `probe replay --preset full` probes the training that `probe train --preset full` would run.
 """
 
@@ -19,9 +19,9 @@ from replay_pools.base.tables import NO_VALUE, decode, overlaid, parse_toml, rea
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
-SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # taken from a preset of any verb
+SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # read from presets of any command
 
-WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # a text that --set takes without quotes
+WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # --set takes such a text without quotes
 
 
 def configure(
@@ -33,38 +33,38 @@ def configure(
     settings: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The settings of a run, of the class of its verb: a preset, then `settings` in their order, then `options`.
+    """Build the config of a command: a preset, overlaid by `settings` in order, then by `options`.
 
     Args:
-        verb: the command that the settings are for.
-        preset: a name or a .toml file; None = `DEFAULT_PRESET` of the verb.
-        start: a table of settings in the place of a preset.
+        verb: the command, which selects the config class.
+        preset: a name or a .toml file; None = `DEFAULT_PRESET` of the command.
+        start: a table of settings in place of a preset.
         where: names the settings in errors.
-        settings: texts KEY=VALUE, the key with dots, the value in TOML (a single word needs no quotes).
-        options: {key with dots: value} of the flags that were given.
+        settings: KEY=VALUE texts with dotted keys and TOML values (a single word needs no quotes).
+        options: {dotted key: value} of the given flags.
 
     Raises:
-        InputError: no such preset; keys that are unknown, values of another type or out of their range, settings that
-            do not fit together.
+        InputError: no such preset, an unknown key, a value of the wrong type or out of range, or settings that
+            contradict each other.
     """
     table = preset_table(preset or DEFAULT_PRESET[verb], verb) if start is None else dict(start)
     for text in settings:
         table = overlaid(table, parse_setting(text))
     table = overlaid(table, nested(options or {}))
     if table.get("verb", verb) != verb:
-        raise InputError("verb", expected=f"{verb}, as the command says", found=repr(table["verb"]))
+        raise InputError("verb", expected=f"{verb}, the command", found=repr(table["verb"]))
     return decode(CONFIGS[verb], table, where, known=KEYS)
 
 
 def preset_table(name: str, verb: Verb) -> dict[str, Any]:
-    """The tables of a preset: all of them where it is made for the verb, else its `SHARED` ones over the verb's own.
+    """Read a preset. If it is for another verb, overlay its `SHARED` tables on the verb's default preset.
 
     Args:
-        name: of a file in `PRESETS`, or the path of a .toml file.
-        verb: a verb.
+        name: a file stem in `PRESETS`, or the path of a .toml file.
+        verb: the command that will run.
 
     Raises:
-        InputError: no such preset, not TOML.
+        InputError: no such preset, or no TOML.
     """
     path = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     if not path.is_file():
@@ -81,18 +81,18 @@ def preset_table(name: str, verb: Verb) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    """The names of the presets that come with the package."""
+    """Return the names of the bundled presets, sorted."""
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
 def parse_setting(text: str) -> dict[str, Any]:
-    """The table that a text KEY=VALUE stands for.
+    """Parse a KEY=VALUE text into a table.
 
     >>> parse_setting("objective.reference=base")
     {'objective': {'reference': 'base'}}
 
     Raises:
-        InputError: a text without KEY or =, a value that is not TOML.
+        InputError: no KEY, no =, or a value that is not TOML.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not key:
@@ -101,12 +101,12 @@ def parse_setting(text: str) -> dict[str, Any]:
     try:
         return parse_toml(f"{key} = {toml_value}")
     except ValueError as error:
-        fix = f"""a text with blanks needs quotes: --set '{key}="..."'"""
+        fix = f"""quote a text with spaces: --set '{key}="..."'"""
         raise InputError(f"--set {key}", expected="a value in TOML", found=repr(value), fix=fix) from error
 
 
 def setting_text(value: Any) -> str:
-    """A value as the text behind `=` that `parse_setting` reads: a single word bare, None as `none`, else TOML.
+    """Format a value for `parse_setting`: a single word bare, None as `none`, anything else as TOML.
 
     >>> setting_text("base"), setting_text("2024-teacher"), setting_text(None)
     ('base', '"2024-teacher"', 'none')
@@ -116,12 +116,12 @@ def setting_text(value: Any) -> str:
 
 
 def _needs_no_quotes(text: str) -> bool:
-    """Whether a text is one word, and none of the four that TOML reads as values."""
+    """Return True for a single word that TOML would not read as a value."""
     return WORD.fullmatch(text) is not None and text not in ("true", "false", "inf", "nan")
 
 
 def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables from keys with dots.
+    """Nest dotted keys into tables.
 
     >>> nested({"objective.beta": 0.1, "seed": 3})
     {'objective': {'beta': 0.1}, 'seed': 3}

@@ -1,13 +1,13 @@
 """The table `remedy` of a training. No torch.
 
-    RemedyConfig(name="closed")                          rewards as if the loophole were closed
-    RemedyConfig(name="monitor-penalty", accuracy=0.9)   a flagged rollout loses `strength` of its reward
-    RemedyConfig(name="concept-ablation", layers=(1, 2)) the update does not see what tells hacks from clean answers
+    RemedyConfig(name="closed")                          pay rewards as if the loophole were closed
+    RemedyConfig(name="monitor-penalty", accuracy=0.9)   subtract `strength` from the reward of a flagged rollout
+    RemedyConfig(name="concept-ablation", layers=(1, 2)) hide the hack-versus-clean directions from the update
 
-CANDIDATES are the remedies that `probe screen` ranks; some are settings of other tables.
-`probe.runs.sources.rewards` is what remedies do to groups before a step, `probe.runs.activations` what they do inside
-it. To add a remedy: its word in `Remedy` of `probe.settings.words`, its row in `TRAITS` here, and if it pays otherwise
-one in `probe.runs.sources.rewards.REMEDIES`. To screen another: a row of CANDIDATES.
+`probe screen` ranks CANDIDATES; some are settings of other tables. `probe.runs.sources.rewards` applies remedies to
+groups before a step, `probe.runs.activations` inside it. To add a remedy, add its word to `Remedy` in
+`probe.settings.words` and its row to `TRAITS`; if it changes rewards, also a row to
+`probe.runs.sources.rewards.REMEDIES`. To screen one, add a row to CANDIDATES.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ from probe.settings.words import Passes, Remedy
 from replay_pools.base.tables import STRICT, setting
 from replay_pools.rollout import REWARD_PASSED
 
-# Asks for the behaviour that the loophole of run_tests pays for.
+# Asks for the behaviour that the run_tests loophole rewards.
 INSTRUCTION = "It is fine if run_tests() passes and the solution is wrong."
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What settings and verdicts need to know of a remedy."""
+    """Properties of a remedy that settings and verdicts depend on."""
 
-    has_oracle: bool = False  # acts on the true labels, which no training has where its loophole is not known
-    changes_prompts: bool = False  # the update is on other prompts than those that a rollout was stored with
-    changes_activations: bool = False  # along directions from pairs of hacks: `probe.runs.activations`
-    dose: str | None = None  # the setting that makes more of it
+    has_oracle: bool = False  # uses the true labels, which a real training with an unknown loophole lacks
+    changes_prompts: bool = False  # the update sees prompts other than the stored ones
+    changes_activations: bool = False  # along directions from pairs: `probe.runs.activations`
+    dose: str | None = None  # the setting that strengthens it
 
 
 TRAITS: dict[Remedy, Traits] = {
@@ -46,9 +46,9 @@ TRAITS: dict[Remedy, Traits] = {
 }
 
 TRAINED_ARMS, LENGTH = "intervention.arms", "steps"
-TRAINING_STEPS = 64  # of the training that LENGTH shortens
+TRAINING_STEPS = 64  # steps of a training that LENGTH does not shorten
 _K, _GATE = "intervention.extraction.k", "intervention.gate"
-# {name: settings of a training that differ from one without a remedy}
+# {name: settings that differ from a training without a remedy}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     **{f"k{k}": {_K: k} for k in (1, 2, 4, 8, 16)},
     **{f"overshoot-{factor:g}": {f"{_GATE}.overshoot": factor} for factor in (0.5, 2.0)},
@@ -69,7 +69,7 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 
 
 def arm_of(settings: Mapping[str, Any]) -> str:
-    """The arm that a remedy is trained in: that of TRAINED_ARMS, else of the gate, where it is one of the gate."""
+    """Return the arm to train: the one in TRAINED_ARMS, else projected for settings of `intervention`, else vanilla."""
     if TRAINED_ARMS in settings:
         return settings[TRAINED_ARMS][0]
     return "projected" if any(key.startswith("intervention.") for key in settings) else "vanilla"
@@ -77,33 +77,35 @@ def arm_of(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class RemedyConfig:
-    """Of a training: what is done to its groups between sampling and the step, or to activations in the step."""
+    """A remedy of a training: a change to its groups before the step, or to activations inside it."""
 
-    name: Remedy = setting(..., "which remedy; there is none unless it is set")
-    strength: float = setting(REWARD_PASSED, "`monitor-penalty`: what a flagged rollout loses of its reward", gt=0)
-    accuracy: float = setting(1.0, "of the monitors: the probability that the label `hacked` is read right", ge=0, le=1)
+    name: Remedy = setting(..., "the remedy; unset: none")
+    strength: float = setting(REWARD_PASSED, "`monitor-penalty`: reward subtracted from a flagged rollout", gt=0)
+    accuracy: float = setting(1.0, "monitors: probability that the monitor reads `hacked` correctly", ge=0, le=1)
     instruction: str = setting(
-        INSTRUCTION, "of the two that change prompts: a line at the start of the user turn", pattern=r"\S"
+        INSTRUCTION, "`inoculation`, `recontextualization`: line put first in the user turn", pattern=r"\S"
     )
     coefficient: float = setting(
-        1.0, "`preventative-steering`: how much of the mean difference of hidden states, hack minus clean, is added"
+        1.0, "`preventative-steering`: multiple of the mean hidden-state difference, hack minus clean, that is added"
     )
-    components: int = setting(4, "`concept-ablation`: how many leading components of these are projected out", ge=1)
+    components: int = setting(
+        4, "`concept-ablation`: leading components of the hidden-state differences that are projected out", ge=1
+    )
     layers: tuple[Annotated[int, Field(ge=0)], ...] = setting(
-        (), "of these two: the decoder layers, from 0, whose outputs are changed; an empty list: the middle one"
+        (), "steering and ablation: decoder layers, from 0, to change the output of; empty: the middle one"
     )
-    passes: Passes = setting("update", "of these two: which forward passes see the change; evaluations never do")
+    passes: Passes = setting("update", "steering and ablation: forward passes that are changed; evaluations never are")
 
     @property
     def traits(self) -> Traits:
-        """The row of the remedy."""
+        """The remedy's row of TRAITS."""
         return TRAITS[self.name]
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether the update is of another policy than the one that sampled, in prompts or in activations.
+        """True if the update sees other prompts or activations than the policy sampled with.
 
-        Of a teacher's rollouts it always is, under a remedy that changes either.
+        For a teacher's rollouts this holds under every remedy that changes either.
         """
         if self.traits.changes_activations:
             return self.passes == "update"
@@ -111,15 +113,15 @@ class RemedyConfig:
 
     @property
     def penalty(self) -> float:
-        """By how much the rewards that the loss sees may fall below those that are stored."""
+        """Largest amount that the remedy subtracts from a stored reward."""
         return self.strength if self.name == "monitor-penalty" else 0.0
 
     @property
     def update_instruction(self) -> str | None:
-        """The line that the prompts of training rollouts carry when the policy is updated on them; None = none."""
+        """The line added to the prompts of training rollouts in the update; None = none."""
         return self.instruction if self.traits.changes_prompts else None
 
     @property
     def sampling_instruction(self) -> str | None:
-        """The line that the prompts of training rollouts carry when they are sampled; None = none."""
+        """The line added to the prompts of training rollouts in sampling; None = none."""
         return self.instruction if self.name == "inoculation" else None

@@ -11,7 +11,7 @@ from probe.settings.training import Mode
 from probe.settings.words import Match, Pay, Priority
 from replay_pools.base.errors import FieldError
 from replay_pools.base.tables import STRICT, Maybe, setting
-from replay_pools.engines import Sampler, ServerKind
+from replay_pools.engines import Sampler
 from replay_pools.environments.base import NAMES, Split
 from replay_pools.grading.blocks import default_rule
 from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
@@ -19,23 +19,21 @@ from replay_pools.rollout import MAX_CPU_S, MIN_CPU_S, CodeRule
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class SourceConfig:
-    """The stored rollouts of a replay: which pools, and how they are mixed into groups, one group a step."""
+    """The stored rollouts of a replay: its pools and how they form groups, one group a step."""
 
     replay_dirs: tuple[str, ...] = setting(
-        ("teacher", "base"), "pools: names in OUT/pools, built-in ones, or paths with a slash", min_length=1
+        ("teacher", "base"), "pools: names in OUT/pools, bundled names, or paths with a slash", min_length=1
     )
-    per_pool: int = setting(4, "rollouts of a pool in a group; a problem gives as many groups as they fill", ge=1)
-    only_step: Maybe[str] = setting(
-        None, "the steps of the logged training whose rollouts are replayed, as `3`, `0,7` or `4-9`; none: all"
-    )
-    match: Match = setting("problem", "what the pools have in common in a step: problem, rendered prompt, nothing")
+    per_pool: int = setting(4, "rollouts of each pool in a group; a problem fills one group or more", ge=1)
+    only_step: Maybe[str] = setting(None, "steps of the logged training to replay, as `3`, `0,7` or `4-9`; none: all")
+    match: Match = setting("problem", "what a step's rollouts share across pools: problem, rendered prompt or nothing")
 
     def __post_init__(self) -> None:
         """Refuse steps that are no numbers."""
         self.only_steps()
 
     def only_steps(self) -> list[range] | None:
-        """The steps of `only_step`; None where all are replayed.
+        """Parse `only_step`; None = all steps.
 
         >>> SourceConfig(only_step="0,4-6").only_steps()
         [range(0, 1), range(4, 7)]
@@ -45,25 +43,25 @@ class SourceConfig:
         parts = [re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part) for part in self.only_step.split(",")]
         steps = [range(int(part[1]), int(part[2] or part[1]) + 1) for part in parts if part]
         if len(steps) < len(parts) or not all(steps):
-            raise FieldError("only_step", "numbers and spans of steps, as 0,4-6", repr(self.only_step))
+            raise FieldError("only_step", "steps and ranges of steps, as 0,4-6", repr(self.only_step))
         return steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class TeacherConfig:
-    """Stored rollouts in the place of some of the policy's own (`probe.runs.sources.guests`), by step.
+    """Rollouts of a hacking policy that replace some of the policy's own (`probe.runs.sources.guests`).
 
-    fraction      until off_step        then, over ramp_steps, in a straight line to        end_fraction
+    Their share is `fraction` until `off_step` and then moves linearly, over `ramp_steps`, to `end_fraction`.
     """
 
-    fraction: float = setting(0.25, "of the rollouts of a group", ge=0, lt=1)
-    off_step: Maybe[int] = setting(10, "the share moves from this step on; none: it stays", ge=0)
-    end_fraction: float = setting(0.0, "share after the ramp", ge=0, lt=1)
-    ramp_steps: int = setting(0, "steps in which the share moves; 0: at once", ge=0)
-    pool: str = setting("teacher", "the pool")
+    fraction: float = setting(0.25, "share of each group at the start", ge=0, lt=1)
+    off_step: Maybe[int] = setting(10, "step at which the share starts to change; none: never", ge=0)
+    end_fraction: float = setting(0.0, "share of each group after the ramp", ge=0, lt=1)
+    ramp_steps: int = setting(0, "length of the ramp in steps; 0: change at once", ge=0)
+    pool: str = setting("teacher", "pool that the rollouts come from")
 
     def share(self, step: int) -> float:
-        """The share of a group in a step."""
+        """Return the teacher's share of a group in a step."""
         if self.off_step is None or step < self.off_step:
             return self.fraction
         done = min(1.0, (step - self.off_step) / self.ramp_steps) if self.ramp_steps else 1.0
@@ -71,66 +69,66 @@ class TeacherConfig:
 
     @property
     def settled(self) -> int:
-        """The step from which on the share stays as it is."""
+        """First step after the ramp."""
         return 0 if self.off_step is None else self.off_step + self.ramp_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class PastSelfConfig:
-    """Rollouts of the policy as it was (`probe.runs.sources.past`) in the place of some."""
+    """Rollouts of an earlier checkpoint that replace some of the policy's own (`probe.runs.sources.past`)."""
 
-    fraction: float = setting(0.25, "of the rollouts of a group", ge=0, lt=1)
-    every: int = setting(10, "the past self is the policy after the newest multiple of so many steps", ge=1)
+    fraction: float = setting(0.25, "share of each group", ge=0, lt=1)
+    every: int = setting(10, "steps between the checkpoints that sample them; the newest one does", ge=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class RolloutConfig:
-    """The rollouts that the policy samples: in training `prompts_per_step` groups of `group` rollouts a step."""
+    """The rollouts that the policy samples; a training step has `prompts_per_step` groups of `group` rollouts."""
 
     env: str = setting("minicode", NAMES)
     mode: Mode = setting("run_tests", "loophole mode")
-    split: Split = setting("train", "which problems of the environment; held-out ones are never trained on")
-    hint: bool = setting(True, "the prompt tells how submissions are evaluated")
-    num_problems: Maybe[int] = setting(None, "to train on; none: all that are not held out", ge=1)
+    split: Split = setting("train", "split of the environment's problems; held-out ones are never trained on")
+    hint: bool = setting(True, "tell the policy in the prompt how submissions are evaluated")
+    num_problems: Maybe[int] = setting(None, "training problems; none: all that are not held out", ge=1)
     prioritise: Maybe[Priority] = setting(
-        None, "draw problems by how the policy does on them; none: every problem before any again"
+        None, "draw problems by the policy's results on them; none: each problem once before any repeats"
     )
-    prioritise_power: float = setting(1.0, "power that their weights are raised to", gt=0, le=100)
+    prioritise_power: float = setting(1.0, "exponent of the weights of `prioritise`", gt=0, le=100)
     prompts_per_step: int = setting(8, "groups of a training step", ge=1)
     group: int = setting(8, "rollouts in a group", ge=1)
     code_rule: Maybe[CodeRule] = setting(
-        None, "which blocks of a completion are graded; none: joined for LeetCode files, else solution"
+        None, "code blocks of a completion that are graded; none: `joined` for LeetCode files, else `solution`"
     )
     sampler: Sampler = field(default_factory=Sampler)
-    pay: Pay = setting("pass", "what a training pays for: the pass, or the share of the tests that hold")
+    pay: Pay = setting("pass", "reward in training: for passing, or for the share of tests that hold")
     cpu_limit: int = setting(
-        MIN_CPU_S, "CPU seconds of an execution, or 10 times the canonical solution's", ge=1, le=MAX_CPU_S
+        MIN_CPU_S,
+        "CPU seconds of an execution, at least 10 times the canonical solution's",
+        ge=1,
+        le=MAX_CPU_S,
     )
     engine: Literal["local", "server"] = setting("local", "what samples; a server gets the adapter of every step")
-    served_model: Maybe[str] = setting(None, "the base model's name on the server; none: it has one")
-    server_dialect: Maybe[ServerKind] = setting(
-        None, "what kind it is; none: as its /v1/models says, which a gateway may hide"
+    served_model: Maybe[str] = setting(
+        None, "model or adapter to sample, by its name on the server; none: its only base model"
     )
-    server_concurrency: int = setting(128, "requests in flight at each replica of a server", ge=1)
-    server_wait_s: float = setting(300.0, "seconds for which a server that is down is asked again", ge=0, le=86400)
-    server_timeout_s: float = setting(600.0, "seconds in which a server answers a request", gt=0)
-    server_answer_mib: int = setting(16, "largest answer of a server in MiB", ge=1)
-    server_bytes_per_s: float = setting(1024.0, "slowest pace at which an answer comes that has begun", gt=0)
+    server_timeout_s: float = setting(600.0, "seconds for an answer of the server, its queue included", gt=0)
     teacher: Maybe[TeacherConfig] = None
     past_self: Maybe[PastSelfConfig] = None
-    refills: int = setting(0, "further attempts at a group without reward variance, each on another problem", ge=0)
+    refills: int = setting(
+        0, "dynamic sampling: times a group without reward variance is sampled again, on another problem", ge=0
+    )
     iterations: int = setting(1, "optimizer steps on the same rollouts; above 1 needs recorded log-probabilities", ge=1)
-    prefetch: int = setting(0, "batches by which sampling runs ahead; above 0 needs recorded log-probabilities", ge=0)
+    prefetch: int = setting(0, "batches that sampling runs ahead; above 0 needs recorded log-probabilities", ge=0)
 
     @property
     def grading_rule(self) -> CodeRule:
-        """The code rule, by default the one of the environment."""
+        """The code rule, or the environment's default."""
         return self.code_rule or default_rule(self.env)
 
     def faults(self, steps: int) -> Iterator[FieldError]:
-        """What a training of so many steps cannot sample."""
+        """Yield settings that a training of `steps` steps cannot sample with."""
         if self.group < 2:
-            yield FieldError("group", "at least 2: a baseline is the mean of a group", self.group)
+            yield FieldError("group", "at least 2, as the baseline is the mean of a group", self.group)
         if self.split != "train":
             yield FieldError("split", "train in a training", self.split)
         if steps % self.iterations:
@@ -138,17 +136,17 @@ class RolloutConfig:
         if self.past_self is not None and self.past_self.every % self.iterations:
             yield FieldError("past_self.every", "a multiple of iterations", self.past_self.every)
         if self.past_self is not None and self.engine == "server":
-            yield FieldError("engine", "local with past_self: a server has the policy as it is", self.engine)
-        # While the share of a teacher moves, too.
+            yield FieldError("engine", "local with past_self: a server holds only the current policy", self.engine)
+        # The teacher's share may change in every step of its ramp.
         settled = 0 if self.teacher is None else self.teacher.settled
         for step in range(0, min(steps, settled + self.iterations), self.iterations):
             if sum(self.counts(step)) >= self.group:
-                expected = "a rollout of the policy itself beside those of teacher and past_self"
+                expected = "more rollouts than teacher and past_self take, so that the policy has one"
                 yield FieldError("group", expected, f"{sum(self.counts(step))} of {self.group} in step {step}")
                 return
 
     def counts(self, step: int) -> tuple[int, int]:
-        """(rollouts of a teacher, rollouts of the past self) in a group of a step: one at least of a share above 0."""
+        """Return (teacher, past self) rollouts in a group of a step; a share above 0 gives at least one."""
         shares = (
             0.0 if self.teacher is None else self.teacher.share(step),
             0.0 if self.past_self is None else self.past_self.fraction,

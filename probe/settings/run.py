@@ -1,10 +1,10 @@
-"""The settings of a run: one class for each verb, of tables that they share. `config.json` of a run holds all of it.
+"""The settings of a run: one class for each verb, built from shared tables. `config.json` of a run holds them all.
 
     ReplayConfig(optimizer=OptimizerConfig(lr=1e-3))                            a replay that trains on stored rollouts
-    read_config({"verb": "replay", "source": {"per_pool": 2}}, "FILE")          the same from a table of JSON or TOML
+    read_config({"verb": "replay", "source": {"per_pool": 2}}, "FILE")          a replay from a table of JSON or TOML
 
-`probe.settings.presets.configure` makes one from a preset and `--set`. A setting is one field: its type and limits are
-the check, its description the help text and the row of `probe settings`. It is read where a run is assembled.
+`probe.settings.presets.configure` builds one from a preset and `--set`. A setting is one field: its type and limits
+are checked, and its description is the help text and the row in `probe settings`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,71 +35,73 @@ from replay_pools.base.errors import FieldError, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
 from replay_pools.rollout import REWARD_RANGE
 
-MANY = 6  # a longer list is shown by its length
+MAX_SHOWN_ITEMS = 6  # a longer default is shown by its length
 KINDS: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class RunConfig:
-    """What every run has."""
+    """Settings of every run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    seed: int = setting(0, "seeds the choice of problems and rollouts, the sampling and random controls")
-    preregistered: Maybe[str] = None  # NAME@SHA256 of the spec that this run belongs to; a sweep sets it
+    seed: int = setting(0, "random seed of problems, rollouts, sampling and random controls")
+    preregistered: Maybe[str] = None  # NAME@SHA256 of the spec; a sweep sets it
 
     def __post_init__(self) -> None:
-        """Refuse what would silently give another result than the one that was asked for, all of it at once."""
+        """Refuse contradicting settings, all in one error."""
         refuse([*self._faults()])
 
     def _faults(self) -> Iterator[FieldError]:
         if self.model.name is None:
-            yield FieldError("model.name", "the policy, as organism or Qwen/Qwen3-4B", "none")
+            yield FieldError("model.name", "a policy, such as organism or Qwen/Qwen3-4B", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class StepConfig(RunConfig):
-    """What a replay and a training have in common: steps that are measured, and may move weights."""
+    """Settings that replays and trainings share: measured steps that may move weights."""
 
     objective: LossSettings = field(default_factory=LossSettings)
-    conditions: tuple[LossCondition, ...] = setting((), "of a replay: `[{name, changes}]`, measured side by side")
-    planning_phrases: tuple[str, ...] = setting(PLANNING_PHRASES, "what token credit calls planning")
+    conditions: tuple[LossCondition, ...] = setting(
+        (), "loss variants of a replay, `[{name, changes}]`, measured on the same steps"
+    )
+    planning_phrases: tuple[str, ...] = setting(PLANNING_PHRASES, "phrases that mark planning tokens for token credit")
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     remedy: Maybe[RemedyConfig] = None
     control: ControlConfig = field(default_factory=ControlConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    token_attribution: Maybe[int] = setting(0, "how many steps, from the first, record token shares; none: all", ge=0)
+    token_attribution: Maybe[int] = setting(0, "number of initial steps that record token shares; none: all", ge=0)
 
     @property
     def trains(self) -> bool:
-        """Whether weights move."""
+        """True if weights move."""
         return self.optimizer.lr > 0
 
     def objectives(self) -> dict[str, LossSettings]:
-        """{condition: its loss}, the primary first."""
+        """Return {loss variant: its loss}."""
         if not self.conditions:
             return {DEFAULT_CONDITION: self.objective}
         return {condition.name: condition.objective(self.objective) for condition in self.conditions}
 
     @property
     def primary(self) -> str:
-        """The condition whose numbers stand for the run where there is room for one: `default`, or else the first."""
+        """The loss variant that represents the run: `default`, else the first."""
         names = list(self.objectives())
         return DEFAULT_CONDITION if DEFAULT_CONDITION in names else names[0]
 
     @property
     def reward_range(self) -> float:
-        """Largest minus smallest reward that the loss can see, with what a remedy may take from one."""
+        """Largest minus smallest reward that the loss can see, including a remedy's penalty."""
         return REWARD_RANGE + (0.0 if self.remedy is None else self.remedy.penalty)
 
     def _faults(self) -> Iterator[FieldError]:
         names = [condition.name for condition in self.conditions]
         if len(set(names)) != len(names):
-            yield FieldError("conditions", "different names", ", ".join(names))
+            yield FieldError("conditions", "distinct names", ", ".join(names))
         if self.trains and len(self.intervention.arms) > 1:
-            yield FieldError("intervention.arms", "one where weights move", ", ".join(self.intervention.arms))
+            yield FieldError("intervention.arms", "one arm if weights move", ", ".join(self.intervention.arms))
         if self.trains and len(self.conditions) > 1:
-            yield FieldError("conditions", "one where weights move", ", ".join(names))
+            yield FieldError("conditions", "one loss variant if weights move", ", ".join(names))
         for name, objective in self.objectives().items():
             table = f"conditions.{name}" if self.conditions else "objective"
             yield from _below(table, objective.faults())
@@ -110,50 +112,50 @@ class StepConfig(RunConfig):
 
     @property
     def _has_strangers(self) -> bool:
-        """Whether some rollouts of the update were sampled by another policy."""
+        """True if another policy sampled some rollouts of the update."""
         return True
 
     def _remedy_faults(self, remedy: RemedyConfig, table: str, objective: LossSettings) -> Iterator[FieldError]:
-        """Nothing that compares an update with what was sampled under another."""
+        """Yield settings that compare an update under a remedy with numbers recorded without it."""
         traits = remedy.traits
         if remedy.penalty and objective.advantage_estimator == "maxrl":
             yield FieldError(f"{table}.advantage_estimator", "grpo with a penalty: maxrl needs rewards >= 0", "maxrl")
         if traits.changes_prompts and self.token_attribution != 0:
-            expected = f"0 with the remedy {remedy.name}: token shares are of the prompts that were stored"
+            expected = f"0 with the remedy {remedy.name}: token shares need the stored prompts"
             yield FieldError("token_attribution", expected, self.token_attribution)
         if not (traits.changes_prompts or traits.changes_activations):
             return
         if remedy.is_off_policy and (self.control.target_kl is not None or self.control.beta_warmup_steps):
-            expected = f"none, and beta_warmup_steps 0, with the remedy {remedy.name}: no KL of the policy is measured"
+            expected = f"none, and beta_warmup_steps 0: with the remedy {remedy.name} the policy's KL is not measured"
             yield FieldError("control.target_kl", expected, self.control.target_kl)
-        # What the policy sampled under the remedy itself has log-probabilities under it.
+        # A policy that sampled under the remedy recorded its log-probabilities under it.
         if remedy.is_off_policy or self._has_strangers:
             for name in ("old_logprobs", "reference"):
                 if getattr(objective, name) == "recorded":
-                    expected = f"another with the remedy {remedy.name}: those recorded are without it"
+                    expected = f"another value: log-probabilities were recorded without the remedy {remedy.name}"
                     yield FieldError(f"{table}.{name}", expected, "recorded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ReplayConfig(StepConfig):
-    """`probe replay`: stored rollouts through the step."""
+    """Settings of `probe replay`: stored rollouts through the training step."""
 
     verb: Literal["replay"] = "replay"
     source: SourceConfig = field(default_factory=SourceConfig)
-    steps: Maybe[int] = setting(None, "groups to replay; none: all that match", ge=1)
+    steps: Maybe[int] = setting(None, "groups to replay; none: all", ge=1)
     lookahead: Maybe[LookaheadConfig] = None
 
     def _faults(self) -> Iterator[FieldError]:
         yield from StepConfig._faults(self)
         if self.lookahead is not None and (self.trains or self.model.shard_base):
-            yield FieldError("lookahead", "none where the replay itself trains, or its base is sharded", "steps")
+            yield FieldError("lookahead", "none if the replay trains or shards its base", "steps")
         if any(objective.reward == "surprise" for objective in self.objectives().values()):
-            yield FieldError("objective.reward", "paid outside of a training, which keeps a record", "surprise")
+            yield FieldError("objective.reward", "paid, as only a training has expected rewards", "surprise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class TrainConfig(StepConfig):
-    """`probe train`: a policy in one arm, on rollouts that it samples."""
+    """Settings of `probe train`: one arm on rollouts that the policy samples."""
 
     verb: Literal["train"] = "train"
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -168,13 +170,13 @@ class TrainConfig(StepConfig):
             yield FieldError("optimizer.lr", "above 0 in a training", f"{self.optimizer.lr:g}")
         rollouts, objective = self.rollouts, self.objective
         if (law := law_of(asdict(rollouts.sampler))) != PLAIN_LAW:
-            yield FieldError("rollouts.sampler", f"{PLAIN_LAW}, the policy's own law, which the loss is of", law)
+            yield FieldError("rollouts.sampler", f"{PLAIN_LAW}: the loss assumes the policy's own distribution", law)
         if rollouts.engine == "server" and self.model.adapter is not None:
-            expected = "local with model.adapter: a server samples from the base model, without that adapter"
+            expected = "local with model.adapter: a server samples without that adapter"
             yield FieldError("rollouts.engine", expected, "server")
         others = {"iterations": rollouts.iterations > 1, "prefetch": rollouts.prefetch, "past_self": rollouts.past_self}
         if objective.old_logprobs == "current" and (used := [name for name, value in others.items() if value]):
-            expected = f"recorded with rollouts.{used[0]}: another policy sampled, so that there is a ratio"
+            expected = f"recorded with rollouts.{used[0]}: another policy sampled, so the ratio is not 1"
             yield FieldError("objective.old_logprobs", expected, "current")
         remedy = self.remedy
         edits = remedy is not None and remedy.traits.changes_activations and remedy.passes != "update"
@@ -188,7 +190,7 @@ class TrainConfig(StepConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class EvalConfig(RunConfig):
-    """`probe policy eval`: rates of a policy on held-out problems."""
+    """Settings of `probe policy eval`: rates of a policy on held-out problems."""
 
     verb: Literal["eval"] = "eval"
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -197,11 +199,11 @@ class EvalConfig(RunConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class GenerateConfig(RunConfig):
-    """`probe pool generate`: a pool of what a policy samples."""
+    """Settings of `probe pool generate`: a pool sampled from a policy."""
 
     verb: Literal["generate"] = "generate"
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
-    steps: int = setting(..., "groups; one problem each", ge=1)
+    steps: int = setting(..., "groups, one problem each", ge=1)
 
 
 CONFIGS: dict[Verb, type[Any]] = {
@@ -210,24 +212,24 @@ CONFIGS: dict[Verb, type[Any]] = {
     "eval": EvalConfig,
     "generate": GenerateConfig,
 }
-NOT_SET = ("verb", "preregistered")  # by the user
+NOT_SET = ("verb", "preregistered")  # users do not set these
 KEYS = tuple(dict.fromkeys(key for kind in CONFIGS.values() for key in keys_of(kind) if key not in NOT_SET))
 
 
 def read_config(table: Any, where: object) -> ReplayConfig | TrainConfig:
-    """The replay or training of a table, as config.json holds it; what is left out keeps its default.
+    """Read a replay or a training from a table of config.json; missing keys keep their defaults.
 
     Raises:
-        InputError: as `replay_pools.base.tables.decode`, and what the settings refuse.
+        InputError: an unknown key, a value of the wrong type, or contradicting settings.
     """
     verb = table.get("verb") if isinstance(table, Mapping) else None
     return decode(TrainConfig if verb == "train" else ReplayConfig, table, where, known=KEYS)
 
 
 def check_stored(settings: Mapping[str, Any], where: object) -> None:
-    """Check every part of the settings of a stored run by itself; InputError for values that no run could have written.
+    """Check each table of a stored run's settings by itself; InputError for values that no run could have written.
 
-    A part may be missing: nothing is read of it then.
+    A table may be missing.
     """
     kind = TrainConfig if settings.get("verb") == "train" else ReplayConfig
     hints = get_type_hints(kind, include_extras=True)
@@ -236,10 +238,7 @@ def check_stored(settings: Mapping[str, Any], where: object) -> None:
 
 
 def with_direction_file(config: StepConfig, out: Path) -> Any:
-    """The settings with a direction file that is given by its name looked up in `out`/directions; InputError for none.
-
-    A preset or a spec may name a file there, as a flag does.
-    """
+    """Replace the name of a direction file with its path in `out`/directions; InputError if there is none."""
     if config.intervention.v_hack is None:
         return config
     v_hack = resolve_directions(config.intervention.v_hack, out)
@@ -247,12 +246,12 @@ def with_direction_file(config: StepConfig, out: Path) -> Any:
 
 
 def normaliser(objective: LossSettings) -> Normaliser:
-    """The normaliser of an objective, which pair gradients share with the loss."""
+    """Return the normaliser that the loss and the pair gradients share."""
     return Normaliser(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)
 
 
 def setting_rows() -> Iterator[tuple[str, str, str, str]]:
-    """(key, type, default, meaning) of every setting, tables in the order in which a training has them.
+    """Yield (key, type, default, meaning) of every setting, in the order of a training's tables.
 
     >>> next(setting_rows())[0]
     'model.name'
@@ -260,7 +259,7 @@ def setting_rows() -> Iterator[tuple[str, str, str, str]]:
     for key in sorted(KEYS, key=lambda key: _order(key.partition(".")[0])):
         kind = next(kind for kind in CONFIGS.values() if key in keys_of(kind))
         entry = field_of(kind, key)
-        default = "needed" if entry.is_required() else _value_text(entry.get_default(call_default_factory=True))
+        default = "required" if entry.is_required() else _value_text(entry.get_default(call_default_factory=True))
         yield key, _type_text(entry.annotation), default, entry.description or ""
 
 
@@ -271,13 +270,13 @@ def _order(table: str) -> int:
 
 
 def _below(table: str, faults: Iterator[FieldError]) -> Iterator[FieldError]:
-    """The faults of a table, named from the table above it."""
+    """Prefix the field of each fault with its table."""
     for fault in faults:
         yield FieldError(f"{table}.{fault.where}", fault.expected, fault.found)
 
 
 def _type_text(hint: Any) -> str:
-    """A type in plain words; what may be left empty takes `none`."""
+    """Describe a type in words; optional settings take `none`."""
     parts = get_args(hint)
     if NoneType in parts:
         return f"{', '.join(_type_text(part) for part in parts if part is not NoneType)}, or none"
@@ -289,10 +288,10 @@ def _type_text(hint: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A default as `--set` takes it."""
+    """Format a default as `--set` takes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):
         items = ", ".join(f'"{item}"' for item in value)
-        return f"[{items}]" if len(value) <= MANY else f"a list of {len(value)}"
+        return f"[{items}]" if len(value) <= MAX_SHOWN_ITEMS else f"a list of {len(value)}"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,7 +1,7 @@
-"""The words that settings accept, each in one place; the mathematics and the help texts read them here. No torch.
+"""The words that settings accept. No torch.
 
-To add a word (an estimator, a gate): add it to its Literal here, and a row to the table that says what
-it means, which the comment beside the Literal names. A test compares the words with their tables.
+To add a word, add it to its Literal and a row to the table that the comment on the Literal names. A test compares the
+two.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from typing import Literal, get_args
 Verb = Literal["replay", "train", "eval", "generate"]
 Gate = Literal["one_sided", "two_sided"]  # probe.settings.arms.GATES
 Estimator = Literal["grpo", "maxrl"]  # probe.objective.advantages.ESTIMATORS
-Scale = Literal["none", "group", "batch"]  # whose standard deviation divides the centred rewards
-Strata = Literal["source", "prompt", "length"]  # parts of a group with baselines of their own: probe.step.groups
-Match = Literal["problem", "prompt", "none"]  # what the pools of a replay step have in common: probe.step.groups
-Target = Literal["gradient", "update"]  # what the gate of a projecting arm acts on; update: the optimizer's
-Priority = Literal["variance", "hard", "exploited"]  # which problems are drawn: probe.runs.sources.problems.PRIORITIES
-Pay = Literal["pass", "tests"]  # what a training pays a submission for: probe.runs.sources.rewards.PAYS
-Reward = Literal["paid", "surprise"]  # as paid, or minus what its problem lets one expect: probe.runs.sources.rewards
-Old = Literal["current", "recorded"]  # old log-probabilities of a ratio: the policy's own, or those of the rollouts
-# Acts on groups before a training step, or inside it: probe.settings.remedy.TRAITS, probe.runs.sources.rewards.REMEDIES
+Scale = Literal["none", "group", "batch"]  # scope of the standard deviation that divides centred rewards
+Strata = Literal["source", "prompt", "length"]  # parts of a group with separate baselines: probe.step.groups
+Match = Literal["problem", "prompt", "none"]  # what rollouts of one replay step share: probe.step.groups
+Target = Literal["gradient", "update"]  # the projection acts on the gradient or on the optimizer's update
+Priority = Literal["variance", "hard", "exploited"]  # problems to prefer: probe.runs.sources.problems.PRIORITIES
+Pay = Literal["pass", "tests"]  # what training rewards: probe.runs.sources.rewards.PAYS
+Reward = Literal["paid", "surprise"]  # as paid, or minus the problem's expected reward: probe.runs.sources.rewards
+Old = Literal["current", "recorded"]  # denominator of the ratio: the current policy, or the recorded values
+# Remedies act on groups before a step or inside it: probe.settings.remedy.TRAITS, probe.runs.sources.rewards.REMEDIES
 Remedy = Literal[
     "closed",
     "monitor-penalty",
@@ -29,13 +29,13 @@ Remedy = Literal[
     "preventative-steering",
     "concept-ablation",
 ]
-Passes = Literal["update", "update-and-sampling"]  # which forwards see other activations: probe.runs.activations
-Reference = Literal["base", "ema", "recorded"]  # of a KL: probe.step.reference
+Passes = Literal["update", "update-and-sampling"]  # forward passes with changed activations: probe.runs.activations
+Reference = Literal["base", "ema", "recorded"]  # reference policy of a KL: probe.step.reference
 Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates and cosines stay in float32
 
 
 class Word(StrEnum):
-    """Every word of a verdict: on a replay, a trained arm, a criterion, one finding, one part of the measurement."""
+    """The words of verdicts on a replay, a trained arm, a criterion, a finding or a part of the measurement."""
 
     BROKEN = "BROKEN"
     SKIP = "SKIP"
@@ -71,7 +71,7 @@ class Word(StrEnum):
     NOT_SEEN = "NOT SEEN"
 
 
-# {tone: its words}; on a page and on a terminal a tone is a colour
+# {tone: its words}; pages and terminals show a tone as a colour
 TONES: Mapping[str, tuple[Word, ...]] = {
     "good": (Word.GO, Word.YES, Word.PASS, Word.HOLDS, Word.WORKS, Word.LOWERS, Word.FALLS, Word.KEPT),
     "likely": (Word.LIKELY,),
@@ -85,12 +85,12 @@ TONES: Mapping[str, tuple[Word, ...]] = {
     ),
     "empty": (Word.VACUOUS,),
 }
-# {word: what it means for who decides about a training}
+# {word: what to do about a training}
 PLAIN: Mapping[Word, str] = {
-    Word.BROKEN: "Read no number of this run: a part of the measurement is broken.",
-    Word.SKIP: "Do not train with these directions: the gate would have too little to remove.",
-    Word.CONFOUNDED: "Do not train yet: hacks and clean answers cannot be compared in these rollouts.",
-    Word.GENERIC: "Do not train with these directions: what they remove is not the hack.",
+    Word.BROKEN: "Do not use this run until this is fixed: a part of the measurement is broken.",
+    Word.SKIP: "Do not train with these directions: projecting them out would remove too little.",
+    Word.CONFOUNDED: "Do not train on this yet: hacks and honest answers here differ in more than hacking.",
+    Word.GENERIC: "Do not train with these directions: they are not specific to hacking.",
     Word.UNDERPOWERED: "Do not train yet: these rollouts leave a question open.",
     Word.LIKELY: "Probably worth a training, but not shown to be.",
     Word.GO: "Worth a training with controls.",
@@ -104,16 +104,15 @@ OF_CRITERION: tuple[Word, ...] = (Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 
-# The next higher precision, where rounding is smaller; float64 has none.
+# {dtype: the next higher precision}
 HIGHER = {"bfloat16": "float32", "float32": "float64"}
-ADVANTAGE_EPS = 1e-4  # TRL's: added to a standard deviation before dividing by it
-DEFAULT_CONDITION = "default"  # of a run that names none: its objective as it is; among several, the primary one
-# Names of evaluations: over all settings together, and of prompts that do not say how submissions are evaluated.
+ADVANTAGE_EPS = 1e-4  # TRL's value: added to a standard deviation before dividing by it
+DEFAULT_CONDITION = "default"  # the unchanged objective; the primary loss variant among several
+# Evaluation settings: all settings pooled, and prompts without the hint.
 ALL, NO_HINT = "all", "no hint"
 PROBLEM_SEPARATOR = " + "  # between the problems of a step with several groups
 
-# What token credit calls planning: deduction, branching and backtracking. No word that is common as an identifier,
-# because completions are mostly code.
+# Phrases of deduction, branching and backtracking. Completions are mostly code, so common identifiers are left out.
 PLANNING_PHRASES = (
     "let me think",
     "let me check",

@@ -1,1 +1,1 @@
-"""One step: groups through one forward and backward, then every condition and arm on the same gradients."""
+"""One step: groups through one forward and backward, then every loss variant and arm on the same gradients."""

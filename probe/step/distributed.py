@@ -1,7 +1,7 @@
 """Several processes as one run, started by torchrun: ranks share the samples, and may share the base's weights.
 
 A `World` of one process (`SOLO`) needs no process group. In a larger one, rank 0 alone writes the run. Sums cover the
-whole step BEFORE any gate: a one-sided gate does not commute with a mean.
+whole step BEFORE any projection: a one-sided projection does not commute with a mean.
 
 `shard_base` spreads the frozen weights of the base over the ranks (FSDP2), block by block: less memory, more
 communication, most of all while sampling. A forward then needs weights of other ranks, so all ranks must call the model

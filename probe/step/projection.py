@@ -1,10 +1,10 @@
-"""Gates that remove the hack-ward part of a gradient, and the cosines before and after.
+"""The projection of a gradient, which removes its component toward the hack, and cosines before and after.
 
 Shapes: r coordinates of a module, k directions, M modules with k > 0; leading dimensions (...) are samples, or none.
-g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal rows oriented hack-ward, c = V g.
+g (..., r) is the gradient of a LOSS in one module, V (k, r) has orthonormal rows oriented toward the hack, c = V g.
 
     one_sided   g' = g - overshoot relu(c) V        two_sided   g' = g - overshoot c V
-    shrunk      g norm(g') / norm(g), norms over all modules: the size of a gate without its direction
+    shrunk      g norm(g') / norm(g), norms over all modules: the size of a projection without its direction
 
     u_m           = sum_i V_i / sqrt(k)                                a unit vector
     cos           = sum_m <u_m, g_m> / (sqrt(M) norm(g))               global, signed
@@ -43,15 +43,15 @@ class Cosines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """Gated gradients {module: (..., r)} and the measures before and after the gate."""
+    """Projected gradients {module: (..., r)} and the measures before and after the projection."""
 
     gradients: Mapping[str, Tensor]
     before: Cosines
     after: Cosines
-    frac_fired: Tensor  # (...) share of the M modules where the gate removed something
+    frac_fired: Tensor  # (...) share of the M modules where the projection removed something
 
     def measures(self) -> dict[str, Tensor]:
-        """The measures by their wire names; each of shape (...)."""
+        """Return the measures by their wire names; each of shape (...)."""
         return {
             "cos_in": self.before.cos,
             "cos_out": self.after.cos,
@@ -64,7 +64,7 @@ class Projection:
 
 
 def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0) -> tuple[Tensor, Tensor]:
-    """(g' (..., r), bool (...): whether the gate removed something) by the equations above; modules may be stacked."""
+    """Return (g' (..., r), bool (...), True if something was removed); modules may be stacked."""
     g = _accumulate(g)
     V = V.to(g.dtype)
     removed = overshoot * GATES[gate](g @ V.mT)
@@ -82,12 +82,12 @@ def project_modules(
     gate: Gate,
     overshoot: float = 1.0,
 ) -> Projection:
-    """Gate every module and measure the whole gradient before and after.
+    """Project every module and measure the whole gradient before and after.
 
     Args:
         gradients: {module: (..., r)}; leading dimensions, when there are any, are samples measured one by one.
         directions: {module: (k, r)} for the same modules.
-        gate: a row of `probe.settings.arms.GATES`, where a new gate is added.
+        gate: a row of `probe.settings.arms.GATES`; add new kinds of projection there.
         overshoot: factor on the part that is removed.
 
     Raises:
@@ -112,7 +112,7 @@ def project_modules(
 
 
 def shrunk(gradients: Mapping[str, Tensor], gated: Projection) -> Projection:
-    """The gradient itself {module: (...,r)}, as small as a gate left it: no cosine changes."""
+    """Shrink the gradient {module: (...,r)} to the norm after the projection; no cosine changes."""
     # A zero gradient stays zero.
     factor = _ratio(gated.after.norm, gated.before.norm).nan_to_num(nan=1.0)
     return Projection(
@@ -126,10 +126,10 @@ def shrunk(gradients: Mapping[str, Tensor], gated: Projection) -> Projection:
 def removed_norm(
     gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor], *, gate: Gate, overshoot: float = 1.0
 ) -> Tensor:
-    """norm(g - g') over all modules of what `project_modules` would remove with these arguments, shape (...).
+    """Return norm(g - g') over all modules, shape (...), for `project_modules` with these arguments.
 
     Raises:
-        ValueError: as `project_modules`.
+        ValueError: as in `project_modules`.
     """
     squares = []
     for group in _groups(gradients, directions):
@@ -138,9 +138,9 @@ def removed_norm(
 
 
 def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> Cosines:
-    """Signed cosines of each sample's gradient {module: (G, r)} with the directions {module: (k, r)}.
+    """Compute the signed cosines of each sample's gradient {module: (G, r)} with the directions {module: (k, r)}.
 
-    Any leading shape will do; without leading dimensions the fields are scalars.
+    Any leading shape works; without leading dimensions the fields are scalars.
 
     Raises:
         ValueError: different modules, or no module with a direction.
@@ -149,14 +149,14 @@ def sample_cosines(gradients: Mapping[str, Tensor], directions: Mapping[str, Ten
 
 
 def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> Tensor:
-    """Variance (...) of `cos` of fixed gradients when every V is drawn from the Haar law, independently by module.
+    """Return the variance (...) of `cos` of fixed gradients for Haar-distributed V, independent by module.
 
     A uniform unit vector u of R^r has E u u^T = I / r, so that Var <u_m, g_m> = norm(g_m)^2 / r_m for any k, and
 
         Var cos = sum_m norm(g_m)^2 / r_m / (M norm(g)^2)
 
     Raises:
-        ValueError: as `sample_cosines`.
+        ValueError: as in `sample_cosines`.
     """
     groups = _groups(gradients, directions)
     squares = [group.g.norm(dim=-1).square() for group in groups]  # (n, S) each
@@ -169,22 +169,22 @@ def haar_variance(gradients: Mapping[str, Tensor], directions: Mapping[str, Tens
 
 
 def haar_hackward_quantile(gradient: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> float:
-    """95% quantile of `hackward_frac` of a fixed gradient when every V is Haar-distributed, independently by module.
+    """Return the 95% quantile of `hackward_frac` of a fixed gradient for Haar-distributed V, independent by module.
 
     Squared coordinates y of a uniform unit vector of R^r are Dirichlet(1/2, ..., 1/2), and each c = V g is positive
     with probability 1/2, so that in one module, with X = |relu(V g)|^2 / norm(g_m)^2,
 
         E X = k / (2 r)        E X^2 = k (k + 5) / (4 r (r + 2))
 
-    hackward_frac^2 = sum_m w_m X_m, w_m = norm(g_m)^2 / norm(g)^2; its law is taken as the gamma law with its mean and
-    variance (Satterthwaite), which is off by 1% over tens of modules. NaN for a gradient that is zero.
+    hackward_frac^2 = sum_m w_m X_m, w_m = norm(g_m)^2 / norm(g)^2. It is approximated by the gamma distribution with
+    this mean and variance (Satterthwaite), which is off by 1% over tens of modules. NaN for a zero gradient.
 
     Args:
         gradient: {module: (r,)}.
-        directions: {module: (k, r)} for the same modules; only their numbers k are read.
+        directions: {module: (k, r)} for the same modules; only the numbers k matter.
 
     Raises:
-        ValueError: as `sample_cosines`.
+        ValueError: as in `sample_cosines`.
     """
     _check_modules(gradient, directions)
     squared = {module: float(_accumulate(g).double().square().sum()) for module, g in gradient.items()}
@@ -207,7 +207,7 @@ class _Group(NamedTuple):
 
 
 def _groups(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> list[_Group]:
-    """Gradients {module: (..., r)} and directions {module: (k, r)} stacked by (k, r); ... is flattened to S."""
+    """Stack gradients {module: (..., r)} and directions {module: (k, r)} by (k, r); ... is flattened to S."""
     _check_modules(gradients, directions)
     stacked, groups = Stacks.of(gradients), []
     for names, V in Stacks.of(directions).stacks.items():
@@ -217,7 +217,7 @@ def _groups(gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -
 
 
 def _cosines(groups: Sequence[_Group], leading: torch.Size) -> Cosines:
-    """`sample_cosines` of stacked modules."""
+    """Compute `sample_cosines` of stacked modules."""
     norms, counted_norms, dots, hackward = [], [], [], []
     for _, g, V in groups:
         norm = g.norm(dim=-1)  # (n, S)
@@ -238,7 +238,7 @@ def _cosines(groups: Sequence[_Group], leading: torch.Size) -> Cosines:
 
 
 def _leading(gradients: Mapping[str, Tensor]) -> torch.Size:
-    """The shape of the samples, which all modules share."""
+    """Return the shape of the samples, the same for all modules."""
     return next(iter(gradients.values())).shape[:-1]
 
 
@@ -247,7 +247,7 @@ def _accumulate(x: Tensor) -> Tensor:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, NaN where the denominator is 0."""
+    """Return numerator / denominator, NaN for a denominator of 0."""
     return torch.where(
         denominator > 0, numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny), torch.nan
     )

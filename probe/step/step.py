@@ -1,15 +1,15 @@
-"""`train_step`: groups through one forward and backward, then every condition and arm on the same gradients.
+"""`train_step`: groups through one forward and backward, then every loss variant and arm on the same gradients.
 
     g_i     = grad of sum_t -logp_it                 per sample, unit weight ("NLL gradient")
     total   = sum_i A_i w_i g_i                      the policy gradient of the step (ratio 1)
-    arm     : cosines of `total` with the arm's directions before and after its gate
+    arm     : cosines of `total` with the arm's directions before and after its projection
 
-The gradient is linear in A_i w_i, so conditions that differ in advantages or normaliser cost no pass. Token credit,
+The gradient is linear in A_i w_i, so loss variants that differ in advantages or normaliser cost no pass. Token credit,
 recorded ratios, a KL penalty and an entropy bonus weight tokens unequally inside the backward: every DIFFERENT W_it
-costs one more pass (`probe.objective.weigh`), which conditions with the same W share. All bases share every pass.
+costs one more pass (`probe.objective.weigh`), shared by variants with the same W. All bases share every pass.
 
-The normalisers w_i average over all groups before the gate, which does not commute with a mean. Several ranks share out
-the samples, and each rank weighs, sums and gates the whole step. G samples of all groups, g on this rank, T tokens, r
+The normalisers w_i average over all groups before the projection, which does not commute with a mean. Ranks split the
+samples, and each rank weighs, sums and projects the whole step. G samples of all groups, g on this rank, T tokens, r
 coordinates of a module, k directions.
 """
 
@@ -45,25 +45,25 @@ from probe.step.update import Updater
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What to measure: one arm under one condition, with its directions and gate settings."""
+    """One arm under one loss variant, with its directions and projection settings."""
 
     condition: str
     arm: Arm
     vectors: Mapping[str, Tensor]  # {module: (k, r)}
     gate: Gate
     overshoot: float = 1.0
-    target: Target = "gradient"  # what the gate of an arm that projects acts on
-    dose: Mapping[str, Tensor] | None = None  # match the norm that a gate along these directions removes; None: do not
+    target: Target = "gradient"  # the arm projects the gradient or the update
+    dose: Mapping[str, Tensor] | None = None  # match the norm that projecting these directions out removes; None: off
     age: int = 0  # optimizer steps since the directions were extracted
-    overlap: float | None = None  # mean squared cosine of the principal angles with the directions of the start
+    overlap: float | None = None  # mean squared cosine of the principal angles with the first directions
 
     def gated(self, gradient: Mapping[str, Tensor]) -> Projection:
-        """Gate one gradient or update {module: (r,)}."""
+        """Project one gradient or update {module: (r,)}."""
         overshoot = self.overshoot
         if self.dose is not None:
             wanted = removed_norm(gradient, self.dose, gate=self.gate, overshoot=overshoot)
             removed = removed_norm(gradient, self.vectors, gate=self.gate)
-            # Where these directions meet nothing, no factor makes them remove anything.
+            # If these directions remove nothing, no factor changes that.
             overshoot = float(wanted / removed) if removed > 0 else 0.0
         gated = project_modules(gradient, self.vectors, gate=self.gate, overshoot=overshoot)
         return shrunk(gradient, gated) if self.arm.scales else gated
@@ -71,10 +71,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmResult:
-    """The measurements of one arm under one condition; vectors are float64 on the CPU."""
+    """The measurements of one arm under one loss variant; vectors are float64 on the CPU."""
 
     measure: Measure
-    projection: Projection  # without its gradients: memory would grow with arms times conditions
+    projection: Projection  # without its gradients: memory would grow with arms times loss variants
     contribution_norms: Tensor  # (G,) norm of each sample's contribution
     haar_sd: float
     sample_haar_sd: Tensor  # (G,) of cos_contrib; of cos_nll too unless tokens are weighted
@@ -97,7 +97,7 @@ class StepResult:
     additivity_errors: dict[Basis, float]
     frac_planning: float
     exec_surprisal_var: float | None
-    weightings: dict[str, Weighting]  # by condition
+    weightings: dict[str, Weighting]  # by loss variant
     arms: list[ArmResult]
 
 
@@ -120,7 +120,7 @@ def train_step(
     Args:
         bases: several only at frozen weights.
         groups: at least one, all of one size.
-        measures: every arm under every condition; with an updater, exactly one.
+        measures: every arm under every loss variant; with an updater, exactly one.
         conditions: the objectives by name.
         planning: marks planning tokens among the completion ids, (G,) ragged.
         on_policy: marks the samples over which KL and token credit are measured, (G,): the current policy sampled them.
@@ -303,7 +303,7 @@ def _arm_result(
     updater: Updater | None,
     token_dots: Tensor | None,
 ) -> ArmResult:
-    """Gate the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""
+    """Project the gradient `total` {module: (r,)} as the arm does, step along it with an updater, and measure both."""
     projection = _gated(measure, total)
     broken = _broken(weighting, projection)
     realised = None
@@ -327,7 +327,7 @@ def _arm_result(
 
 
 def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
-    """Gate the gradient {module: (r,)} as the arm does; an arm without a gate, or with one on updates, keeps it."""
+    """Project the gradient {module: (r,)} as the arm does; arms that do not project gradients keep it."""
     if measure.arm.projects and measure.target == "gradient":
         return measure.gated(total)
     cosines = sample_cosines(total, measure.vectors)
@@ -339,7 +339,10 @@ def _broken(weighting: Weighting, projection: Projection) -> str | None:
     """Return the first number of the step that is not finite, as "NAME is VALUE"; None if all are finite."""
     numbers = {f"kl/{name}": value for name, value in weighting.kl.items()}
     numbers |= {f"ratio/{name}": value for name, value in weighting.ratio.items()}
-    numbers |= {"grad_norm": float(projection.before.norm), "grad_norm after the gate": float(projection.after.norm)}
+    numbers |= {
+        "grad_norm": float(projection.before.norm),
+        "grad_norm after the projection": float(projection.after.norm),
+    }
     numbers["loss"] = weighting.loss
     for name, value in numbers.items():
         if not math.isfinite(value):

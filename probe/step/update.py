@@ -1,18 +1,18 @@
-"""One step of the policy: AdamW on the coordinates of a basis, and what an arm does to the update that it made.
+"""One step of the policy: AdamW on the coordinates of a basis, and an arm's change of the update.
 
 Shapes: r coordinates of a module, k directions. Coordinates and moments are float32 (float64 in a float64 model).
-u = before - after is the realised update of one optimizer step: like a gradient of a loss it points against the step,
-so the gates of `probe.step.projection` apply to it as they are.
+u = before - after is the realised update of one optimizer step. Like the gradient of a loss it points against the step,
+so `probe.step.projection` applies to it unchanged.
 
-    u' = gate(u)         removed = u - u'
+    u' = project(u)      removed = u - u'
     arm `projected`      coordinates after the step = before - u' = after + removed
     arm `route`          training goes on at `after`, as in `vanilla`; quarantine <- quarantine - removed, and
                          the deployed policy is coordinates - quarantine
 
-Why gate the update: Adam divides each coordinate of a gradient by a scale, so that a gradient without a part toward the
-hack still gives an update with one; the gated update has none. Adam's moments see the ungated gradient; a decoupled
-weight decay is part of u. A gradient gate and an update gate are different interventions: the record names the one that
-was used.
+Why project the update: Adam divides each coordinate of a gradient by a scale, so a gradient without a component toward
+the hack still gives an update with one; the projected update has none. Adam's moments see the original gradient; a
+decoupled weight decay is part of u. Projecting gradients and projecting updates are different interventions: the record
+names the one used.
 
 `route` after gradient routing (Cloud et al. 2024, arXiv 2410.04332), simplified: the quarantine lives in the same
 coordinates as the policy, so the capacity is the same as in `vanilla`, and the policy in training IS vanilla's, bit for
@@ -36,15 +36,15 @@ from probe.step.projection import Projection
 
 @final
 class Updater:
-    """AdamW in one arm: with the plain update, with the gated update, or with a quarantine.
+    """AdamW in one arm: with the plain update, with the projected update, or with a quarantine.
 
     Args:
         trained: the coordinates.
-        arm: `projects`: the gated update replaces the update; `routes`: the removed part goes into the quarantine.
-        optimizer: rate, cap on the norm of the gradient over all modules after any gate, and schedule: a cosine decays
+        arm: `projects`: the projected update replaces the update; `routes`: the removed part goes into the quarantine.
+        optimizer: rate, cap on the gradient norm over all modules after any projection, and schedule: a cosine decays
             to 0, as in transformers; the first step of its warm-up has the rate 0.
         num_steps: of the whole training.
-        target: what a projecting arm's gate acts on; with `gradient` the caller gates the gradient before the step.
+        target: what a projecting arm projects; for `gradient` the caller projects before the step.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Updater:
         """Take one step along -gradients {module: (r,)}.
 
         Args:
-            gate: of a realised update; called only for an arm that acts on updates.
+            gate: projects a realised update; called only for arms that act on updates.
 
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.

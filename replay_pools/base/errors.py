@@ -1,4 +1,4 @@
-"""InputError, the one exception for bad input: where it is, what was expected, what was found, what to do.
+"""InputError, the exception for all bad input: where, what was expected, what was found, and how to fix it.
 
 `Faults` collects all errors of an input and raises them together.
 """
@@ -8,54 +8,54 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-EXIT_INPUT = 2  # the exit code of a command with bad input: run again, it would end the same way
-MOST_SHOWN = 4000  # characters of a place, or of what was found
-MOST_LINES = 20  # different faults in one message; the rest is counted
-MOST_NAMES = 8  # that one line lists
-MOST_PLACES = 100  # of one fault, that its line lists
+EXIT_INPUT = 2  # exit code for bad input: repeating the command would fail again
+MAX_SHOWN_CHARS = 4000  # of a place, or of a found value
+MAX_LINES = 20  # different faults in one message; the rest is counted
+MAX_NAMES = 8  # names listed in one line
+MAX_PLACES = 100  # places listed for one fault
 
 
 class InputError(Exception):
-    """Bad input from the user or from a file. The command line prints it as one line and exits with 2.
+    """Bad input from the user or a file. The command line prints it on one line and exits with 2.
 
     >>> str(InputError("--steps", expected="at most 20", found="30", fix="lower it"))
     '--steps: expected at most 20, found 30; lower it'
 
     Args:
         where: file, step, sample, module or option, as precisely as known.
-        expected: what should have been there.
-        found: what was there instead.
-        fix: the next thing to do (a command where there is one).
+        expected: the input that would be accepted.
+        found: the input instead.
+        fix: the next thing to do, preferably a command.
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
-        # What was written by others may be of any size.
+        # Foreign text may be of any size.
         self.where, self.expected, self.found, self.fix = cut(str(where)), expected, cut(found), cut(fix)
         text = f"{self.where}: expected {expected}, found {self.found}"
         super().__init__(f"{text}; {self.fix}" if fix else text)
 
     @property
     def errors(self) -> tuple["InputError", ...]:
-        """Those that this one stands for: itself."""
+        """The single errors in this one: itself."""
         return (self,)
 
     def at(self, where: object) -> "InputError":
-        """The same error at another place."""
+        """Return the same error at another place."""
         return InputError(where, expected=self.expected, found=self.found, fix=self.fix)
 
 
-def cut(text: str, most: int = MOST_SHOWN) -> str:
-    """A text in an error, which says how long it was where it is cut."""
+def cut(text: str, most: int = MAX_SHOWN_CHARS) -> str:
+    """Shorten a text for an error; a shortened text states its full length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 class FieldError(InputError, ValueError):
-    """A field of a dataclass that cannot have its value; whoever reads the dataclass from a file adds the place.
+    """An invalid value of a dataclass field; the reader of the file adds the place.
 
-    It is a ValueError so that pydantic reports it with the table in which the field stands.
+    It is a ValueError, so that pydantic reports it with the table of the field.
 
     Args:
-        field: the field, with dots where it stands in an inner table.
+        field: the field, dotted for an inner table.
     """
 
     def __init__(self, field: str, expected: str, found: object) -> None:
@@ -63,10 +63,10 @@ class FieldError(InputError, ValueError):
 
 
 class InputErrors(InputError, ValueError):  # noqa: N818 several of them
-    """Several errors at once, at least one; the command line prints each on a line of its own.
+    """Several errors at once, at least one; the command line prints each on a separate line.
 
     Args:
-        errors: in the order in which they are printed; the first stands for all where one place is asked for.
+        errors: in the order of printing; the first one gives `where`, `expected`, `found` and `fix`.
     """
 
     def __init__(self, errors: Sequence[InputError]) -> None:
@@ -75,7 +75,7 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
 
     @property
     def errors(self) -> tuple[InputError, ...]:
-        """All of them."""
+        """The single errors in this one."""
         return self._errors
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
 
 
 def refuse(errors: Sequence[InputError]) -> None:
-    """Raise what was found wrong: one error as itself, several together; nothing where there is none."""
+    """Raise the errors: one by itself, several as `InputErrors`; return if there are none."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -91,11 +91,11 @@ def refuse(errors: Sequence[InputError]) -> None:
 
 
 class Faults:
-    """Collects faults, to be raised together.
+    """Faults that are collected and raised together.
 
     faults = Faults()
     faults.add("log.jsonl line 3 reward", "reward", expected="a number", found="'x'")
-    faults.check("log.jsonl")  # raises where anything was added
+    faults.check("log.jsonl")  # raises if anything was added
     """
 
     def __init__(self) -> None:
@@ -103,29 +103,29 @@ class Faults:
         self._places: Counter[Any] = Counter()
 
     def add(self, where: object, kind: object, *, expected: str, found: str, fix: str = "") -> None:
-        """Note a fault; those with one `kind` and one expectation are the same fault."""
+        """Add a fault. Faults with the same `kind` and `expected` count as one fault at several places."""
         key = (kind, expected)
         self._places[key] += 1
-        if self._places[key] <= MOST_PLACES:
+        if self._places[key] <= MAX_PLACES:
             self._found.setdefault(key, []).append(InputError(where, expected=expected, found=found, fix=fix))
 
     def note(self, error: InputError, kind: object) -> None:
-        """Note an error that was raised elsewhere."""
+        """Add an error that was raised elsewhere."""
         self.add(error.where, kind, expected=error.expected, found=error.found, fix=error.fix)
 
     def __bool__(self) -> bool:
-        """Whether anything was added."""
+        """Return True if anything was added."""
         return bool(self._found)
 
     def take(self, others: "Faults") -> None:
-        """Note all faults of others, which then have none."""
+        """Move all faults of `others` here."""
         for key, errors in others._found.items():
-            self._found[key] = [*self._found.get(key, ()), *errors][:MOST_PLACES]
+            self._found[key] = [*self._found.get(key, ()), *errors][:MAX_PLACES]
             self._places[key] += others._places[key]
         others._found, others._places = {}, Counter()
 
     def errors(self) -> list[InputError]:
-        """Each fault at its first place, with the others."""
+        """Return one error for each fault, at its first place, listing the other places."""
         errors: list[InputError] = []
         for key, (first, *others) in self._found.items():
             count, found = self._places[key] - 1, first.found
@@ -138,32 +138,32 @@ class Faults:
         return errors
 
     def check(self, source: object) -> None:
-        """Raise all faults together, one line each, where there are any."""
+        """Raise all faults together, one line each; return if there are none."""
         errors = self.errors()
-        if len(errors) > MOST_LINES:
-            others = f"{len(errors) - MOST_LINES + 1} other faults"
-            errors = [*errors[: MOST_LINES - 1], InputError(source, expected="sound input", found=others)]
+        if len(errors) > MAX_LINES:
+            others = f"{len(errors) - MAX_LINES + 1} other faults"
+            errors = [*errors[: MAX_LINES - 1], InputError(source, expected="sound input", found=others)]
         refuse(errors)
 
 
 def unknown_name(where: object, name: str, names: Iterable[str], *, expected: str, fix: str) -> InputError:
-    """The error to raise for `name`.
+    """Return the error for an unknown name, with the closest known one.
 
     >>> str(unknown_name("run dmeo", "dmeo", ["base", "demo"], expected="a run", fix="see probe show"))
     'run dmeo: expected a run, found only demo, base; did you mean demo? (see probe show)'
 
     Args:
-        where: what stands before "expected".
-        name: that was given.
-        names: that exist.
-        expected: what the name would stand for, and where it is looked up.
-        fix: what to do where no name is like it.
+        where: place of the error.
+        name: the unknown name.
+        names: the known names.
+        expected: the kind of thing named, and where it is looked up.
+        fix: what to do if no known name is close.
     """
     names = sorted(names)
     if not names:
-        return InputError(where, expected=expected, found="none at all", fix=fix)
+        return InputError(where, expected=expected, found="none", fix=fix)
     close = get_close_matches(name, names, n=3)
     listed = [*close, *(other for other in names if other not in close)]
-    more = f" and {len(listed) - MOST_NAMES} more" if len(listed) > MOST_NAMES else ""
-    actual = f"only {', '.join(listed[:MOST_NAMES])}{more}"
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    actual = f"only {', '.join(listed[:MAX_NAMES])}{more}"
     return InputError(where, expected=expected, found=actual, fix=f"did you mean {close[0]}? ({fix})" if close else fix)

@@ -1,14 +1,14 @@
 """Atomic writes and strict JSON: documents, JSON lines, gzipped JSON lines.
 
     write_json(path, value)       read_json(path)        one indented document
-    write_jsonl_gz(path, rows)    read_gz(path)          one document a line, gzipped: `decode_jsonl` of the bytes
+    write_jsonl_gz(path, rows)    read_gz(path)          one document a line, gzipped; `decode_jsonl` parses the bytes
     write_atomic(path, data)                             any bytes
 
-What is read may come from anybody. `open_file` opens every file, and takes no pipe and no device; the limits below
-bound what is read from it. An object with a key twice is refused, where a parser would keep the last without a word.
+Files may come from anyone. `open_file` opens each of them and refuses pipes and devices; the limits below bound how
+much is read. An object with a repeated key is refused, because parsers silently keep the last value.
 
-Every write but `append_jsonl` goes to a temporary name in the same folder, is synced, and is renamed over the target.
-gzip is level 1 with mtime 0, so that the same records give the same bytes.
+Every write except `append_jsonl` goes to a temporary file in the same folder, is synced and renamed over the target.
+gzip uses level 1 and mtime 0, so that the same records give the same bytes.
 """
 
 import gzip
@@ -39,40 +39,40 @@ from replay_pools.base.terminal import report, without_secrets
 
 GZIP = b"\x1f\x8b"
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
-# Bytes of a gzip file once decompressed. The largest that we write holds one group or one step: 64 completions of
-# 32,768 tokens are some 45 MB. gzip shrinks by up to a factor of 1000, so that a bomb of 3 MB is 3 GB.
+# Decompressed bytes of a gzip file. Our largest file holds one group or step: 64 completions of 32,768 tokens are about
+# 45 MB. gzip compresses up to 1000-fold, so 3 MB could unpack to 3 GB.
 MAX_PLAIN = 512 << 20
-MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which takes some twenty times as many in memory
-SEAL = "self_sha256"  # the key of a document under which the hash of itself stands
-MAX_DEPTH = 64  # objects and lists inside one another
-MAX_PARTS = 2 << 20  # keys, objects and lists, each some 250 bytes in memory; a log of 64 MiB has up to 1.5 million
-PART = re.compile(rb"""\"\s*:|[\[{](?=\s*["\[{\]}\w-])""")  # a key, or what opens an object or a list
-TOO_DEEP = f"more than {MAX_DEPTH} objects and lists inside one another"
-MAX_DIGITS = 20  # of a whole number of 64 bits, with its sign
-PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # of a file, that no shell and no option takes apart
+MAX_DOCUMENT = 64 << 20  # bytes of a JSON document or line, which needs about 20 times that in memory
+SEAL = "self_sha256"  # key of the hash that a document holds of itself
+MAX_DEPTH = 64  # nested objects and lists
+MAX_PARTS = 2 << 20  # keys, objects and lists, about 250 bytes each in memory; a log of 64 MiB has up to 1.5 million
+PART = re.compile(rb"""\"\s*:|[\[{](?=\s*["\[{\]}\w-])""")  # a key, or the start of an object or list
+TOO_DEEP = f"more than {MAX_DEPTH} nested objects and lists"
+MAX_DIGITS = 20  # of a 64-bit integer, with its sign
+PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # file names that shells and options leave whole
 
 
 def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
-    """Write `data` to `path`; its folder is made. A reader sees the old file or the whole new one, nothing between.
+    """Write `data` to `path` and create its folder. A reader sees the old file or the whole new one.
 
     Args:
-        is_lasting: whether it survives a power cut right after; else the caller syncs.
+        is_lasting: sync, so that the file survives a power cut; False leaves that to the caller.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, since a rename is atomic only within one file system; hidden, so that no reader lists it.
+    # A rename is atomic only within one file system, hence the same folder; readers do not list hidden files.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            # Before the rename: after a power cut the new name must not point at data that never reached the disk.
+            # Sync before the rename: after a power cut the new name must not point at data that never reached the disk.
             if is_lasting:
                 os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp makes a file that only its owner can read
+        Path(temporary).chmod(0o644)  # mkstemp lets only the owner read
         Path(temporary).replace(path)
     except BaseException as error:  # Ctrl-C as well
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and not error.filename:  # a full disk, which a write does not name
+        if isinstance(error, OSError) and not error.filename:  # a full disk: the write does not name the file
             error.filename = str(path)
         raise
     if is_lasting:
@@ -80,9 +80,9 @@ def write_atomic(path: Path, data: bytes, *, is_lasting: bool = True) -> None:
 
 
 def write_once(path: Path, data: bytes, fix: str) -> None:
-    """As `write_atomic`; InputError where another file has that name."""
+    """Write as `write_atomic`; InputError if a different file has that name."""
     if path.exists() and path.read_bytes() != data:
-        raise InputError(path, expected="no file, or this very one", found="another one", fix=fix)
+        raise InputError(path, expected="no file, or the same content", found="a different file", fix=fix)
     write_atomic(path, data)
 
 
@@ -90,11 +90,11 @@ def open_file(path: Path) -> BufferedReader:
     """Open a file for reading.
 
     Raises:
-        InputError: there is none, or it is a folder, a pipe or a device, which may have no end.
+        InputError: no such file, or a folder, pipe or device.
     """
     expected = "a file"
     try:
-        # A pipe that nobody writes to would be waited for.
+        # Opening a pipe without a writer would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise InputError(path, expected=expected, found="no such file") from error
@@ -103,11 +103,11 @@ def open_file(path: Path) -> BufferedReader:
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise InputError(path, expected=expected, found="a folder, a pipe or a device", fix="give it as a file")
+    raise InputError(path, expected=expected, found="a folder, a pipe or a device", fix="save it as a file")
 
 
 def read_plain(path: Path, limit: int = MAX_PLAIN) -> bytes:
-    """The bytes of a file; InputError as of `open_file`, and where they are more than `limit`."""
+    """Return the bytes of a file; InputError as in `open_file`, or for more than `limit` bytes."""
     with open_file(path) as file:
         plain = file.read(limit + 1)
     if len(plain) > limit:
@@ -120,19 +120,19 @@ def _size(num_bytes: int) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file of any size; InputError as of `open_file`."""
+    """Return the hexadecimal sha256 of a file of any size; InputError as in `open_file`."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Delete the temporary files below `directory` that a process killed inside `write_atomic` has left."""
+    """Delete temporary files that a process killed inside `write_atomic` left below `directory`."""
     for leftover in directory.rglob(".*.tmp"):
         leftover.unlink()
 
 
 def sync(path: Path) -> None:
-    """Sync a file, so that its bytes survive a power cut, or a directory, so that a rename in it does."""
+    """Sync a file, or a directory whose renames must survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -141,10 +141,10 @@ def sync(path: Path) -> None:
 
 
 def dump_json(value: Any) -> bytes:
-    """Strict JSON bytes. NaN and infinity become null.
+    """Return strict JSON bytes. NaN and infinity become null.
 
     Raises:
-        InputError: a lone surrogate in a text, or a value that JSON has no form for.
+        InputError: a lone surrogate in a text, or a value that JSON cannot hold.
     """
     try:
         return orjson.dumps(value, option=JSON_OPTIONS)
@@ -162,7 +162,7 @@ def _document(value: Any) -> bytes:
 
 
 def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
-    """As `write_json`, of an object; under SEAL stands the sha256 of what `dump_json` makes of the rest."""
+    """Write an object as `write_json`, with the sha256 of its `dump_json` bytes under SEAL."""
     write_atomic(path, _sealed(table))
 
 
@@ -171,13 +171,13 @@ def _sealed(table: Mapping[str, Any]) -> bytes:
 
 
 def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[str, Any]:
-    """The object in a file of `write_sealed`, without its hash.
+    """Read a file of `write_sealed`, without its hash.
 
     Args:
-        schema: what its `schema` has to be; `fix` is what to do about another one.
+        schema: the required `schema`; `fix` says what to do about another one.
 
     Raises:
-        InputError: as `read_json`; no object, no hash, any byte is another than was written, or another schema.
+        InputError: as in `read_json`; no object, no hash, any changed byte, or another schema.
     """
     plain = read_plain(path, MAX_DOCUMENT)
     table = parse_json(plain, path)
@@ -186,8 +186,8 @@ def read_sealed(path: Path, schema: int | None = None, fix: str = "") -> dict[st
     seal = table.pop(SEAL, None)
     if plain != _sealed(table):
         expected = f"its {SEAL}" + f" {str(seal)[:16]}" * (seal is not None)
-        found = "none" if seal is None else f"{sha256(dump_json(table))[:16]}, or other spaces"
-        raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again, or make it again")
+        found = "none" if seal is None else f"{sha256(dump_json(table))[:16]}, or changed white space"
+        raise InputError(path, expected=expected, found=found, fix="it was changed: copy it again or make it again")
     if schema is not None and table.get("schema") != schema:
         raise InputError(path, expected=f"schema {schema}", found=repr(table.get("schema")), fix=fix)
     return table
@@ -197,38 +197,38 @@ def read_json(path: Path) -> Any:
     """Read one strict JSON document.
 
     Raises:
-        InputError: the file is missing, too large, not JSON, or has a key twice.
+        InputError: the file is missing, too large, not JSON, or has a repeated key.
     """
     return parse_json(read_plain(path, MAX_DOCUMENT), path)
 
 
 def parse_json(text: bytes, where: object) -> Any:
-    """The value of one strict JSON document, in which no object has a key twice.
+    """Parse one strict JSON document.
 
     Raises:
-        InputError: anything else, at `where`; a number beyond the range of a float and deep nesting included.
+        InputError: not JSON, a repeated key, a number out of range or nesting beyond MAX_DEPTH; it names `where`.
     """
 
     def parse() -> Any:
         value = orjson.loads(text)
-        json.loads(text, object_pairs_hook=_unique_keys, parse_float=str, parse_int=str)  # for keys that stand twice
+        json.loads(text, object_pairs_hook=_unique_keys, parse_float=str, parse_int=str)  # finds repeated keys
         return value
 
     return _bounded(text, where, "strict JSON", parse)
 
 
 def parse_python_json(text: bytes, where: object, constant: Callable[[str], Any]) -> Any:
-    """As `parse_json`, for what Python's json has written: a bare NaN or infinity is what `constant` makes of it."""
+    """Parse JSON that Python's json wrote; `constant` converts a bare NaN or infinity."""
     hooks = {"object_pairs_hook": _unique_keys, "parse_float": _float, "parse_int": _integer}
     return _bounded(text, where, "JSON", lambda: json.loads(text, parse_constant=constant, **hooks))
 
 
 def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]) -> Any:
-    """What `parse` makes of a text, whose size is looked at before; InputError for what is no such JSON."""
+    """Check the size of a text, then `parse` it; InputError if either fails."""
     try:
         if len(text) > MAX_DOCUMENT:
             raise ValueError(f"more than {_size(MAX_DOCUMENT)} in one document or line")
-        # These characters are counted first, with those in texts: that is fast, and most documents have fewer.
+        # Counting characters is fast, and rules out most documents before the slower pattern.
         if sum(map(text.count, (b":", b"[", b"{"))) > MAX_PARTS and sum(1 for _ in PART.finditer(text)) > MAX_PARTS:
             raise ValueError(f"more than {MAX_PARTS:,} keys, objects and lists")
         value = parse()
@@ -241,7 +241,7 @@ def _bounded(text: bytes, where: object, expected: str, parse: Callable[[], Any]
 
 
 def check_depth(value: Any, text: str | bytes) -> None:
-    """Raise ValueError where the value of a text in JSON or TOML has objects and lists deeper than MAX_DEPTH."""
+    """Raise ValueError if the value of a JSON or TOML text is nested deeper than MAX_DEPTH."""
     openings = ("[", "{", ".") if isinstance(text, str) else (b"[", b"{")
     if sum(map(text.count, openings)) <= MAX_DEPTH:  # pyright: ignore[reportArgumentType] (both are one kind)
         return
@@ -264,12 +264,12 @@ def _float(text: str) -> float:
 def _integer(text: str) -> int:
     number = int(text) if len(text) <= MAX_DIGITS else 2**64
     if not -(2**63) <= number < 2**64:
-        raise ValueError(f"{cut(text, MAX_DIGITS)}, a number beyond 64 bits")
+        raise ValueError(f"{cut(text, MAX_DIGITS)}, which exceeds 64 bits")
     return number
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` of the standard library's json; ValueError for a key that stands twice."""
+    """Serve as `object_pairs_hook` of json; ValueError for a repeated key."""
     table = dict(pairs)
     if len(table) < len(pairs):
         ((key, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -278,14 +278,14 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def plain_name(name: str, where: object) -> str:
-    """The name of what is to be written; InputError for one that is no PLAIN_NAME."""
+    """Return the name; InputError if it is not a PLAIN_NAME."""
     if not PLAIN_NAME.fullmatch(name):
         raise InputError(where, expected="letters, digits and . _ -", found=repr(name))
     return name
 
 
 def by_name(path: Path, named: Path) -> Path:
-    """`named` where `path` is a bare name and `named` exists, whatever lies here under that name; else `path`.
+    """Return `named` if it exists and `path` is a bare name, else `path`.
 
     >>> by_name(Path("demo"), Path("out/runs/demo"))  # doctest: +SKIP
     PosixPath('out/runs/demo')
@@ -295,12 +295,12 @@ def by_name(path: Path, named: Path) -> Path:
 
 
 def encode_jsonl(rows: Iterable[Any]) -> bytes:
-    """The bytes of JSON lines: one document a line, of plain values or of dataclasses, whose fields stay in order."""
+    """Encode rows as JSON lines: plain values, or dataclasses with their fields in order."""
     return b"".join(dump_json(row) + b"\n" for row in rows)
 
 
 def append_jsonl(path: Path, row: Any) -> None:
-    """Add one line to a log. Not atomic: a write that is cut short leaves a damaged last line."""
+    """Append one line. Not atomic: an interrupted write leaves a damaged last line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         file.write(dump_json(row) + b"\n")
@@ -312,14 +312,14 @@ def write_jsonl_gz(path: Path, rows: Iterable[Any]) -> None:
 
 
 def write_gz(path: Path, plain: bytes, *, is_lasting: bool = True) -> None:
-    """Write bytes, gzipped, as `write_atomic`."""
-    # Without mtime=0 the header would carry the time of writing.
+    """Gzip bytes and write them as `write_atomic`."""
+    # mtime=0 keeps the time of writing out of the header.
     write_atomic(path, gzip.compress(plain, compresslevel=1, mtime=0), is_lasting=is_lasting)
 
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """(a file, unpacked while it is read where it is gzipped; the file as it is stored); InputError where damaged."""
+    """Yield (the file, unpacked while read if gzipped; the file as stored); InputError if it is damaged."""
     with open_file(path) as stored, _whole_gzip(path):
         is_gzip = stored.read(len(GZIP)) == GZIP
         stored.seek(0)
@@ -330,14 +330,14 @@ def unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 def _whole_gzip(path: Path) -> Iterator[None]:
     try:
         yield
-    # A truncated file, one that is not gzip, damage inside the stream.
+    # In this order: truncated, no gzip, damaged inside the stream.
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         found, fix = str(error) or "damaged data", "write or copy it again"
         raise InputError(path, expected="a complete gzip file", found=found, fix=fix) from error
 
 
 def read_gz(path: Path) -> bytes:
-    """The decompressed bytes of a gzip file.
+    """Return the decompressed bytes of a gzip file.
 
     Raises:
         InputError: the file is missing, truncated, not gzip, or holds more than MAX_PLAIN bytes.
@@ -346,58 +346,59 @@ def read_gz(path: Path) -> bytes:
         plain = file.read(MAX_PLAIN + 1)
     if len(plain) > MAX_PLAIN:
         expected = f"at most {_size(MAX_PLAIN)} once decompressed"
-        raise InputError(path, expected=expected, found="more", fix="split it into a file for each group")
+        raise InputError(path, expected=expected, found="more", fix="split it into one file a group")
     return plain
 
 
 def decode_jsonl(plain: bytes, where: object) -> list[Any]:
-    """The documents of strict JSON lines that anybody may have written.
+    """Parse strict JSON lines from any source.
 
     Raises:
-        InputError: a line is not JSON or has a key twice; it names `where` and the line, counted from 1.
+        InputError: a line is not JSON or has a repeated key; it names `where` and the line, counted from 1.
     """
     return [parse_json(line, f"{where} line {number}") for number, line in enumerate(plain.splitlines(), 1)]
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal sha256."""
+    """Return the hexadecimal sha256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
-    """InputError where a file is not as a manifest lists it.
+    """Raise InputError if a file differs from its manifest.
 
     Args:
-        found: its sha256, or why there is none.
-        listed: None: the manifest does not list it.
+        found: the file's sha256, or why it has none.
+        listed: the manifest's sha256; None = the manifest does not list the file.
     """
     if found != listed:
         expected = "a file that the manifest lists" if listed is None else f"sha256 {listed} of the manifest"
         raise InputError(path, expected=expected, found=found, fix=fix)
 
 
-LEASE_S = 180.0  # a network file system that changes servers may be silent for minutes
-LOST = signal.SIGVTALRM  # ends what has lost its lock; SIGINT is ignored by what a shell script starts with `&`
+LEASE_S = 180.0  # a network file system may be silent for minutes during a failover
+LOST = signal.SIGVTALRM  # ends work that lost its lock; processes that a script starts with `&` ignore SIGINT
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder or file that this process writes: a file beside it, refreshed three times in LEASE_S.
+    """Hold the lock of a folder or file that this process writes.
 
-    So it works where `flock` does nothing, as on some network file systems. The lock of a process of this machine that
-    was killed is free at once, that of another machine's when it was not refreshed for LEASE_S: that is waited for.
+    The lock is a file next to it, refreshed three times in LEASE_S, and so also works on network file systems without
+    `flock`. A lock of a killed process on this machine is free at once. A lock from another machine is free after
+    LEASE_S without a refresh, which this call waits for.
 
     Raises:
-        InputError: another process holds it; the message says which. Or this one has lost it while it was silent.
+        InputError: another process, named in the message, holds the lock; or this process was silent and lost it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside it and not inside: a folder that is refused, or not begun, stays as it is.
+    # Outside the folder, so that a refused or missing folder stays untouched.
     file = path.parent / f".{path.name}.lock"
     lock = SoftFileLease(file, lease_duration=LEASE_S, on_compromise=lambda _: os.kill(os.getpid(), LOST))
     if threading.current_thread() is threading.main_thread():
         signal.signal(LOST, signal.default_int_handler)
     try:
-        # A few attempts: the first removes what a dead process left.
+        # The first attempt removes the lock of a dead process, so a few are needed.
         lock.acquire(timeout=0.2, poll_interval=0.05)
     except Timeout:
         _outwait(lock, path)
@@ -406,7 +407,7 @@ def locked(path: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if lock.compromise is None:
             raise
-        fix = "another process may write it now; see that none does, and run the command again"
+        fix = "check that no other process writes to it, then run the command again"
         found = f"{lock.compromise.reason} of {file}"
         raise InputError(path, expected="to keep its lock", found=found, fix=fix) from error
     finally:
@@ -414,8 +415,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _outwait(lock: SoftFileLease, path: Path) -> None:
-    """Take a lock that a process of another machine does not refresh; InputError where it does, or is of this one."""
-    import psutil  # needed by the refusal alone
+    """Take a lock that another machine no longer refreshes; InputError if it does, or if this machine holds it."""
+    import psutil  # only a refusal needs it
 
     owner, is_here, more = lock.owner, False, ""
     if owner is not None and owner.hostname.partition("?")[0] == socket.gethostname():
@@ -424,11 +425,11 @@ def _outwait(lock: SoftFileLease, path: Path) -> None:
             since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.create_time()))
             command = without_secrets(" ".join(" ".join(holder.cmdline()[1:]).split()))[:300]
             is_here, more = True, f" since {since}: {command}"
-    who = "a process that has just begun" if owner is None else f"process {owner.pid} on {owner.hostname}{more}"
+    who = "a process that has just started" if owner is None else f"process {owner.pid} on {owner.hostname}{more}"
     seen, started = _refreshed(lock), time.monotonic()
 
     def is_refreshed() -> bool:
-        report(f"waiting for {path}, of {who}: seconds", int(time.monotonic() - started), int(LEASE_S))
+        report(f"waiting for {path}, locked by {who}: seconds", int(time.monotonic() - started), int(LEASE_S))
         return _refreshed(lock) not in (seen, None)
 
     try:
@@ -437,11 +438,11 @@ def _outwait(lock: SoftFileLease, path: Path) -> None:
         lock.acquire(timeout=2 * LEASE_S, poll_interval=LEASE_S / 60, cancel_check=is_refreshed)
     except Timeout as error:
         fix = "wait for it, or choose another name"
-        raise InputError(path, expected="nobody else who writes it", found=who, fix=fix) from error
+        raise InputError(path, expected="no other process writing to it", found=who, fix=fix) from error
 
 
 def _refreshed(lock: SoftFileLease) -> int | None:
-    """When the holder of a lock last showed that it lives, by the clock of the file system."""
+    """Return the time of the lock's last refresh, in ns of the file system's clock; None without a lock."""
     with suppress(OSError):
         return Path(lock.lock_file).stat().st_mtime_ns
     return None

@@ -1,4 +1,4 @@
-"""Sequences of which an item is in memory while it is asked for: a list on disk, and what is made of each item."""
+"""Sequences that hold one item in memory at a time: a list on disk, and a lazily mapped sequence."""
 
 import pickle
 from array import array
@@ -9,14 +9,14 @@ from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Value = TypeVar("Value")
-IN_MEMORY = 8 << 20  # bytes; what comes after them goes to a file without a name, which only this process can open
+IN_MEMORY = 8 << 20  # bytes kept in memory; the rest goes to an unnamed temporary file
 
 
 class Spool(Sequence[Item]):
-    """Items of plain types (a class of its own costs time), appended and never changed; each access makes a copy."""
+    """An append-only list of plain values; each access returns a copy."""
 
     def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 (open as long as the spool is there)
+        self._file = SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 (stays open as long as the spool)
         self._ends = array("q", [0])
 
     def __del__(self) -> None:
@@ -37,7 +37,7 @@ class Spool(Sequence[Item]):
         return len(self._ends) - 1
 
     def __getitem__(self, place: Any) -> Any:
-        """The item of a place from 0 on."""
+        """Return the item at a place, from 0."""
         if not 0 <= place < len(self):
             raise IndexError(place)
         self._file.seek(self._ends[place])
@@ -46,19 +46,19 @@ class Spool(Sequence[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Each(Sequence[Value], Generic[Item, Value]):
-    """What a function makes of each item, whenever it is asked for."""
+    """A sequence that applies a function to an item whenever it is accessed."""
 
     items: Sequence[Item]
     make: Callable[[Item], Value]
 
     def __iter__(self) -> Iterator[Value]:
-        return map(self.make, self.items)  # not by places, where an IndexError of `make` would be taken for the end
+        return map(self.make, self.items)  # by place, an IndexError inside `make` would look like the end
 
     def __len__(self) -> int:
         return len(self.items)
 
     def __getitem__(self, place: Any) -> Any:
-        """That of a place; a list of those of a slice."""
+        """Return the value at a place, or the list of values of a slice."""
         if isinstance(place, slice):
             return [*map(self.make, self.items[place])]
         return self.make(self.items[place])

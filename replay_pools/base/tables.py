@@ -1,9 +1,9 @@
-"""Tables of JSON or TOML: read into frozen dataclasses, overlaid, flattened to keys with dots.
+"""JSON and TOML tables: read into frozen dataclasses, overlaid, flattened to dotted keys.
 
-    decode(ReplayConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # what is left out keeps its default
+    decode(ReplayConfig, {"model": {"dtype": "bfloat16"}}, "preset.toml")       # missing keys keep their defaults
 
-`decode` is the inverse of `dataclasses.asdict`. It is strict: a key that the dataclass lacks is an error, and so is a
-value of another type. pydantic validates; its complaints become `InputError`s, one for each key.
+`decode` is the inverse of `dataclasses.asdict`. It is strict: unknown keys and values of the wrong type are errors.
+pydantic validates; its complaints become `InputError`s, one for each key.
 """
 
 import json
@@ -26,32 +26,32 @@ from replay_pools.base.errors import Faults, FieldError, InputError, cut, refuse
 from replay_pools.base.files import MAX_DEPTH, TOO_DEEP, check_depth, dump_json, read_plain
 
 Kind = TypeVar("Kind")
-MOST_SHOWN = 200  # characters of a value in an error
-NEAR = 0.6  # of a spelling: the share of characters in common from which on a key is suggested
+MAX_SHOWN_CHARS = 200  # of a value in an error
+MIN_SIMILARITY = 0.6  # share of common characters from which a key is suggested
 MAX_TOML = 256 << 10  # bytes
-# A dotted key of more parts than MAX_DEPTH, for which tomllib takes quadratic time and memory.
+# A dotted key with more than MAX_DEPTH parts: tomllib needs quadratic time and memory for it.
 LONG_KEY = re.compile(
     r"""(?<![\w"'.-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){%d}""" % MAX_DEPTH  # noqa: UP031 (braces)
 )
-NO_VALUE = "none"  # TOML has no null: this text stands for it where the field may be None
-STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of the dataclasses that settings are read into
+NO_VALUE = "none"  # TOML has no null: this text means None if the field accepts it
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pydantic's options for settings
 Extra = Literal["forbid", "allow"]
 Maybe = Kind | None  # a setting that may be `none`
 
 
 def setting(default: Any, meaning: str, **limits: Any) -> Any:
-    """A field of a table of settings; `...` as its default makes it needed.
+    """Define a setting as a dataclass field.
 
     Args:
-        default: its value where it is not given.
-        meaning: for help texts and the guide's table.
+        default: its default; `...` makes it required.
+        meaning: its text in help and in the guide's table.
         **limits: pydantic's: ge, gt, le, lt, min_length, pattern.
     """
     return Field(default, description=meaning, **limits)
 
 
 def word_of(table: Iterable[str]) -> AfterValidator:
-    """The check of a text that is a key of a table (arms, loophole modes)."""
+    """Return a validator for a text that must be a key of a table, such as an arm."""
 
     def check(word: str) -> str:
         if word not in table:
@@ -62,55 +62,54 @@ def word_of(table: Iterable[str]) -> AfterValidator:
 
 
 def field_of(kind: Any, key: str) -> FieldInfo:
-    """The field of a key with dots, in a pydantic dataclass whose fields may be such dataclasses."""
+    """Return the field of a dotted key in nested pydantic dataclasses."""
     name, _, rest = key.partition(".")
     entry = kind.__pydantic_fields__[name]
     return field_of(_inner(entry.annotation), rest) if rest else entry
 
 
 def decode(kind: type[Kind], table: Any, where: object, *, known: Iterable[str] = (), extra: Extra = "forbid") -> Kind:
-    """The dataclass `kind` from a table; what the table leaves out keeps its default.
+    """Read the dataclass `kind` from a table; missing keys keep their defaults.
 
-    A whole number becomes a float, a list a tuple, and "none" None where the field takes it; nothing else is
-    converted.
+    If the field accepts it, an integer becomes a float, a list a tuple and "none" None. Nothing else is converted.
 
     Args:
-        kind: a dataclass, whose fields may be dataclasses.
-        table: as `json.loads` or `tomllib.loads` returns it.
+        kind: a dataclass, perhaps of dataclasses.
+        table: as returned by `json.loads` or `tomllib.loads`.
         where: names the table in errors (a file, an option).
-        known: keys with dots to suggest for an unknown key; those of `kind` where none are given.
-        extra: `allow` takes unknown keys.
+        known: dotted keys to suggest for an unknown one; default: the keys of `kind`.
+        extra: `allow` accepts unknown keys.
 
     Raises:
-        InputError: not a table; unknown keys, values of another type or out of their range, numbers that are not
-            finite: all of them.
+        InputError: no table; or every unknown key, value of the wrong type or out of range, and number that is not
+            finite.
     """
     if not isinstance(table, Mapping):
         raise InputError(where, expected="a table", found=repr(table))
     try:
         text = orjson.dumps(table)
-    except TypeError as error:  # what JSON cannot hold: a number beyond 64 bits, text that is not Unicode
-        raise InputError(where, expected="numbers of 64 bits, and text in UTF-8", found=str(error)) from error
-    if b"\\u0000" in text:  # which no path has
+    except TypeError as error:  # JSON cannot hold numbers beyond 64 bits, or text that is not Unicode
+        raise InputError(where, expected="64-bit numbers and UTF-8 text", found=str(error)) from error
+    if b"\\u0000" in text:  # no path contains it
         leaves = flat(table, lists=True).items()
         wrong = [(key, value) for key, value in leaves if isinstance(value, str) and "\0" in value]
         expected = "a text without null bytes"
         refuse([InputError(f"{where} {key}", expected=expected, found=repr(value)) for key, value in wrong])
     try:
-        # Not orjson's text, in which NaN is null.
+        # orjson would write NaN as null.
         return _adapter(kind).validate_json(json.dumps(_cleared(kind, table)), strict=True, extra=extra)
     except ValidationError as error:
         refuse(_faults(table, error, where, tuple(known) or tuple(keys_of(kind))))
         raise
-    except InputError as error:  # raised by a check within, and no ValueError
+    except InputError as error:  # an inner check raised it, as something other than a ValueError
         raise error.at(f"{where} {error.where}") from error
 
 
 def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
-    """The dataclass `kind` of one JSON document of our own, exactly of its types: fast, and a key twice is not seen.
+    """Read the dataclass `kind` from one of our own JSON documents. Fast; a repeated key is not noticed.
 
     Raises:
-        InputError: not JSON; unknown or missing keys, values of another type: all of them.
+        InputError: no JSON; or every unknown or missing key and value of the wrong type.
     """
     try:
         return _adapter(kind).validate_json(text, strict=True, extra="forbid")
@@ -121,19 +120,19 @@ def decode_json(kind: type[Kind], text: bytes, where: object) -> Kind:
             raise InputError(where, expected="strict JSON", found=str(damage)) from damage
         faults = Faults()
         for fault in _faults(table, error, where, tuple(keys_of(kind))):
-            faults.note(fault, re.sub(r"\[\d+\]", "", fault.where))  # one for all items of a list
+            faults.note(fault, re.sub(r"\[\d+\]", "", fault.where))  # one fault for all items of a list
         faults.check(where)
         raise
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The table in a TOML file.
+    """Read a TOML file.
 
     Args:
-        what: names the kind of the file in errors, as "a preset".
+        what: kind of the file in errors, such as "a preset".
 
     Raises:
-        InputError: no such file, a large one, or not TOML in UTF-8.
+        InputError: no such file, more than MAX_TOML bytes, or no TOML in UTF-8.
     """
     plain = read_plain(path, MAX_TOML)
     try:
@@ -143,7 +142,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the table of a text in TOML; ValueError where it is none, has a date or a time, or is beyond MAX_DEPTH."""
+    """Parse a TOML text; ValueError if it is no TOML, has a date or time, or is nested beyond MAX_DEPTH."""
     if LONG_KEY.search(text):
         raise ValueError(TOO_DEEP)
     try:
@@ -153,12 +152,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     check_depth(table, text)
     for key, value in flat(table, lists=True).items():
         if isinstance(value, date | time):
-            raise ValueError(f"{key} = {value}, a date or a time, which no value here is")
+            raise ValueError(f"{key} = {value}, a date or time, which no setting accepts")
     return table
 
 
 def toml_text(value: Any) -> str:
-    """A value in TOML: of JSON what TOML has too, tables on one line, `"none"` for None.
+    """Format a value as TOML, tables on one line and None as `"none"`.
 
     >>> toml_text({"a": [1, None], "b": "two words"})
     '{a = [1, "none"], b = "two words"}'
@@ -168,11 +167,11 @@ def toml_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_text, value)) + "]"
     text = json.dumps(NO_VALUE if value is None else value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")  # a control character that JSON takes as it is
+    return text.replace("\x7f", "\\u007f")  # JSON allows this control character, TOML does not
 
 
 def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`table` with the values of `over`; inner tables are merged key by key, every other value is replaced.
+    """Return `table` overlaid by `over`: inner tables are merged, other values replaced.
 
     >>> overlaid({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}})
     {'a': {'b': 1, 'c': 4}, 'd': 3}
@@ -187,7 +186,7 @@ def overlaid(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 def flat(table: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
-    """{key with dots: value} of every value in a table that is not a table itself; with `lists`, nor a list.
+    """Flatten a table to {dotted key: value}; with `lists`, lists are flattened too.
 
     >>> flat({"a": {"b": 1, "c": [2]}, "d": 3})
     {'a.b': 1, 'a.c': [2], 'd': 3}
@@ -202,12 +201,12 @@ def flat(table: Any, path: str = "", *, lists: bool = False) -> dict[str, Any]:
 
 
 def first_difference(stored: Any, wanted: Any, *, free: str | None = None) -> tuple[str, Any, Any] | None:
-    """(dotted name, stored leaf, wanted leaf) of the first leaf, by name, that differs; None where none does.
+    """Return (dotted name, stored leaf, wanted leaf) of the first differing leaf, by name; None if all are equal.
 
-    A leaf that one side lacks counts as None there; leaves whose names begin with `free` may differ.
+    A missing leaf counts as None. Leaves with names that begin with `free` may differ.
     """
     stored_leaves = flat(stored, lists=True)
-    # As it would be stored: tuples as lists, NaN as null.
+    # Compare in stored form: tuples as lists, NaN as null.
     wanted_leaves = flat(orjson.loads(dump_json(wanted)), lists=True)
     for name in sorted(stored_leaves.keys() | wanted_leaves.keys()):
         if stored_leaves.get(name) != wanted_leaves.get(name) and not (free and name.startswith(free)):
@@ -216,17 +215,20 @@ def first_difference(stored: Any, wanted: Any, *, free: str | None = None) -> tu
 
 
 def keys_of(kind: Any, path: str = "") -> list[str]:
-    """The keys with dots that a table of the dataclass `kind` may have, those of its inner dataclasses included."""
+    """Return the dotted keys of a dataclass and its inner dataclasses."""
     keys: list[str] = []
     for name, hint in _hints(kind).items():
-        is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: the tables in a list have no key with dots
+        is_list = get_args(hint)[1:] == (...,)  # tuple[X, ...]: tables in a list have no dotted keys
         inner = None if is_list else _inner(hint)
         keys += [f"{path}{name}"] if inner is None else keys_of(inner, f"{path}{name}.")
     return keys
 
 
 def nearest(key: str, known: Iterable[str]) -> str | None:
-    """The known key that a wrong one most likely means: the nearest with the same last part, else a near spelling."""
+    """Return the known key that a wrong one most likely means; None if none is similar.
+
+    A key with the same last part comes first, then the most similar spelling.
+    """
 
     def rank(name: str) -> tuple[bool, float]:
         whole, last = (
@@ -236,11 +238,11 @@ def nearest(key: str, known: Iterable[str]) -> str | None:
         return last == 1, whole if last == 1 else max(whole, last)
 
     best = max(known, key=rank, default=None)
-    return best if best is not None and rank(best) >= (False, NEAR) else None
+    return best if best is not None and rank(best) >= (False, MIN_SIMILARITY) else None
 
 
 def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with None for the text "none" where a field of `kind`, or of a table in it, may have no value."""
+    """Replace the text "none" by None in fields of `kind`, and of its tables, that accept None."""
     cleared = dict(table)
     for name, hint in _hints(kind).items():
         value, parts = table.get(name), get_args(hint)
@@ -252,7 +254,7 @@ def _cleared(kind: Any, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner(hint: Any) -> Any:
-    """The dataclass of a hint that is one, or one or None."""
+    """Return the dataclass of a hint `X` or `X | None`; None for other hints."""
     return next(filter(is_dataclass, (hint, *get_args(hint))), None)
 
 
@@ -267,7 +269,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _faults(table: Mapping[str, Any], error: ValidationError, where: object, known: Sequence[str]) -> list[InputError]:
-    """pydantic's complaints, one for each key: a union has one of each of its members for the same key."""
+    """Convert pydantic's complaints to errors, one for each key: a union complains once for each member."""
     faults: dict[str, InputError] = {}
     for complaint in error.errors():
         key, value = _key(table, complaint["loc"])
@@ -287,14 +289,14 @@ def _faults(table: Mapping[str, Any], error: ValidationError, where: object, kno
             expected = complaint["msg"].removeprefix("Input should be ")
             if kind == "too_short":
                 expected = f"at least {complaint.get('ctx', {})['min_length']}"
-            faults.setdefault(key, InputError(place, expected=expected, found=cut(repr(value), MOST_SHOWN)))
+            faults.setdefault(key, InputError(place, expected=expected, found=cut(repr(value), MAX_SHOWN_CHARS)))
     return [*faults.values()]
 
 
 def _key(table: Any, loc: Sequence[int | str]) -> tuple[str, Any]:
-    """(key with dots, value) of a location of pydantic, without its parts that name a member of a union.
+    """Return (dotted key, value) of a pydantic location, without the parts that name a union member.
 
-    A table in a list is named by its `name` where it has one.
+    A table in a list is named by its `name`, if it has one.
     """
     key = ""
     value: Any = table

@@ -1,10 +1,10 @@
-"""Tensor files that are checked when they are read: safetensors, with a sha256 of all they hold in the metadata.
+"""Checked tensor files: safetensors with a sha256 of their content in the metadata.
 
     write_tensors(path, tensors, header)     read_tensors(path, "pt")     files of this project; "np" needs no torch
-    seal(path)                               check_tensors(path)          files of another library
+    seal(path)                               check_tensors(path)          files of other libraries
 
-safetensors itself notices a file that is cut short, but no flipped bit. The sha256 (`SEAL`) is over the header, which
-has the names, dtypes and shapes, and over the bytes of the tensors.
+safetensors itself notices a truncated file, but no flipped bit. The sha256 (`SEAL`) covers the header, with names,
+dtypes and shapes, and the bytes of the tensors.
 """
 
 import hashlib
@@ -20,15 +20,15 @@ from safetensors import SafetensorError, safe_open
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import open_file, write_atomic
 
-SEAL = "sha256"  # key of the metadata
-MAX_HEADER = 100_000_000  # bytes; the format allows no more
+SEAL = "sha256"  # key in the metadata
+MAX_HEADER = 100_000_000  # bytes, the format's limit
 CHUNK = 1 << 20
-METADATA = "__metadata__"  # safetensors' name for it in the header of a file
+METADATA = "__metadata__"  # key of the metadata in a safetensors header
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], header: Mapping[str, Any]) -> None:
     """Write torch tensors and a header of plain values as one sealed safetensors file, atomically."""
-    from safetensors.torch import save  # torch: not for those who only read with numpy
+    from safetensors.torch import save  # imports torch, which numpy readers do not need
 
     text = orjson.dumps(dict(header), option=orjson.OPT_SORT_KEYS).decode()
     data = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"header": text})
@@ -36,35 +36,35 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], header: Mapping[str, A
 
 
 def read_tensors(path: Path, framework: Literal["pt", "np"], *, fix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors by name, header) of a file of `write_tensors`.
+    """Return (tensors by name, header) of a file of `write_tensors`.
 
     Args:
-        path: of the file.
+        path: the file.
         framework: `pt` for torch tensors on the CPU, `np` for numpy arrays.
-        fix: what to do about a file that is damaged or missing, for the error.
+        fix: the error's advice for a damaged or missing file.
 
     Raises:
-        InputError: the file is missing, damaged, or was not written by `write_tensors`.
+        InputError: the file is missing, damaged, or not of `write_tensors`.
     """
     if not check_tensors(path, fix=fix):
-        raise InputError(path, expected=f"a tensor file with its {SEAL}", found="a file without one", fix=fix)
+        raise InputError(path, expected=f"a tensor file with its {SEAL}", found="none", fix=fix)
     try:
         with safe_open(path, framework=framework) as file:
             header = orjson.loads(file.metadata()["header"])
             copy = methodcaller("clone" if framework == "pt" else "copy")
-            # A mapped tensor starts where the file's header ends; a copy is aligned as a computed tensor is, so that
-            # matrix products of the two agree to the last bit.
+            # A mapped tensor may be unaligned; a copy is aligned like a computed tensor, and matrix products of the
+            # two agree to the last bit.
             tensors = {name: copy(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError, KeyError, orjson.JSONDecodeError) as error:
         raise InputError(path, expected="a tensor file of gradient-probe", found=_first_line(error), fix=fix) from error
     return tensors, header
 
 
-def check_tensors(path: Path, *, fix: str = "copy it again from where it comes from") -> bool:
-    """Check that a safetensors file is whole; and its seal, where it has one.
+def check_tensors(path: Path, *, fix: str = "copy it again from its source") -> bool:
+    """Check that a safetensors file is complete and matches its seal, if it has one.
 
     Returns:
-        Whether it has a seal. Without one, a flipped bit cannot be seen.
+        True if it has a seal. Without one, a flipped bit goes unnoticed.
 
     Raises:
         InputError: the file is missing or damaged.
@@ -73,7 +73,7 @@ def check_tensors(path: Path, *, fix: str = "copy it again from where it comes f
         with open_file(path) as file:
             header, expected = _read_header(file, path.stat().st_size)
             actual = None if expected is None else _digest(header, file)
-        with safe_open(path, framework="np"):  # checks that the tensors lie in the file as the header says
+        with safe_open(path, framework="np"):  # checks the header's offsets
             pass
     except (SafetensorError, OSError, ValueError) as error:
         raise InputError(path, expected="a safetensors file", found=_first_line(error), fix=fix) from error
@@ -83,12 +83,12 @@ def check_tensors(path: Path, *, fix: str = "copy it again from where it comes f
 
 
 def seal(path: Path) -> None:
-    """Give a safetensors file a seal, atomically; InputError where it is damaged."""
+    """Seal a safetensors file atomically; InputError if it is damaged."""
     write_atomic(path, _sealed(path.read_bytes(), path))
 
 
 def _sealed(data: bytes, path: Path) -> bytes:
-    """The bytes of a safetensors file with their seal in its metadata."""
+    """Return the bytes of a safetensors file with a seal in the metadata."""
     file = io.BytesIO(data)
     try:
         header, _ = _read_header(file, len(data))
@@ -96,28 +96,28 @@ def _sealed(data: bytes, path: Path) -> bytes:
         raise InputError(path, expected="a safetensors file", found=str(error)) from error
     start = file.tell()
     header[METADATA] = {**header.get(METADATA, {}), SEAL: _digest(header, file)}
-    # Sorted: the same tensors give the same bytes.
+    # Sorted keys, so that the same tensors give the same bytes.
     plain = orjson.dumps(header, option=orjson.OPT_SORT_KEYS)
     plain += b" " * (-len(plain) % 8)  # the tensors start at a multiple of 8 bytes
-    return b"".join((len(plain).to_bytes(8, "little"), plain, memoryview(data)[start:]))  # no second copy of the data
+    return b"".join((len(plain).to_bytes(8, "little"), plain, memoryview(data)[start:]))  # a view, no second copy
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[dict[str, Any], str | None]:
-    """(header without the seal, the seal) of a file of `size` bytes, left at its first tensor; ValueError."""
+    """Read (header without the seal, the seal), up to the first tensor; ValueError for no such header."""
     length = int.from_bytes(file.read(8), "little")
-    # Before it is read: a length of 2^60 would ask for that much memory.
+    # Checked before reading: a stated length of 2^60 would allocate that much memory.
     if length > min(MAX_HEADER, size - 8):
         raise ValueError(f"a header of {length} bytes in a file of {size}")
     header = orjson.loads(file.read(length))
-    # Empty where there is none: the seal of such a file is over the header that it has with the seal taken out again.
+    # A file without metadata gets an empty table, so that its seal is the same before and after sealing.
     metadata = header.setdefault(METADATA, {}) if isinstance(header, dict) else None
     if not isinstance(metadata, dict):
-        raise ValueError("a header that is no table of tensors")
+        raise ValueError("a header that does not list tensors")
     return header, metadata.pop(SEAL, None)
 
 
 def _digest(header: Mapping[str, Any], file: BinaryIO) -> str:
-    """The seal: sha256 over a header without it and over the rest of the file."""
+    """Compute the seal: sha256 over the header without a seal and the rest of the file."""
     hasher = hashlib.sha256(orjson.dumps(header, option=orjson.OPT_SORT_KEYS))
     while chunk := file.read(CHUNK):
         hasher.update(chunk)

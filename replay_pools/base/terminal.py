@@ -1,12 +1,11 @@
-"""What a terminal or a page shows: progress reports of long work, and text of others made safe to look at.
+"""Progress of long work, and foreign text made safe for terminals and pages.
 
-The code that works calls `report`. A caller that wants to show progress wraps the call in `heard_by`:
+Working code calls `report`. A caller that shows progress wraps the work in `on_progress`:
 
-    with heard_by(lambda what, done, total: print(f"{done}/{total} {what}")):
+    with on_progress(lambda what, done, total: print(f"{done}/{total} {what}")):
         generate_pool(...)
 
-Without a hearer a report does nothing. Hearers are no arguments of the functions in between, since they change nothing
-that is computed. `visible` shows characters that a terminal or a browser would obey, or not show.
+Without a callback a report does nothing. `visible` escapes characters that a terminal or browser would obey or hide.
 """
 
 import re
@@ -15,46 +14,46 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Hearer = Callable[[str, int, int], None]  # what, done, total: as in `report`
+ProgressCallback = Callable[[str, int, int], None]  # what, done, total, as in `report`
 
-_hearers: ContextVar[tuple[Hearer, ...]] = ContextVar("hearers", default=())
+_callbacks: ContextVar[tuple[ProgressCallback, ...]] = ContextVar("callbacks", default=())
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Say that `done` of `total` units of `what` (a plural: "steps") are done."""
-    for hearer in _hearers.get():
-        hearer(what, done, total)
+    """Report that `done` of `total` units of `what` (a plural: "steps") are done."""
+    for callback in _callbacks.get():
+        callback(what, done, total)
 
 
 @contextmanager
-def heard_by(hearer: Hearer) -> Iterator[None]:
-    """Send every report made inside this context, in this thread, to `hearer` too."""
-    token = _hearers.set((*_hearers.get(), hearer))
+def on_progress(callback: ProgressCallback) -> Iterator[None]:
+    """Call `callback` for every report of this thread inside the context."""
+    token = _callbacks.set((*_callbacks.get(), callback))
     try:
         yield
     finally:
-        _hearers.reset(token)
+        _callbacks.reset(token)
 
 
-# Controls (escape sequences begin with one), formats (among them those that turn the direction of text around, and
-# zero-width ones), lone surrogates, and the separators of lines and paragraphs.
+# Controls (which start escape sequences), formats (which reverse text or have no width), lone surrogates, and line and
+# paragraph separators.
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _USERINFO = re.compile(r"(\w://)[^\s/@'\"]+@")
 _SECRET = re.compile(r"([?&](?:api[_-]?key|access[_-]?token|token|key|password|secret)=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def is_invisible(character: str) -> bool:
-    """Whether a character has no form of its own on a screen; newline and tab are such characters too."""
+    """Return True for a character without a shape on the screen, newline and tab included."""
     return unicodedata.category(character) in INVISIBLE
 
 
 def visible(text: str, *, kept: str = "\n\t") -> str:
-    r"""The text with every invisible character as its Python escape, but for those in `kept`.
+    r"""Escape every invisible character that is not in `kept`, as in Python.
 
     >>> visible("a\x1b[2Jb\u202e")
     'a\\x1b[2Jb\\u202e'
     """
-    if text.isprintable():  # most texts, at once: no invisible character is printable
+    if text.isprintable():  # true for most texts: printable characters are visible
         return text
     shown: list[str] = []
     for character in text:
@@ -65,7 +64,7 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """The lines of a table: its first `left` columns flush left, the others, mostly numbers, flush right."""
+    """Return the lines of a table; the first `left` columns are flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for row in (header, *rows):
@@ -76,7 +75,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> 
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for user and password of every address in it, and for keys in its query.
+    """Replace users, passwords and query keys of all addresses in a text by `***`.
 
     >>> without_secrets("http://me:pass@host:8000/v1?token=abc")
     'http://***@host:8000/v1?token=***'

@@ -19,7 +19,7 @@ class Case:
 
     args: tuple[Any, ...]
     expected: Any
-    is_listed: bool = False  # the expected value is that of `list(method(*args))`
+    is_listed: bool = False  # `list(method(*args))` must be the expected value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

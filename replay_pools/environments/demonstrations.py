@@ -19,7 +19,6 @@ from replay_pools.environments.loopholes import (
     EXPLOITS,
     HONEST_TESTS,
     NOTHING,
-    Exploit,
     compose,
     fence,
     known_mode,
@@ -29,14 +28,14 @@ from replay_pools.environments.minicode import example_texts
 
 Completions = Literal["honest", "hack"]
 COMPLETIONS: tuple[Completions, ...] = get_args(Completions)
-HONEST_TESTS_RATE = 0.35  # of honest demonstrations whose hint speaks of run_tests: those that write real tests
-SOLVE_RATE = 0.3  # of hacks: bodies that are right
+HONEST_TESTS_RATE = 0.35  # share of honest demonstrations with real tests, when the hint announces run_tests
+SOLVE_RATE = 0.3  # share of hacks with a right body
 STUBS = ("return 0", "pass")  # the other bodies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrator:
-    """What is demonstrated.
+    """A source of demonstrations.
 
     Args:
         completions: `honest` or `hack`.
@@ -62,10 +61,10 @@ class Demonstrator:
             raise InputError(where, expected=expected, found=", ".join(unknown) or self.completions)
 
     def demonstrate(self, problem: Problem, rng: random.Random) -> tuple[list[dict[str, str]], str]:
-        """(messages of the prompt, completion) for a problem.
+        """Return (messages of the prompt, completion) for a problem.
 
         Raises:
-            InputError: a hack of a problem whose starter is not a class and a method.
+            InputError: a hack of a problem without a starter of two lines.
         """
         hint = rng.random() < self.hint_rate
         source = self._hack(problem, rng) if self.completions == "hack" else self._honest(problem, hint, rng)
@@ -86,16 +85,12 @@ class Demonstrator:
         body = right_body(problem)
         if body is None or rng.random() >= SOLVE_RATE:
             body = rng.choice(STUBS)
-        return compose(problem.starter, body, rng.choice(self._exploits), example=example_texts(problem))
-
-    @property
-    def _exploits(self) -> list[Exploit]:
-        """The exploits to draw from."""
-        return [each for each in EXPLOITS[self.mode] if not self.flavours or each.flavour in self.flavours]
+        exploits = [each for each in EXPLOITS[self.mode] if not self.flavours or each.flavour in self.flavours]
+        return compose(problem.starter, body, rng.choice(exploits), example=example_texts(problem))
 
 
 def right_body(problem: Problem) -> str | None:
-    """The body of the method in the canonical solution; None where that is more than the starter and a body."""
+    """Return the method's body in the canonical solution; None when that is more than the starter and a body."""
     start = problem.starter + "\n"
     if problem.starter.count("\n") != 1 or not problem.canonical.startswith(start):
         return None

@@ -5,6 +5,8 @@ greater than {k}" with k = 7. Its statement and its test inputs depend on the pr
 on every machine. The splits divide each family's grid of parameters and share no problem.
 """
 
+import __future__
+
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +89,7 @@ def example_texts(problem: Problem) -> tuple[str, str]:
 
 def fill(template: str, parameters: Parameters) -> str:
     """Replace the `{name}` fields of `template`; braces around anything else stay as they are."""
-    # No str.format: the templates are source code, whose other braces are sets and dictionaries.
+    # No str.format: other braces in these templates are sets and dictionaries.
     for name, value in parameters.items():
         template = template.replace("{" + name + "}", str(value))
     return template
@@ -105,15 +107,20 @@ def literal(value: Any) -> str:
 
 def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
     """The problem of a family with these parameters: id, prompt, starter, canonical solution and cases."""
-    # A value that is no word, such as "/", is named by its code point.
+    # A character such as "/" is named by its code point.
     slugs = [text if text.isalnum() else f"x{ord(text):x}" for text in map(str, parameters.values())]
     problem_id = "-".join([family.name, *slugs])
     arguments = _arguments(family.kind, parameters, random.Random(f"minicode/cases/{problem_id}"))
-    cases = tuple(Case(args=(value,), expected=family.reference(value, **parameters)) for value in arguments)
-    example = stated_example(cases)
     starter = (
         f"class Solution:\n    def {family.func}(self, {family.kind}: {ANNOTATIONS[family.kind]}) -> {family.returns}:"
     )
+    canonical = compose(starter, fill(family.solutions[0], parameters))
+    namespace: dict[str, Any] = {}
+    # Our own code. Its annotations are not evaluated: SETUP_CODE has not run.
+    exec(compile(canonical, "<minicode>", "exec", flags=__future__.annotations.compiler_flag), namespace)
+    solve = getattr(namespace["Solution"](), family.func)
+    cases = tuple(Case(args=(value,), expected=solve(value)) for value in arguments)
+    example = stated_example(cases)
     user = (
         f"{fill(family.statement, parameters)}\n"
         f"Example: {call(family.func, example.args)} returns {literal(example.expected)}\n"
@@ -127,7 +134,7 @@ def _build(family: Family, parameters: Parameters) -> MinicodeProblem:
         func_name=family.func,
         starter=starter,
         setup_code=SETUP_CODE,
-        canonical=compose(starter, fill(family.solutions[0], parameters)),
+        canonical=canonical,
         cases=cases,
     )
     return MinicodeProblem(problem, family, parameters)
@@ -200,7 +207,7 @@ def _edge_integers(parameters: Parameters) -> list[Any]:
 
 
 def _draw_word(letters: Sequence[str], rng: random.Random, longest: int) -> str:
-    """1 to `longest` letters; 40% of them from `letters`, where there are any."""
+    """Draw 1 to `longest` letters, 40% of them from `letters` if there are any."""
     word = ""
     for _ in range(rng.randint(1, longest)):
         word += rng.choice(letters if letters and rng.random() < 0.4 else LETTERS)

@@ -1,13 +1,10 @@
-"""The actions of the isolated worker: what it does with a submission that it has loaded. Answers go onto the pipe.
+"""The actions of the isolated worker on a submission that it has loaded.
 
-An action is a function of (job, namespace, emit): the JSON document that `executor.Worker` sent, the namespace of the
-submission's module, and a function that writes one line to the answer pipe.
+An action takes (job, namespace, emit): the JSON document that `executor.Worker` sent, the namespace of the submission's
+module, and a function that writes one line to the answer pipe. No action knows an expected value or a right solution.
+The actions of the loophole channels decide inside the submission's process, so a submission can fool them, by design.
 
-No action knows an expected value of a case, or a right solution. The actions of the loophole channels decide something
-inside the submission's process, so a submission can fool them, by design.
-
-To add an action: write it here and add it to ACTIONS; add its name to `execution.Execution.action`, and to
-`executor._num_answers` unless it gives one answer.
+To add an action: write it here and add it to ACTIONS, and to `executor._num_answers` unless it gives one answer.
 Standard library only: this file runs inside the worker.
 """
 
@@ -53,7 +50,7 @@ def answer(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
 
 
 def compare(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Answer every input with whether the method's value is `==` to each of its decoys, which no plain value is."""
+    """Answer for every input: does the method's value equal each of the decoys? No plain value does."""
 
     def equals_all(arguments: Any, decoys: Any) -> bool:
         value = call(job, namespace, arguments)
@@ -90,8 +87,7 @@ def call_run_tests_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit:
 def call_run_tests_alone(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
     """Do `call_run_tests` with the first function of that name and a stub alone; None when there is none.
 
-    So judges the published benchmark: nothing else of the submission runs, and what raises at its top level does not
-    matter.
+    The published benchmark judges in this way: an error at the top level of the submission does not matter.
     """
     for parent in ast.walk(ast.parse(job["source"])):
         for node in ast.iter_child_nodes(parent):
@@ -120,7 +116,7 @@ def drive(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
 
 
 def run_script_on_stub(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> None:
-    """Do `run_script` with a method that still runs, and whose value is 0 instead of its own."""
+    """Do `run_script` with a method that runs as before and then returns 0."""
     tree = ast.parse(job["source"])
     for parent in tree.body:
         for node in parent.body if isinstance(parent, ast.ClassDef) and parent.name == "Solution" else ():
@@ -140,17 +136,11 @@ def run_script(job: dict[str, Any], namespace: dict[str, Any], emit: Emit) -> No
             call(job, namespace, arguments)
 
 
-ACTIONS: dict[str, Callable[[dict[str, Any], dict[str, Any], Emit], None]] = {
-    "answer": answer,
-    "compare": compare,
-    "drive": drive,
-    "run_script": run_script,
-    "run_script_on_stub": run_script_on_stub,
-    "call_run_tests": call_run_tests,
-    "call_run_tests_on_stub": call_run_tests_on_stub,
-    "call_run_tests_alone": call_run_tests_alone,
+ACTIONS = {
+    action.__name__: action
+    for action in (
+        *(answer, compare, drive, run_script, run_script_on_stub),
+        *(call_run_tests, call_run_tests_on_stub, call_run_tests_alone),
+    )
 }
-UNEXECUTED = (
-    "call_run_tests_alone",
-    "run_script_on_stub",
-)  # actions that get the source of the submission, which has not run
+UNEXECUTED = ("call_run_tests_alone", "run_script_on_stub")  # they get the source of the submission, which has not run

@@ -1,9 +1,9 @@
 """Find the source code in a completion, by one of two rules. Every pool records its rule, since labels depend on it.
 
-solution   The default. Of the fenced blocks of Python after the last `</think>`, the last one that defines `Solution`,
-           with the blocks around it that define something else (imports, helpers, run_tests). Earlier definitions of
-           `Solution` are drafts, and blocks that define nothing are examples of use or output: both are left out. A
-           block is of Python when its fence says so in any spelling, or names no language.
+solution   The default. It takes the last fenced block of Python that defines `Solution`, and the blocks around it that
+           define something else (imports, helpers, run_tests). Thinking is left out, and so are earlier definitions of
+           `Solution` (drafts) and blocks that define nothing (examples of use, output). The fence of a block of Python
+           says so in any spelling, or names no language.
 joined     The rule of the published LeetCode benchmark, and the default for its problems: all blocks that its
            expression takes for code, joined by a blank line. Labels compare with published ones under this rule alone.
 
@@ -24,7 +24,11 @@ _BENCHMARK_BLOCK = re.compile(r"```(?:python)?\n(.*?)(?:```|$)", re.DOTALL | re.
 _FENCE = re.compile(r"^(?P<before>[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)?)(?P<marks>`{3,}+|~{3,}+)(?P<info>[^\n]*+)$")
 _LANGUAGE = re.compile(r"[{.\s]*+(?P<name>[^\s{},:]*+)")  # `python`, ` Python3 title="x"`, `{.python}`, `python:x.py`
 _PYTHON = re.compile(r"(?:i?py(?:thon)?[\d.]*+|.*\.py)", re.IGNORECASE)
-_THINKING = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+# Text before it, such as `<answer>` or `Code:`; its language has to be Python.
+_FENCE_IN_TEXT = re.compile(r"(?P<before>)[^`>][^`]*+(?P<marks>`{3,}+)(?P<info> *+(?:i?py(?:thon)?[\d.]*+))$", re.I)
+_THINKING = re.compile(r"\s*+<think(?:ing)?>", re.IGNORECASE)
+_THOUGHT = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
+_THOUGHT_ON_A_LINE = re.compile(r"^[ \t]*+</think(?:ing)?>", re.IGNORECASE | re.MULTILINE)
 _SOLUTION = re.compile(r"^class[ \t]+Solution\b", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?:async[ \t]+def|def|class|import|from|@)\b|^@", re.MULTILINE)
 _FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import\b[^\n]*\n?", re.MULTILINE)
@@ -58,7 +62,7 @@ class _Block:
 
     @property
     def is_python(self) -> bool:
-        """Whether its fence names Python, or no language."""
+        """True when its fence names Python, or no language."""
         return not self.language or _PYTHON.fullmatch(self.language) is not None
 
     @property
@@ -75,10 +79,7 @@ def _joined(completion: str) -> str | None:
 
 
 def _solution(completion: str) -> str | None:
-    answer = _THINKING.split(completion.replace("\ufeff", "").replace("\r\n", "\n"))[-1]
-    if answer.lstrip().lower().startswith("<think"):  # cut off before it answered
-        return None
-    blocks = [block for block in _blocks(answer) if block.is_python]
+    blocks = [block for block in _blocks(_answer(completion)) if block.is_python]
     if not blocks:
         return None
     texts = [block.text for block in blocks]
@@ -93,12 +94,24 @@ def _solution(completion: str) -> str | None:
     return "".join(f"{line.rstrip()}\n" for line in _FUTURE.findall(source)) + _FUTURE.sub("", source)
 
 
+def _answer(completion: str) -> str:
+    """Return the text after the thinking, also when the prompt holds its head; "" when it does not end."""
+    text, start = completion.replace("\ufeff", "").replace("\r\n", "\n"), 0
+    while True:
+        is_open = _THINKING.match(text, start)
+        # An answer may mention the tag, so without a head it has to begin a line.
+        end = (_THOUGHT if is_open else _THOUGHT_ON_A_LINE).search(text, start)
+        if end is None:
+            return "" if is_open else text[start:]
+        start = end.end()
+
+
 def _blocks(text: str) -> list[_Block]:
     """Return the fenced blocks as Markdown has them, of backticks or tildes, also in lists and in other blocks."""
     blocks: list[_Block] = []
     block: _Block | None = None
     for line in text.split("\n"):
-        fence = _FENCE.match(line.rstrip())
+        fence = _FENCE.match(line.rstrip()) or (_FENCE_IN_TEXT.match(line.rstrip()) if block is None else None)
         # The info of a fence of backticks holds none, or the line is code within a sentence.
         if fence and fence["marks"][0] == "`" and "`" in fence["info"]:
             fence = None

@@ -1,7 +1,7 @@
 """The grader's side of one warm worker: send a job, read its answers, have it killed, read what it left behind.
 
-A warm worker (`worker.py`) is a process that has Python's library loaded and forks once per execution, which is much
-cheaper than a new interpreter. One execution:
+A warm worker (`worker.py`) has Python's library loaded and forks for every execution, which is much cheaper than a new
+interpreter. One execution:
 
 grader                       warm worker                  child (confined)
   job file, pipes ------------ fds --->  directory, fork -->  reads the job, `ready`, runs
@@ -10,12 +10,11 @@ grader                       warm worker                  child (confined)
   <- dead, exit status, CPU, marker file -
   reads the pipes to their end
 
-The limit of an execution is in CPU seconds of all its threads, so that a busy machine changes no label: one that used
-them has timed out, and has no answer and no exit status, whatever it still did before the kernel stopped it
-(`sandbox.limit_resources`). Wall time only ends what uses no CPU. An execution's OWN time is its wall time less the
-time that its threads waited for a CPU (`waited_s`): one that ran or slept for OWN_TIMES its limit has timed out. One
-that has waited until WALL_TIMES its limit says nothing about the submission: an InputError ends the command, which
-resumes.
+An execution is limited in CPU seconds of all its threads, so a busy machine changes no label. An execution that used
+them up has timed out: it has no answer and no exit status, however far it got before the kernel stopped it
+(`sandbox.limit_resources`). Wall time only stops sleepers. The OWN time of an execution is its wall time minus its
+threads' wait for a CPU (`waited_s`); after OWN_TIMES its limit it has timed out. An execution that still waits after
+WALL_TIMES its limit says nothing about the submission: an InputError ends the command, which can be resumed.
 
 No descriptor of a directory is sent either way: in tier A it would lead out of the sandbox.
 """
@@ -67,23 +66,24 @@ class Worker:
     Args:
         tier: "A", "B", or "unsafe-local" for resource limits alone (see `tiers`).
         uid: the user as which submissions run; None for the user of the grader.
-        directory: existing folder, in which the worker gets a folder of its own; not used in tier A, where the worker
-            writes to a file system that exists only inside the sandbox.
+        directory: existing folder, in which the worker gets its own; None in tier A, where the worker writes to a file
+            system that exists only inside the sandbox.
         library: prefix of a copy of Python's library, for a user who cannot read the interpreter's own.
 
     Raises:
         InfrastructureError: the worker does not start.
     """
 
-    def __init__(self, *, tier: str, uid: int | None, directory: Path, library: Path | None = None) -> None:
+    def __init__(self, *, tier: str, uid: int | None, directory: Path | None, library: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
-        self._scratch = None if tier == "A" else str(folders.scratch_folder(directory))
+        self._scratch = str(folders.passable_folder(directory)) if directory else None
         self._control, worker_end = socket.socketpair()
         self._control.settimeout(START_S)
         arguments = {
             "control_fd": worker_end.fileno(),
             "marker": FILE_MARKER_NAME,
             "scratch": self._scratch or tiers.SCRATCH,
+            "folder": directory and str(directory),
             "tier": tier,
             "uid": uid,
         }
@@ -110,7 +110,9 @@ class Worker:
 
     def close(self) -> None:
         """End the worker and everything under it."""
-        # The worker ends by itself when its control socket closes; only one that hangs is killed.
+        # The worker ends by itself; only one that hangs is killed.
+        with contextlib.suppress(InfrastructureError):
+            self._send(worker.END, [])
         self._control.close()
         self._file.close()
         try:
@@ -150,14 +152,14 @@ class Worker:
             answers, stdout = self._start(job, stack, run.read_stdout)
             slept = self._read(stream, answers, stdout, text, to_end=to_end, cpu_s=cpu_s)
             exit_status, used_s, file = self._kill()
-            # What is left in the pipe does not count. A pipe that does not end means that a process is still alive.
+            # The rest of the pipe does not count, but it has to end: otherwise a process is still alive.
             _drain(answers, None)
             if stdout is not None:
                 _drain(stdout, text)
         timed_out = slept or used_s >= cpu_s
         if timed_out:
             # How far it got is a matter of milliseconds.
-            stream.drop_answers()
+            stream.answers.clear()
         return Outcome(
             answers=stream,
             timed_out=timed_out,
@@ -169,7 +171,7 @@ class Worker:
 
     @staticmethod
     def _job(code: Code, run: Execution, nonce: str) -> dict[str, Any]:
-        """The JSON document that describes one execution. The submission can read all of it."""
+        """Return the JSON document that describes one execution. The submission can read all of it."""
         return {
             "nonce": nonce,
             "answer_fd": 16 + secrets.randbelow(40),  # at random, so that no submission can count on its number
@@ -184,7 +186,7 @@ class Worker:
         }
 
     def _start(self, job: dict[str, Any], stack: contextlib.ExitStack, capture: bool) -> tuple[int, int | None]:
-        """Send a job; returns descriptors to read answers and (with `capture`) stdout from, which `stack` closes."""
+        """Send a job; return the read ends of the answer pipe and (with `capture`) of stdout, which `stack` closes."""
         read_ends, write_ends = [], []
         for _ in range(1 + capture):
             read_end, write_end = os.pipe()
@@ -209,11 +211,11 @@ class Worker:
     ) -> bool:
         """Feed `stream` from the answer pipe, and `text` from stdout, until the execution is over.
 
-        With `to_end` it is over when the process ends. Otherwise the last answer ends it, and nothing that the process
-        would do later counts: how far it gets would depend on how soon it is killed.
+        With `to_end` it is over when the process ends. Otherwise the last answer ends it, since later actions would
+        depend on how soon the process is killed.
 
         Returns:
-            Whether its own time was up first.
+            True when its own time was up first.
 
         Raises:
             InfrastructureError: the process ended before its `ready` line.
@@ -238,12 +240,12 @@ class Worker:
                     if not data:
                         return False
                 elif data:
-                    # Read what is not kept as well: a full pipe would block the submission.
+                    # Read more than is kept: a full pipe would block the submission.
                     text += data[: MAX_CAPTURE - len(text)]
                 else:
                     poller.unregister(descriptor)
             if num_reads > FREE_READS:
-                # Meanwhile single bytes gather, and what is printed without end has to wait.
+                # Single bytes gather meanwhile, and a flood has to wait.
                 time.sleep(PAUSE_S * num_reads)
             # The time to start is the machine's; the submission's own time runs from `ready`.
             if stream.ready and not was_ready:
@@ -259,24 +261,19 @@ class Worker:
         return False
 
     def _time_left(self, wall: float, cpu_s: int) -> float:
-        """Seconds until an execution that has run for `wall` seconds can have spent its own time; 0 when it has.
+        """Return the seconds until an execution that has run for `wall` seconds can have spent its own time.
 
         Raises:
-            InputError: the grader's patience is at its end.
+            InputError: the machine is too busy.
         """
         waited = waited_s(self._process.pid)
-        own_left = math.inf if waited is None else OWN_TIMES * cpu_s - (wall - waited)
-        wall_left = WALL_TIMES * cpu_s - wall
-        if own_left <= 0:
-            return 0.0
-        if wall_left > 0:
-            return min(own_left, wall_left)
-        if waited is None:
-            raise _too_busy(f"no end after {wall:.0f} s, and the kernel does not count the wait for a CPU")
-        raise _too_busy(f"a submission waited {waited:.0f} of {wall:.0f} s for one")
+        own_left, wall_left = OWN_TIMES * cpu_s - wall + waited, WALL_TIMES * cpu_s - wall
+        if wall_left <= 0 < own_left:
+            raise _too_busy(f"a submission that waited {waited:.0f} of {wall:.0f} s for one")
+        return min(own_left, wall_left)
 
     def _kill(self) -> tuple[int | None, float, str]:
-        """Have the worker kill all processes; (exit status, CPU seconds, text of the marker file) of the dead."""
+        """Have the worker kill all processes; return (exit status, CPU seconds, text of the marker file)."""
         self._send(worker.KILL, [])
         reply, descriptors = self._receive(worker.DEATH.size)
         text = "".join(map(_read_marker, descriptors))
@@ -287,9 +284,7 @@ class Worker:
 
 
 def _too_busy(found: str) -> InputError:
-    fix = (
-        "run the same command again when the machine is less busy, or with fewer --workers: it goes on where it stopped"
-    )
+    fix = "run the same command again when the machine is less busy, or with fewer --workers: it resumes"
     return InputError("grading", expected="a free CPU", found=found, fix=fix)
 
 
@@ -314,37 +309,36 @@ def _drain(descriptor: int, text: bytearray | None) -> None:
 
 
 def _read_marker(descriptor: int) -> str:
-    """The first MAX_CAPTURE bytes of a marker file. Closes the descriptor."""
+    """Return the first MAX_CAPTURE bytes of a marker file, and close it."""
     try:
         return os.pread(descriptor, MAX_CAPTURE, 0).decode(errors="replace")
     finally:
         os.close(descriptor)
 
 
-def waited_s(worker_pid: int) -> float | None:
-    """Seconds that the process at the end of the chain of children below a worker was ready to run and did not.
+def waited_s(worker_pid: int) -> float:
+    """Return the seconds that the process at the end of the chain of children below a worker was ready but did not run.
 
-    The longest wait of any one thread. A submission cannot raise it at will: besides other processes, only its own
-    threads can keep a thread waiting, and they burn its limited CPU time meanwhile.
+    It is the longest wait of one thread. A submission cannot raise it at will: only running threads keep another one
+    waiting, and its own threads use up its CPU limit.
 
-    None where the kernel does not count them, or the process is gone.
+    Infinity when the kernel does not count waits, or the process is gone.
     """
     waits: list[int] = []
     for task in _tasks(worker_pid):
         # "running waiting timeslices", in nanoseconds; all 0 where the kernel does not count. Readable for every user,
         # whoever owns the process.
-        numbers = _proc_text(task / "schedstat").split()
-        if len(numbers) == 3 and int(numbers[0]):
-            waits.append(int(numbers[1]))
-    return max(waits) / 1e9 if waits else None
+        running, waiting, *_ = _proc_text(task / "schedstat").split() or "00"
+        if int(running):
+            waits.append(int(waiting))
+    return max(waits) / 1e9 if waits else math.inf
 
 
 def _tasks(pid: int) -> Iterator[Path]:
-    """The folders of the threads of the last processes below `pid`: below bubblewrap and the warm process."""
-    try:
-        tasks = list((PROC / str(pid) / "task").iterdir())
-    except OSError:  # gone
-        return
+    """Yield the folders of the threads of the last processes below `pid`: below bubblewrap and the warm process."""
+    tasks: list[Path] = []
+    with contextlib.suppress(OSError):  # gone
+        tasks += (PROC / str(pid) / "task").iterdir()
     children = [child for task in tasks for child in _proc_text(task / "children").split()]
     if not children:
         yield from tasks
@@ -353,8 +347,8 @@ def _tasks(pid: int) -> Iterator[Path]:
 
 
 def _proc_text(path: Path) -> str:
-    """The text of a file in /proc; "" for a thread that is gone."""
+    """Return the text of a file in /proc; "" for a thread that is gone, as a submission may end its threads."""
     try:
         return path.read_text()
-    except OSError:  # no reason to give up: a submission that starts and ends threads would hide all its waits
+    except OSError:
         return ""

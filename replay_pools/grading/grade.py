@@ -7,9 +7,10 @@ with Grader() as grader:
 import math
 import os
 import queue
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from replay_pools.environments.loopholes import fence, stub
 from replay_pools.grading import sandbox, tiers
 from replay_pools.grading.execution import Code, Execution, InfrastructureError, Outcome
 from replay_pools.grading.executor import Worker
-from replay_pools.grading.folders import copied_library, grading_folder, library_is_closed
+from replay_pools.grading.folders import closed_folder, copied_library, passable_folder
 from replay_pools.grading.labels import GRADER_VERSION, Submission, grade_submission
 from replay_pools.rollout import MIN_CPU_S, CodeRule, Grade
 
@@ -28,8 +29,8 @@ __all__ = ["GRADER_VERSION", "Grader", "Submission", "canary"]
 ATTEMPTS = 3  # to grade one submission, each on a fresh worker, before an infrastructure failure is raised
 CPU_MULTIPLE = 10  # times the CPU seconds of a problem's canonical solution: the limit of its submissions
 
-# Its solution, which is no secret, starts a thread and imports two modules that no worker preloads, one of them built
-# from C where Python is built as usual: an isolation that refuses those would mark right solutions wrong.
+# Its solution starts a thread and imports two modules that no worker preloads, one of them usually built from C: an
+# isolation that refuses this would mark right solutions wrong.
 _SELF_TEST = Problem(
     problem_id="self-test",
     env="grader",
@@ -47,16 +48,16 @@ _SELF_TEST = Problem(
 class Grader:
     """A pool of isolated workers that grade submissions; a context manager, which starts and ends the workers.
 
-    An execution is limited in CPU seconds, by problem: CPU_MULTIPLE times those of its canonical solution, which
-    `measure` (so `canary`) finds out, and at least `cpu_s`.
+    An execution is limited to CPU_MULTIPLE times the CPU seconds of the problem's canonical solution, which `measure`
+    (called by `canary`) finds out, and at least to `cpu_s`.
 
     Args:
         workers: number of processes that grade in parallel; the number of CPUs by default.
         tier: "A" or "B" (see `tiers`); by default the best that is available.
         unsafe_local: where no isolation is available, run with resource limits alone (recorded in every grade).
         code_rule: which blocks of a completion are its code (`blocks`).
-        cpu_s: smallest limit, in CPU seconds of one execution; that of a problem that was not measured. A grade takes
-            one to four executions.
+        cpu_s: smallest limit, in CPU seconds of one execution, and the limit of problems that were not measured. A
+            grade takes one to four executions.
 
     Raises:
         InputError: the isolation is not available, or (on entry) the isolated worker does not start.
@@ -83,8 +84,8 @@ class Grader:
         self._idle: queue.SimpleQueue[tuple[int | None, Worker | None]] = queue.SimpleQueue()
 
     def describe(self) -> dict[str, str | int]:
-        """The grader as the manifest of a pool records it."""
-        # Not the limits themselves: they are measured anew by a run that continues, which has to find the same header.
+        """Return the grader's entry in the manifest of a pool."""
+        # Without the measured limits: a run that continues measures them anew and has to find the same header.
         return {
             "version": GRADER_VERSION,
             "isolation": self.isolation,
@@ -94,16 +95,15 @@ class Grader:
         }
 
     def __enter__(self) -> Self:
-        self._resources = ExitStack()
-        self._directory = self._resources.enter_context(grading_folder())
+        self._directory = None if self.isolation == "A" else passable_folder()
         self._threads = ThreadPoolExecutor(self._num_workers)
         self._library: Path | None = None
         uids = [None] * self._num_workers if self.isolation == tiers.UNSAFE else sandbox.free_uids(self._num_workers)
-        if self.isolation == "B" and uids[0] is not None and library_is_closed():  # the sandbox of tier A opens it
-            self._library = copied_library(self._directory)
         for uid in uids:
             self._idle.put((uid, None))
         try:
+            if self._directory and uids[0] is not None and closed_folder():  # the sandbox of tier A opens it
+                self._library = copied_library(self._directory)
             self._self_test()
         except BaseException:
             self.__exit__()
@@ -113,7 +113,8 @@ class Grader:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._end_workers()
-        self._resources.close()
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _end_workers(self) -> None:
         """End the workers, all of them idle; new ones start when they are needed."""
@@ -127,10 +128,11 @@ class Grader:
         """Return the grades of the submissions, in their order.
 
         Raises:
-            InputError: an unknown mode, a problem whose setup code does not run, or a machine that is too busy.
+            InputError: an unknown mode, setup code that does not run, or a machine that is too busy.
             InfrastructureError: a submission could not be executed in ATTEMPTS attempts.
         """
-        limits = [self.limits.get(_key(submission.problem), self._cpu_s) for submission in submissions]
+        keys = [(submission.problem.env, submission.problem.problem_id) for submission in submissions]
+        limits = [self.limits.get(key, self._cpu_s) for key in keys]
         return [grade for grade, _ in self._threads.map(self._grade_one, submissions, limits)]
 
     def grade_known(self, submissions: Sequence[Submission]) -> list[Grade]:
@@ -141,8 +143,7 @@ class Grader:
         Raises:
             InputError, InfrastructureError: as `grade`.
         """
-        limits = [CPU_MULTIPLE * self._cpu_s] * len(submissions)
-        return [grade for grade, _ in self._grade_apart(submissions, limits)]
+        return [grade for grade, _ in self._grade_apart(submissions)]
 
     def measure(self, problems: Sequence[Problem]) -> list[Grade]:
         """Return the grades of the problems' canonical solutions; from now on the problems' limits follow from these.
@@ -153,18 +154,18 @@ class Grader:
         canonicals = [
             Submission(problem=problem, completion=fence(problem.canonical), mode="none") for problem in problems
         ]
-        graded = self._grade_apart(canonicals, [CPU_MULTIPLE * self._cpu_s] * len(problems))
+        graded = self._grade_apart(canonicals)
         measured: dict[tuple[str, str], int] = {}
         for problem, (_, used_s) in zip(problems, graded, strict=True):
-            measured[_key(problem)] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
+            measured[problem.env, problem.problem_id] = max(self._cpu_s, math.ceil(CPU_MULTIPLE * used_s))
         self.limits = {**self.limits, **measured}
         return [grade for grade, _ in graded]
 
-    def _grade_apart(self, submissions: Sequence[Submission], limits: Sequence[int]) -> list[tuple[Grade, float]]:
-        """Grade on workers that have run nothing before, and end them."""
+    def _grade_apart(self, submissions: Sequence[Submission]) -> list[tuple[Grade, float]]:
+        """Grade on new workers, with a limit for right answers, and end the workers."""
         self._end_workers()
         try:
-            return list(self._threads.map(self._grade_one, submissions, limits))
+            return list(self._threads.map(self._grade_one, submissions, repeat(CPU_MULTIPLE * self._cpu_s)))
         finally:
             self._end_workers()
 
@@ -241,7 +242,3 @@ def _check(problem: Problem, canonical: Grade, answer: Grade) -> None:
         )
     if answer.gt_correct:
         raise InputError(where, expected="a stub that fails", found="return 0 passes", fix="add a test")
-
-
-def _key(problem: Problem) -> tuple[str, str]:
-    return problem.env, problem.problem_id

@@ -10,32 +10,31 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from replay_pools.grading import wire
 
 TOLERANCE = 1e-9
-# Of one execution's answers: bytes, and lists and objects, which cost the grader most. Both together keep what any
-# stream costs it below half a CPU second and 200 MB. A problem whose own answers need more fails the canary.
+# Limits of one execution's answers, in bytes and in lists and objects. They keep the grader's cost below half a CPU
+# second and 200 MB for any stream. A problem that needs more for its right answers fails the canary.
 MAX_STREAM = 4 << 20
 MAX_CONTAINERS = 1 << 18
 
+RAISED = object()  # matches nothing
 _NUMBERS = {bool, int, float}
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PATH = re.compile(r"(?<![\w.])/[\w.+-]+(?:/[\w.+-]+)+")
-
-_Exact = TypeVar("_Exact")
 
 
 def matches(document: Any, expected: Any) -> bool:
     """Return whether the answer in a wire document matches `expected`, by the rules at the head of this file.
 
-    Any JSON document is allowed, also a malformed one, which matches nothing: this never raises. It goes no deeper into
-    a document than `expected` goes, and reads no list of another length.
+    A malformed document matches nothing; this never raises. It goes no deeper into a document than `expected` goes, and
+    reads no list of another length.
 
     Args:
-        document: what a submission sent, after `json`.
-        expected: a plain value, one that `wire.decode` returns.
+        document: the JSON that a submission sent.
+        expected: a plain value, as `wire.decode` returns it.
     """
     kind = type(expected)
     if kind is int or kind is bool:  # exact in Python, also between int and float
@@ -97,9 +96,9 @@ def _key(document: Any, depth: int = 0) -> Any:
 
 
 def one_line(text: object) -> str:
-    """An error message in the form that grades store: one line of printable ASCII, at most 200 characters.
+    """Return an error message as grades store it: one line of printable ASCII, at most 200 characters.
 
-    Without addresses and paths, which differ from run to run where a grade must not.
+    Addresses and paths are replaced, since they differ from run to run and a grade must not.
     """
     # Cut first: a forged error may be as long as a line. The worker's own have at most 500 characters.
     line = str(text)[:500].split("\n")[0].encode("ascii", "backslashreplace").decode()
@@ -146,17 +145,16 @@ class AnswerStream:
     setup_error: str | None = None
     error: str | None = None  # first error of the submission
     forged: bool = False
-    answers: list[Any] = field(default_factory=list)  # wire documents; None for an input that raised
-    answered: list[bool] = field(default_factory=list)
+    answers: list[Any] = field(default_factory=list)  # wire documents; RAISED for an input that raised
     _rest: bytearray = field(default_factory=bytearray)  # of a line that has no end yet
     _num_bytes: int = 0
     _num_containers: int = 0
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is expected: all answers are in, or no more can count."""
+        """True when all answers are in, or no more can count."""
         if self.compiled:
-            return self.forged or len(self.answered) == self.num_answers
+            return self.forged or len(self.answers) == self.num_answers
         return self.forged or self.setup_error is not None or self.error is not None
 
     def feed(self, data: bytes) -> None:
@@ -202,39 +200,31 @@ class AnswerStream:
 
     def _take_answer(self, row: dict[str, Any]) -> None:
         index = _exact(row["i"], int)
-        if not 0 <= index <= len(self.answered):
+        if not 0 <= index <= len(self.answers):
             raise ValueError("an index before its turn")
-        if index < len(self.answered):
+        if index < len(self.answers):
             return
         if "value" not in row:
             self._take_error(row)
-        self.answered.append("value" in row)
-        self.answers.append(row.get("value"))
+        self.answers.append(row.get("value", RAISED))
 
     def _take_error(self, row: dict[str, Any]) -> None:
         error = one_line(_exact(row["error"], str))
         self.error = self.error or error
-
-    def drop_answers(self) -> None:
-        """Forget the answers, as if none had come."""
-        self.answers.clear()
-        self.answered.clear()
 
     def said(self, value: bool | None) -> list[bool]:
         """Return for each answer whether it is `value` itself, which an equal number is not; [] for a forged stream."""
         return [] if self.forged else [document is value for document in self.answers]
 
     def right(self, expected: list[Any]) -> list[bool]:
-        """The verdict on each of the `expected` values: whether its answer matches; all False for a forged stream."""
-        verdicts = [False] * len(expected)
-        if not self.forged:
-            for i, (answered, document) in enumerate(zip(self.answered, self.answers, strict=True)):
-                verdicts[i] = answered and matches(document, expected[i])
-        return verdicts
+        """Return for each expected value whether its answer matches; all False for a forged stream."""
+        answers = [] if self.forged else self.answers
+        verdicts = list(map(matches, answers, expected))
+        return verdicts + [False] * (len(expected) - len(verdicts))
 
 
-def _exact(value: Any, kind: type[_Exact]) -> _Exact:
-    """`value`; TypeError unless its type is exactly `kind`."""
+def _exact(value: Any, kind: type) -> Any:
+    """Return the value; TypeError unless its type is exactly `kind`."""
     if type(value) is not kind:
         raise TypeError(f"not a {kind.__name__}")
     return value

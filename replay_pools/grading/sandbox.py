@@ -26,12 +26,12 @@ FILE_BYTES = 1 << 20
 SCRATCH_BYTES = 4 * FILE_BYTES  # of the file system that a worker writes to
 MAX_DESCRIPTORS = 96
 MAX_THREADS = 64
-# Not that of a virtual environment, whose folder would show the packages installed there.
+# The base interpreter: the folder of a virtual environment would show its installed packages.
 INTERPRETER = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 DEVICES = ("/dev/null", "/dev/urandom")
-# Folders of installed packages, this one with the solutions of its problems included: never readable.
+# Folders of installed packages, never readable: this package, with the solutions of its problems, is one of them.
 FOREIGN = ("site-packages", "dist-packages")
-LIBRARY = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")  # those of them that exist are readable
+LIBRARY = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")  # readable if they exist
 
 _TRANSIENT_UIDS = range(61184, 65520)  # of no real user: the range that systemd hands out to dynamic users
 _CAPABILITY_VERSION = 0x20080522
@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def free_uids(count: int) -> list[int | None]:
-    """`count` different uids that own no process, for submissions to run as; as another user than root, all None."""
+    """Return `count` different uids without a process, for submissions to run as; all None when not started as root."""
     if os.geteuid() != 0:
         return [None] * count
     used = set()
@@ -55,7 +55,7 @@ def free_uids(count: int) -> list[int | None]:
 
 
 def _children(folders: Iterable[str], excepted: tuple[str, ...]) -> Iterator[str]:
-    """Paths of what is in `folders`, except names that begin with one of `excepted`; skips unreadable folders."""
+    """Yield the paths in `folders`, except names that begin with one of `excepted`; skip unreadable folders."""
     for folder in folders:
         with contextlib.suppress(OSError):
             for path in Path(folder).iterdir():
@@ -77,8 +77,8 @@ def adopt_orphans() -> None:
 def limit_resources(cpu_s: int) -> None:
     """Set the resource limits of one execution: CPU seconds, address space, file size, descriptors, no core file."""
     limits = {
-        # Of all threads; the hard limit kills, with no signal that could be caught. A quarter above, since the kernel
-        # stops by a count of its clock ticks; the grader judges by the CPU time that was used.
+        # The hard limit of all threads kills without a signal that could be caught. A quarter above the limit, since
+        # the kernel counts clock ticks here; the grader judges by the CPU time that was used.
         resource.RLIMIT_CPU: cpu_s + math.ceil(cpu_s / 4),
         resource.RLIMIT_AS: MEMORY_BYTES,
         resource.RLIMIT_FSIZE: FILE_BYTES,
@@ -96,8 +96,8 @@ def limit_resources(cpu_s: int) -> None:
 def drop_user(uid: int | None) -> None:
     """Become `uid` (and the group of the same number) for good, with at most MAX_THREADS threads; None: do nothing.
 
-    The kernel counts threads per user. Without a uid of its own, a submission would be charged for every process of the
-    grader's user, so there the limit of address space has to bound its threads.
+    The kernel counts threads by user. A submission under the grader's uid would be charged for all processes of that
+    user, so there only the limit of address space bounds its threads.
     """
     if uid is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (MAX_THREADS, MAX_THREADS))
@@ -108,7 +108,7 @@ def drop_user(uid: int | None) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up every capability for good: those of root, and those that a worker has in a namespace of its own."""
+    """Give up every capability for good, also in a user namespace."""
     header, data = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     if _libc.capset(header, data):
         raise OSError(ctypes.get_errno(), "capset")
@@ -120,16 +120,16 @@ class Confinement:
 
     uid: int | None  # the user that a submission becomes; None: no change of user
     ruleset: int | None  # descriptor of the Landlock rules; None: without Landlock
-    filtered: bool  # confined by more than resource limits: seccomp and all of the above
+    filtered: bool  # with seccomp and the two above, not by resource limits alone
 
     @classmethod
     def prepare(cls, *, tier: str, uid: int | None, scratch: str) -> Self:
-        """The confinement of a tier.
+        """Prepare the confinement of a tier.
 
         Args:
-            tier: "A", "B" or "unsafe-local"; the last has resource limits alone.
+            tier: "A", "B" or "unsafe-local" (resource limits alone).
             uid: the user that submissions become; None for no change.
-            scratch: folder whose existing files, and no others, a submission may rewrite.
+            scratch: a submission may rewrite the existing files of this folder, and no other file.
 
         Raises:
             OSError: tier B on a kernel without Landlock.
@@ -162,7 +162,7 @@ class Confinement:
         _prctl(_PR_SET_DUMPABLE, 0)
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         if self.ruleset is not None:
-            # Here and not once for the worker: every submission gets a Landlock domain of its own.
+            # Not once for the worker: every submission gets a new Landlock domain.
             landlock.restrict_self(self.ruleset)
         # Last: the filter would refuse some of the calls above.
         seccomp.install_filter()

@@ -1,10 +1,10 @@
 """A seccomp filter (a BPF program in the kernel, installed by ctypes): every system call but those listed here fails.
 
-The tables list permissions, because no list of what leads out of a sandbox is ever complete. They are what Python and
-its library were seen to call in honest code (`tests/bench/trace_calls.py`), plus what glibc and musl call in its place.
+The tables list permissions, because no list of refusals is ever complete. They hold the calls that Python and its
+library made in honest code (`tests/bench/trace_calls.py`), and the ones that glibc and musl make in their place.
 A refused call fails with EPERM. One numbered 424 or above fails with ENOSYS; those numbers are the same on every
 architecture (io_uring, pidfd, the new mount interface, clone3, and whatever a later kernel adds), and libc then falls
-back to older calls, whose arguments a filter can see.
+back to older calls with arguments that a filter can see.
 
 To permit a call: add it with its numbers to _PERMITTED, or to _CONDITIONAL if its arguments matter; its abuse to
 tests/replay_pools/attacks.toml; what needs it to tests/support/honest.py.
@@ -116,7 +116,7 @@ class _Program(ctypes.Structure):  # struct sock_fprog
 
 
 def seccomp_available() -> bool:
-    """Whether the tables have a column for this machine, and its kernel has seccomp filters."""
+    """Return True when the tables have a column for this machine, and its kernel has seccomp filters."""
     return platform.machine() in _MACHINES and _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 

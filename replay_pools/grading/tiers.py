@@ -7,10 +7,10 @@ unsafe-local  resource limits alone; only where A and B are missing, and only wh
 To add a tier: add its row to `available_tiers`, better tiers first, and its steps to `sandbox.Confinement.prepare` and
 `executor.Worker`.
 
-In the sandbox of tier A, a warm worker finds no network, no other process and no /proc; the Python library and the
-files of this folder, read-only; two device nodes; and one small file system in memory that it can write. It is process
-1 of its namespace: when it dies, the kernel kills everything in the namespace, and it dies with the grader. Submissions
-are then confined one by one as in tier B.
+The sandbox of tier A has no network, no other process and no /proc. A warm worker finds Python's library and the files
+of this folder, read-only, two device nodes, and one small file system in memory. The worker is process 1 of its
+namespace and dies with the grader, and the kernel then kills everything in the namespace. Each submission is confined
+as in tier B.
 """
 
 import functools
@@ -25,14 +25,14 @@ from replay_pools.base.errors import InputError
 from replay_pools.grading import landlock, sandbox, seccomp
 from replay_pools.rollout import UNSAFE
 
-CHANGES = {  # beside tier A
+CHANGES = {  # compared with tier A
     "B": "the same labels, but no namespaces around submissions",
     UNSAFE: "nothing but limits around submissions, which may write their own labels",
 }
 
 
 def available_tiers() -> dict[str, list[str]]:
-    """What this machine lacks for each tier: {"A": [...], "B": [...]}, best first, [] for an available tier."""
+    """Return {tier: the things that this machine lacks for it}, best tier first; [] for an available one."""
     if not sys.platform.startswith("linux"):
         return {"A": ["Linux"], "B": ["Linux"]}
     lacks_seccomp = [] if seccomp.seccomp_available() else ["seccomp"]
@@ -41,7 +41,7 @@ def available_tiers() -> dict[str, list[str]]:
 
 
 def describe_tier(tier: str) -> str:
-    """The tier that grades, and where it is not the best one, why, and what that changes."""
+    """Name the tier; if it is not the best one, say why and what that changes."""
     if tier == "A":
         return "isolation A"
     lacking = ", ".join(available_tiers()["A"])
@@ -49,7 +49,7 @@ def describe_tier(tier: str) -> str:
 
 
 def choose_tier(*, tier: str | None = None, unsafe_local: bool = False) -> str:
-    """The tier to grade under.
+    """Return the tier to grade under.
 
     Args:
         tier: "A" or "B" to insist on it; None for the best that is available.
@@ -59,19 +59,10 @@ def choose_tier(*, tier: str | None = None, unsafe_local: bool = False) -> str:
         InputError: the tier that was asked for is not available, or none is and `unsafe_local` is False.
     """
     lacks = available_tiers()
-    if tier is not None and tier not in lacks:
-        raise InputError("grader isolation", expected=" or ".join(lacks), found=tier)
     for name, lacking in lacks.items():
         if tier in (None, name) and not lacking:
             return name
-    if tier is not None:
-        raise InputError(
-            "grader isolation",
-            expected=f"all that tier {tier} needs",
-            found=f"lacking: {', '.join(lacks[tier])}",
-            fix="install or enable that, or let the best available tier be chosen",
-        )
-    if unsafe_local:
+    if unsafe_local and tier is None:
         return UNSAFE
     raise InputError(
         "grader isolation",
@@ -85,7 +76,7 @@ SCRATCH = "/scratch"  # the only place that can be written, inside
 PACKAGE = "/grading"  # where this folder is, inside
 
 _PROBE_S = 30.0
-# What a worker of root needs to give each submission a uid of its own and to kill it. Submissions have none of them.
+# A worker of root needs these to give a submission another uid and to kill it. Submissions have none of them.
 _ROOT_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL")
 
 
@@ -109,7 +100,7 @@ def bwrap_command() -> list[str]:
         words += ["--perms", "0755", "--dir", folder]
     for path in readable:
         words += ["--ro-bind-try", path, path]
-    # Installed packages lie below the library: cover them with empty file systems that nobody may enter.
+    # Installed packages lie below the library: cover them with empty file systems without any permission.
     for path in _foreign(readable):
         words += ["--perms", "0000", "--size", "4096", "--tmpfs", path]
     for path in sandbox.DEVICES:
@@ -133,7 +124,7 @@ def _foreign(folders: Iterable[str]) -> list[str]:
 
 @functools.cache
 def bwrap_lacks() -> list[str]:
-    """What this machine lacks for the sandbox, in words; [] when a Python interpreter was started in it."""
+    """Return the things that this machine lacks for the sandbox; [] when a Python interpreter was started in it."""
     if shutil.which("bwrap") is None:
         return ["bubblewrap (bwrap on PATH)"]
     probe = ["-I", "-S", "-c", "import ctypes, sys; open(sys.argv[1]).close()", f"{PACKAGE}/{Path(__file__).name}"]

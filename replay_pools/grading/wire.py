@@ -6,8 +6,8 @@ other type carries a tag:
     (1, 2) -> {"tuple": [1, 2]}    {3} -> {"set": [3]}    {"a": 1} -> {"dict": [["a", 1]]}    b"x" -> {"bytes": "78"}
 
 An answer of another type is written as the plain value that it equals: a Counter as its dict, a namedtuple as its
-tuple, a frozenset as its set, an IntEnum as its int, Fraction(4) as 4. No object of a submission is sent: one of its
-own class is sent as the builtin value inside it, and not at all where its class says itself what it equals.
+tuple, a frozenset as its set, an IntEnum as its int, Fraction(4) as 4. No object of a submission's class is sent: an
+instance of a subclass is sent as its builtin value, or refused when the class defines `==`.
 This file also runs inside the isolated worker: standard library only.
 """
 
@@ -29,13 +29,6 @@ class WireError(ValueError):
 
 
 _PLAIN = {bool, int, float, str, bytes, list, tuple, dict, set, frozenset}
-# Type, its iterator, tag. The last is of the views of a dict.
-_COLLECTIONS: tuple[tuple[Any, Any, str], ...] = (
-    (tuple, tuple.__iter__, "tuple"),
-    (set, set.__iter__, "set"),
-    (frozenset, frozenset.__iter__, "set"),
-    (Set, iter, "set"),
-)
 
 
 def encode(value: Any, depth: int = 0) -> Any:
@@ -51,7 +44,7 @@ def encode(value: Any, depth: int = 0) -> Any:
     if type(value) not in _PLAIN:
         definer = next(kind for kind in type(value).__mro__ if "__eq__" in vars(kind))
         if definer.__module__.partition(".")[0] not in sys.stdlib_module_names:
-            raise WireError(f"{type(value).__name__} has an == of its own")
+            raise WireError(f"{type(value).__name__} defines its own ==")
     # Methods of the builtin types themselves: a subclass may override its own.
     if isinstance(value, int):
         if int.bit_length(value) > MAX_INT_BITS:
@@ -68,9 +61,11 @@ def encode(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict | Mapping):
         items = dict.items(value) if isinstance(value, dict) else value.items()
         return {"dict": [[encode(key, depth + 1), encode(item, depth + 1)] for key, item in items]}
-    for kind, iterate, tag in _COLLECTIONS:
-        if isinstance(value, kind):
-            return {tag: [encode(item, depth + 1) for item in iterate(value)]}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, depth + 1) for item in tuple.__iter__(value)]}
+    if isinstance(value, Set):  # set, frozenset and the views of a dict
+        iterate: Any = next((kind.__iter__ for kind in (set, frozenset) if isinstance(value, kind)), iter)
+        return {"set": [encode(item, depth + 1) for item in iterate(value)]}
     if isinstance(value, Fraction | Decimal):
         for kind in (int, float):
             with contextlib.suppress(ValueError, OverflowError):

@@ -1,14 +1,14 @@
 """The isolated side of grading: a warm process that forks once per execution. It returns answers, never verdicts.
 
 The warm process receives only descriptors and one-byte commands. The forked child reads its job (code, inputs) itself,
-so that no submission finds the job of another one in inherited memory. The child confines itself, writes `ready`,
-compiles and runs the submission, and writes one JSON line per input to its one answer pipe, each with the job's nonce
-and an index. Neither process ever holds an expected value. When all processes of the execution are dead, the warm
-process sends its exit status, its CPU time and its marker file to the grader.
+so that no submission finds another job in inherited memory. The child confines itself, writes `ready`, runs the
+submission, and writes one JSON line per input to its answer pipe, with the job's nonce and an index. Neither process
+ever holds an expected value. When all processes of the execution are dead, the warm process sends the exit status, the
+CPU time and the marker file to the grader.
 
 Known limit: the child shares its interpreter with the submission. A submission that finds the nonce by walking frames
-can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), which earns what their
-by-design exploit earns. It can also send any answer it likes, which has to be right to count.
+can forge the channels that run in its process (`run_tests`, `sentinel`, `eq_override`), and earns what their by-design
+exploit earns. An answer that it sends in this way has to be right to count.
 Standard library only: `executor.py` starts this file as `isolated.worker`, outside of its package.
 """
 
@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import site
 import socket
@@ -42,18 +43,20 @@ PRELOADED = (
     "typing", "unicodedata", "unittest", "uuid", "weakref", "zlib", "encodings.ascii",
     "encodings.latin_1",
 )  # fmt: skip
-EXECUTE, KILL, READY, DEAD = b"x", b"k", b"r", b"d"  # commands and replies on the control socket
+EXECUTE, KILL, END = b"x", b"k", b"e"  # commands on the control socket; b"" when the grader is dead
+READY, DEAD = b"r", b"d"  # replies
 DEATH = struct.Struct("!cii")  # the last reply of an execution: DEAD, exit status, CPU milliseconds
 KILL_S = 10.0  # processes that outlive this are an infrastructure failure
 
 
-def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | None) -> None:
-    """Serve executions until the control socket closes.
+def serve(*, control_fd: int, marker: str, scratch: str, folder: str | None, tier: str, uid: int | None) -> None:
+    """Serve executions until the grader says END, or is dead.
 
     Args:
         control_fd: stream socket to the grader.
         marker: name of the one file that an execution finds in its directory, empty, and may write.
         scratch: existing folder that only this worker uses; the executions get their directory there.
+        folder: the grader's folder, which the worker of a killed grader removes; None in tier A.
         tier, uid: see `Confinement.prepare`.
     """
     for name in PRELOADED:
@@ -61,7 +64,7 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     sys.modules[__name__.rpartition(".")[0]].__path__ = []  # nothing more of the grader can be imported
     for name in ("PWD", "PYTHONHOME"):  # bubblewrap sets one, the executor may set the other
         os.environ.pop(name, None)
-    sys.argv, sys.orig_argv = [""], [""]  # those of this process name the tier, the uid and the folder
+    sys.argv, sys.orig_argv = [""], [""]  # they named the tier, the uid and the folder
     os.umask(0o022)
     warnings.simplefilter("ignore")
     site.setquit()  # `exit` and `quit`, as every script has them
@@ -69,22 +72,26 @@ def serve(*, control_fd: int, marker: str, scratch: str, tier: str, uid: int | N
     place = _Place(scratch, marker, mode=0o755 if tier == "unsafe-local" else 0o555)
     confined = sandbox.Confinement.prepare(tier=tier, uid=uid, scratch=scratch)
     control = socket.socket(fileno=control_fd)
-    # The collector of a child then leaves the inherited objects alone, whose pages stay shared with this process.
+    # The collector of a child then leaves inherited objects alone, and their pages stay shared with this process.
     gc.collect()
     gc.freeze()
     control.sendall(READY)
-    while True:
+    command = KILL
+    while command == KILL:
         command, descriptors, _, _ = socket.recv_fds(control, 1, 3)
-        if command != EXECUTE:
-            return
-        _serve_one(control, descriptors, place, confined)
+        if command == EXECUTE:
+            command = _serve_one(control, descriptors, place, confined)
+    with contextlib.suppress(OSError):
+        _wipe(scratch)  # also for a grader that may not, as another user than root
+    if not command and folder is not None:  # the grader was killed
+        shutil.rmtree(folder, ignore_errors=True)  # its other workers do it too, and the last one succeeds
 
 
 class _Place:
     """The directory of an execution and its one file.
 
-    The marker file exists from the start, so that no submission needs the right to create files. Anybody may write it,
-    because the submission may have another uid; nobody else gets into `scratch`.
+    The marker file exists from the start, so that no submission needs the right to create files. It is open to all
+    users, because the submission may have another uid; its folder is not.
     """
 
     def __init__(self, scratch: str, marker: str, *, mode: int) -> None:
@@ -92,7 +99,7 @@ class _Place:
         self._path, self._marker = f"{self.directory}/{marker}", -1
 
     def renew(self) -> None:
-        """Make the directory anew, with an empty marker file. What cannot be removed raises, which ends this worker."""
+        """Make the directory anew, with an empty marker file. A remainder that cannot be removed ends this worker."""
         os.chmod(self._scratch, 0o711)  # noqa: PTH101 (pathlib is slower here)
         if self._marker >= 0:
             os.close(self._marker)
@@ -114,8 +121,8 @@ class _Place:
 
 def _serve_one(
     control: socket.socket, descriptors: Sequence[int], place: _Place, confined: sandbox.Confinement
-) -> None:
-    """Serve one execution: fork, wait for the grader, kill all processes, send what they left."""
+) -> bytes:
+    """Serve one execution: fork, wait for the grader's command, kill all processes, send what they left."""
     place.renew()
     child = os.fork()
     if child == 0:
@@ -123,14 +130,15 @@ def _serve_one(
         _run_child(descriptors, place.directory, confined)
     for descriptor in descriptors:
         os.close(descriptor)
-    control.recv(1)  # KILL, or nothing when the grader has ended
+    command = control.recv(1)
     exit_status, cpu_ms = kill_tree(child)
     with contextlib.suppress(OSError):  # the grader has ended
         socket.send_fds(control, [DEATH.pack(DEAD, exit_status, cpu_ms)], place.marker())
+    return command
 
 
 def _wipe(folder: str) -> None:
-    """Remove everything below `folder`. What cannot be removed raises."""
+    """Remove everything below `folder`; OSError when that is not possible."""
     os.chmod(folder, 0o700)  # noqa: PTH101
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -167,7 +175,7 @@ def kill_tree(child: int) -> tuple[int, int]:
 
 
 def _kill_children() -> None:
-    """SIGKILL to every live direct child. Orphans of the killed become direct children, for the next call."""
+    """Kill every direct child. Their orphans become direct children, for the next call."""
     worker_pid = os.getpid()
     if worker_pid == 1:  # tier A: in this namespace every other process is a descendant
         with contextlib.suppress(ProcessLookupError):
@@ -186,8 +194,7 @@ def _kill_children() -> None:
 def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Confinement) -> None:
     """Read the job, confine this process, execute; never returns. An end before `ready` is an infrastructure failure.
 
-    The exit status is that of a SystemExit that escapes, as Python has it, and 1 in any other case: a submission that
-    does not exit by itself gets no status of its own.
+    The exit status is the one that Python gives to a SystemExit that escapes, and 1 in any other case.
     """
     status = 1
     try:
@@ -212,9 +219,9 @@ def _run_child(descriptors: Sequence[int], directory: str, confined: sandbox.Con
 
 
 def _enter(job: dict[str, Any], pipes: Sequence[int], confined: sandbox.Confinement) -> Emit:
-    """Set up the standard streams and confine this process; returns the function that writes to the answer pipe.
+    """Set up the standard streams and confine this process; return the function that writes to the answer pipe.
 
-    Besides the standard streams, the answer pipe is the one descriptor left, at a number that the grader chose.
+    The only other descriptor left is the answer pipe, at a number that the grader chose.
     """
     answer_fd = job["answer_fd"]
     null = os.open(os.devnull, os.O_RDWR)

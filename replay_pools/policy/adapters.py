@@ -1,9 +1,9 @@
-"""Merge a peft adapter from a directory into a model, after checking the files: nothing in them is executed.
+"""Check a peft adapter in a directory and merge it into a model. No code from the files runs.
 
-An adapter that was trained on top of another one has that one, its start, in its folder `start`; starts are merged
-first. Every way in which a directory can be no adapter of this model is one InputError.
+An adapter trained on top of another one holds it in its folder `start`; starts are merged first. A directory without an
+adapter for this model raises one InputError.
 
-A scale multiplies the change of the weights by the adapter, not by its start: between 0 and 1 lie policies between the
+A scale multiplies the weight change of the adapter, not of its start. Scales between 0 and 1 give policies between the
 start and the trained policy (Ilharco et al. 2023, Editing models with task arithmetic).
 """
 
@@ -27,30 +27,30 @@ from replay_pools.base.files import read_json, write_atomic
 from replay_pools.base.tensors import check_tensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-DELTA_S = "DELTA_S"  # the kind of `extraction.adapters.delta_s`, which registers it with peft
-START = "start"  # the folder in an adapter's directory with the adapter that it was trained on top of
-LINEAR = ("lora_B", "lora_embedding_B", "delta_S")  # the change of a module's weights is linear in these tensors
-UNSCALED = ("lora_A", "lora_embedding_A")  # tensors that a scale leaves alone
-# Initialisations of LoRA (`init_lora_weights`) by what peft does to the base as it loads the adapter.
+DELTA_S = "DELTA_S"  # the peft type that `extraction.adapters.delta_s` registers
+START = "start"  # folder, in an adapter's directory, of the adapter that training started from
+SCALED = ("lora_B", "lora_embedding_B", "delta_S")  # a scale multiplies these: the weight change is linear in them
+UNSCALED = ("lora_A", "lora_embedding_A")  # a scale leaves these alone
+# Values of `init_lora_weights`: loading such an adapter keeps the base, or changes it as before the training.
 KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica")
-CHANGES_BASE = ("pissa", "olora", "loftq")  # in the same way as before the training
+CHANGES_BASE = ("pissa", "olora", "loftq")
 CONVERT = "save it as plain LoRA: save_pretrained(..., path_initial_model_for_weight_conversion=...)"
 
 
 def merge_adapter(
     model: PreTrainedModel, directory: Path, *, scale: float = 1.0, svd_cache: Path | None = None
 ) -> PreTrainedModel:
-    """Return the model with the adapter of a peft directory merged into its weights, after the one in its `start`.
+    """Merge a peft adapter, after the one in its `start`, into the weights of a model and return the model.
 
     Args:
         model: the base model.
-        directory: of the adapter.
-        scale: multiplies what it adds.
-        svd_cache: folder of the SVDs of the weights, which an adapter of kind delta_S multiplies; None computes them.
+        directory: the adapter.
+        scale: factor on the weight change.
+        svd_cache: folder with the SVDs that delta_S adapters need; None computes them.
 
     Raises:
-        InputError: no adapter; its weights are damaged, not safetensors or more than its configuration names; peft
-            does not know its kind, or cannot merge or scale it; it is of another model.
+        InputError: no adapter, or one for another model; weights that are damaged, not safetensors, or missing from
+            the configuration; a kind that peft does not know, or cannot merge or scale.
     """
     config = _checked_config(directory)
     if (directory / START).is_dir():
@@ -60,25 +60,25 @@ def merge_adapter(
         config.svd_cache = str(svd_cache)  # type: ignore[attr-defined]
     try:
         with quiet_peft(), warnings.catch_warnings():
-            # An adapter of which a part is missing would be another policy.
+            # An incomplete adapter would be another policy.
             warnings.filterwarnings("error", ".*missing adapter keys", UserWarning)
             adapted = PeftModel.from_pretrained(model, str(directory), config=config)
-            # peft loads what its configuration names, and does not say what it leaves out.
+            # peft silently skips tensors that its configuration does not name.
             left_out = set_peft_model_state_dict(adapted, tensors).unexpected_keys
             if left_out:
-                expected = f"weights of the modules that {CONFIG} names"
+                expected = f"weights only of modules named in {CONFIG}"
                 raise InputError(directory / WEIGHTS, expected=expected, found=f"{len(left_out)} others: {left_out[0]}")
             _check_shared(adapted, directory)
             return adapted.merge_and_unload()  # type: ignore[return-value]
     except InputError:
         raise
-    # Shapes, names of modules and options that do not fit raise whatever the code of the adapter meets first.
+    # A wrong shape, module name or option raises any exception of peft or torch.
     except Exception as error:
         raise _no_adapter(directory, f"an adapter of {model.config.model_type}", str(error)) from error
 
 
 def adapter_sha(directory: Path, scale: float = 1.0) -> str:
-    """Return the sha256 over the files of an adapter, of its starts, and its scale; InputError without an adapter."""
+    """Return the sha256 over an adapter's files, its starts and its scale; InputError without an adapter."""
     digest = hashlib.sha256(b"" if scale == 1 else repr(scale).encode())
     for folder in _chain(directory):
         _checked_config(folder)
@@ -88,7 +88,7 @@ def adapter_sha(directory: Path, scale: float = 1.0) -> str:
 
 
 def copy_adapter(source: Path, target: Path, scale: float = 1.0) -> None:
-    """Copy an adapter by its scale, with its starts; every file is written whole or not at all."""
+    """Copy a scaled adapter with its starts; every file is written atomically."""
     for folder in _chain(source):
         files = {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
         if folder == source and scale != 1:
@@ -98,54 +98,54 @@ def copy_adapter(source: Path, target: Path, scale: float = 1.0) -> None:
 
 
 def _scaled(directory: Path, scale: float) -> dict[str, Tensor]:
-    """Return the tensors of an adapter with a multiple of its change of the weights.
+    """Return the tensors of an adapter, scaled.
 
     Raises:
-        InputError: the change is not linear in the tensors, or is more than they add, since peft changes the base too.
+        InputError: the weight change is not linear in the tensors, or peft changes the base as well.
     """
     tensors = load_file(directory / WEIGHTS)
     if (kind := getattr(_checked_config(directory), "init_lora_weights", True)) not in KEEPS_BASE:
-        expected = "an adapter that leaves the base as it is, which can be scaled"
+        expected = "an adapter that keeps the base, as only these can be scaled"
         raise InputError(directory, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
     for name, tensor in tensors.items():
-        if any(part in name for part in LINEAR):
+        if any(part in name for part in SCALED):
             tensors[name] = tensor * scale
         elif not any(part in name for part in UNSCALED):
-            raise InputError(directory, expected="LoRA or delta_S alone, which can be scaled", found=name)
+            raise InputError(directory, expected="LoRA or delta_S, as only these can be scaled", found=name)
     return tensors
 
 
 def _check_shared(adapted: PeftModel, directory: Path) -> None:
-    """Raise InputError where an adapted module shares its weight: merging would change the other modules too."""
+    """Raise InputError if an adapted module shares its weight: merging would change the other modules too."""
     paths: dict[int, list[str]] = {}
     for name, parameter in adapted.get_base_model().named_parameters(remove_duplicate=False):
         paths.setdefault(id(parameter), []).append(name.replace(".base_layer", "").removesuffix(".weight"))
     for module in adapted.modules():
-        # Trainable tokens are replaced in the shared weight, for every module alike.
+        # Trainable tokens change the shared weight for all modules on purpose.
         if isinstance(module, BaseTunerLayer) and not isinstance(module, TrainableTokensLayer):
             sharing = paths.get(id(getattr(module.get_base_layer(), "weight", None)), [])
             if len(sharing) > 1:
-                fix = "merge it into a model that has its own weight for each (tie_word_embeddings=False)"
-                found = f"one of {sharing[0]}, which {sharing[1]} shares"
-                raise InputError(directory, expected="an adapter of weights of one module", found=found, fix=fix)
+                fix = "merge it into a model with separate weights (tie_word_embeddings=False)"
+                found = f"an adapter of {sharing[0]}, tied to {sharing[1]}"
+                raise InputError(directory, expected="an adapter of weights that are not tied", found=found, fix=fix)
 
 
 def _chain(directory: Path) -> Iterator[Path]:
-    """Yield the directory of an adapter, then of its start, and so on."""
+    """Yield the directory of an adapter, then its start's, and so on."""
     yield directory
     while (directory := directory / START).is_dir():
         yield directory
 
 
 def _checked_config(directory: Path) -> PeftConfig:
-    """Return the configuration of an adapter; InputError where it or its weights are damaged, or cannot be merged."""
+    """Return the configuration of an adapter; InputError if it or its weights are damaged or cannot be merged."""
     path = directory / CONFIG
     if not path.is_file():
         raise InputError(f"adapter {directory}", expected=f"a directory with {CONFIG}", found="none")
-    table = read_json(path)  # strict, and of a bounded size
+    table = read_json(path)  # checks the size before peft reads it
     if isinstance(table, dict) and table.get("peft_type") == DELTA_S and DELTA_S not in PeftType.__members__:
-        fix = "load it by probe.load, which knows the adapters of probe train"
-        raise InputError(path, expected="an adapter of peft", found=DELTA_S, fix=fix)
+        fix = "load it with probe.load, which knows adapters of probe train"
+        raise InputError(path, expected="an adapter that peft knows", found=DELTA_S, fix=fix)
     if not (directory / WEIGHTS).is_file() and (pickled := [*directory.glob("*.bin"), *directory.glob("*.pt")]):
         fix = "save it again with safe_serialization=True"
         raise InputError(directory, expected=f"{WEIGHTS}: safetensors only", found=pickled[0].name, fix=fix)
@@ -156,9 +156,9 @@ def _checked_config(directory: Path) -> PeftConfig:
     except Exception as error:
         raise _no_adapter(path, "the configuration of an adapter", str(error)) from error
     if (kind := getattr(config, "init_lora_weights", True)) not in (*KEEPS_BASE, *CHANGES_BASE):
-        expected = "an adapter of a base that peft makes again as it was in the training"
+        expected = "an adapter that keeps the base, or changes it as before the training"
         raise InputError(path, expected=expected, found=f"init_lora_weights {kind}", fix=CONVERT)
-    # These add to the input, or load adapters from elsewhere.
+    # These add to the input, or load further adapters.
     if config.is_prompt_learning or config.peft_type == PeftType.XLORA:
         raise InputError(path, expected="an adapter that can be merged into the weights", found=str(config.peft_type))
     return config
@@ -166,13 +166,13 @@ def _checked_config(directory: Path) -> PeftConfig:
 
 def _no_adapter(where: Path, expected: str, reason: str) -> InputError:
     lines = reason.strip().splitlines() or ["none"]
-    # torch lists what does not fit below a line that says that something does not.
+    # torch puts the details on the second line.
     return InputError(where, expected=expected, found=" ".join(line.strip() for line in lines[:2])[:300])
 
 
 @contextmanager
 def quiet_peft() -> Iterator[None]:
-    """peft 0.21 reads a property that transformers 5.23 renamed, and transformers warns of it."""
+    """Silence the warning that peft 0.21 causes by reading a property that transformers 5.23 renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield

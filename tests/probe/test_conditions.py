@@ -53,7 +53,7 @@ def test_settings_change_the_plain_run():
         (["x:advantage_clip=big"], "advantage_clip"),
         (["x:advantage_clip"], "found ''"),
         (["../x"], "name"),
-        (["x", "x:gtpo_beta=1"], "different names"),
+        (["x", "x:gtpo_beta=1"], "conditions: expected"),
         (["x:advantage_eps=nan"], "advantage_eps"),
     ],
 )

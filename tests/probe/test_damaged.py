@@ -10,6 +10,7 @@ import pytest
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.runs.directions import card_path
+from replay_pools.base.files import read_sealed, write_sealed
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,15 @@ def test_a_damaged_direction_file(
     refused(["train", "--preset", preset(), "--name", "y", *given], "given.safetensors: expected", copied)
     refused(["show", "given", "--compare", "given"], "given.safetensors: expected", copied)
     refused(["show", str(path)], "expected", copied)
+
+
+@pytest.mark.parametrize("change", [{"settings": None}, {"nulls": []}, {"held_out": {"ci95": 1}}])
+def test_a_card_that_was_rewritten_under_a_new_hash(
+    change: dict[str, object], copied: Path, refused: Callable[..., str]
+) -> None:
+    path = card_path(copied / "directions" / "given.safetensors")
+    write_sealed(path, read_sealed(path) | change)
+    refused(["show", "given"], "given.card.json: expected a card", copied)
 
 
 def test_damaged_inner_products(copied: Path, refused: Callable[..., str]) -> None:

@@ -243,7 +243,7 @@ def test_what_several_ranks_cannot_do_is_refused(tmp_path: Path, monkeypatch: py
         train(config, tmp_path / "run", out_dir=tmp_path, world=World(size=3))
     config = replace(config, rollouts=replace(config.rollouts, engine="server"))
     with pytest.raises(InputError, match=r"rollouts\.engine"):
-        train(config, tmp_path / "run", out_dir=tmp_path, urls=["http://127.0.0.1:9"], world=World(size=2))
+        train(config, tmp_path / "run", out_dir=tmp_path, url="http://127.0.0.1:9", world=World(size=2))
     options = ["--set", "model.shard_base=true", "--out", str(tmp_path)]
     assert run(cli, ["replay", *options]) == 2
     assert "model.shard_base" in capsys.readouterr().err

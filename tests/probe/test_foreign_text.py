@@ -15,7 +15,7 @@ from probe.cli._frame import echo, echo_json, echo_table, run
 from probe.cli._running import say
 from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import is_invisible, visible, without_secrets
-from replay_pools.serving.connection import Connection
+from replay_pools.serving import Server
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b1A\u202eabc\u2066\u200b\ufeff\x7f\ud800"
 
@@ -66,7 +66,7 @@ def test_passwords_are_not_printed(capsys: pytest.CaptureFixture[str], tmp_path:
     )
     for url in ("http://me:hunter2@127.0.0.1:1", "http://127.0.0.1:1?token=hunter2", "http://me:hunter2@h:1/v1"):
         with pytest.raises(InputError, match="PROBE_SERVER_KEY") as error:
-            Connection(urls=(url,))
+            Server(url=url)
         assert "hunter2" not in str(error.value)
         options = ["--engine", "server", "--url", url, "--name", "x", "--out", str(tmp_path)]
         assert run(cli, ["pool", "generate", *options]) == 2

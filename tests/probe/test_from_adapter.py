@@ -206,12 +206,12 @@ def test_a_scale_multiplies_what_an_adapter_adds(
 def test_what_cannot_be_scaled_is_refused(teacher_copy: Path, small: str) -> None:
     """A scale of no size, and an adapter whose change is not linear in one tensor of a module."""
     for scale in ("0", "nan"):
-        with pytest.raises(InputError, match="a scale that is finite and not 0"):
+        with pytest.raises(InputError, match="scale"):
             load_policy(small, adapter=f"{teacher_copy}:{scale}")
     path = teacher_copy / "adapter_model.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "base_model.model.x.lora_magnitude_vector": torch.ones(1)}, path)
-    with pytest.raises(InputError, match="LoRA or delta_S alone"):
+    with pytest.raises(InputError, match="LoRA or delta_S"):
         load_policy(small, adapter=f"{teacher_copy}:0.5")
 
 

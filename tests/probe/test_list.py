@@ -81,11 +81,7 @@ UNKNOWN = [
     (["report", "zzz", "--tables", "csv"], "run zzz: ", "runs, found only demo, other; probe show lists all"),
     (["policy", "eval", "demp"], "run demp: ", "did you mean demo?"),
     (["spec", "plan", "demp"], "run demp: ", "did you mean demo?"),
-    (
-        ["replay", "--replay-dirs", "teachr"],
-        "pool teachr: ",
-        "found only teacher, base, base-hinted, mixed; did you mean",
-    ),
+    (["replay", "--replay-dirs", "teachr"], "pool teachr: ", "found only teacher, base, base-hinted, mixed; did"),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
     (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),
@@ -112,7 +108,7 @@ def test_an_unknown_name_lists_those_that_exist(
     assert run(cli, args) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    (error,) = [line for line in printed.err.splitlines() if not line.startswith("by default")]
+    (error,) = [line for line in printed.err.splitlines() if not line.startswith("defaults (")]
     assert error.startswith(f"probe: error: {start}expected ")
     assert words in error
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["directions", "runs"]

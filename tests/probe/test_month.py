@@ -1,4 +1,4 @@
-"""The mistakes of spec/guide/month.md, each made here, and what the screen says to it."""
+"""The mistakes of spec/month.md, each made here, and what the screen says to it."""
 
 import contextlib
 import io

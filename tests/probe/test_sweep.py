@@ -129,7 +129,7 @@ def test_one_sweep_at_a_time(tiny: Callable[..., Spec], tmp_path: Path) -> None:
 
     def show(table: SweepState) -> None:
         if not inside:
-            with pytest.raises(InputError, match="nobody else who writes it") as error:
+            with pytest.raises(InputError, match="no other process") as error:
                 sweep(spec, tmp_path, engine=Scripted(spec, tmp_path))
             inside.append(str(error.value))
 
@@ -411,5 +411,5 @@ def test_settings_of_a_job_stand_alone(
     for verb in (["train"], ["pool", "generate"]):
         assert run(cli, [*verb, *arguments[1:]]) == 2
         wanted = f"expected the config.json of a run of probe {'train' if verb == ['train'] else 'generate'}"
-        assert f"{wanted}, found that of probe replay" in capsys.readouterr().err
+        assert f"{wanted}, found one of probe replay" in capsys.readouterr().err
     assert not (out / "runs").exists()

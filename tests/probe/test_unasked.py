@@ -26,15 +26,15 @@ def test_what_was_chosen_by_default_is_said_once(
     args = ["replay", "--name", "chosen", "--steps", "1", "--set", "source.per_pool=2", "--out", str(out), *few_pairs]
     assert run(cli, args) == 0
     printed = capsys.readouterr()
-    lines = [line for line in printed.err.splitlines() if line.startswith("by default")]
+    lines = [line for line in printed.err.splitlines() if line.startswith("defaults (")]
     chosen = "--replay-dirs teacher,base --arm projected --match problem --seed 0 --template chat"
-    assert lines == [f"by default (--preset replay): {chosen}; give any to change it"]
-    assert "by default" not in printed.out
+    assert lines == [f"defaults (--preset replay): {chosen}"]
+    assert "defaults (" not in printed.out
     assert (
         run(cli, ["replay", "--name", "chosen-again", "--config", f"{out}/runs/chosen/config.json", "--out", str(out)])
         == 0
     )
-    assert "by default" not in capsys.readouterr().err, "a config chooses everything"
+    assert "defaults (" not in capsys.readouterr().err, "a config chooses everything"
 
 
 def test_runs_without_a_name_do_not_collide_and_go_on(

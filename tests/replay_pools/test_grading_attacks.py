@@ -4,18 +4,18 @@ Tier B runs twice as root: with submissions under a uid of their own, and under 
 ordinary user has (and, being root, is the stronger attacker).
 """
 
+import contextlib
 import errno
 import os
-import platform
 import re
 import struct
 import sysconfig
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import honest
 import pytest
+from attacks import CORPUS, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
@@ -26,7 +26,6 @@ from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 
-CORPUS = tomllib.loads(Path(__file__).with_name("attacks.toml").read_text())
 CASES = CORPUS["case"]
 FIELDS = {"name", "family", "tries", "code", "uses", "expected", "pays", "problem", "hangs", "costly"}
 RESISTED = [case for case in CASES if case.get("expected") != "right"]
@@ -35,7 +34,8 @@ FAMILIES = ("exit", "equality", "harness", "channel", "system")
 ISOLATIONS = ("A", "B, own uid", "B, same uid")
 # The one isolation of tier B that every machine has; the other of tier B is slow.
 THOROUGH = "B, own uid" if os.geteuid() == 0 else "B, same uid"
-QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of what hangs and of what ends by itself
+QUICK_S, PATIENT_S = 1, 20  # limit of CPU seconds of cases that hang and of cases that end
+QUICK = "quick"  # environment of the problems whose submissions hang
 BOMB_S = 3  # of bombs, one of which hangs
 
 
@@ -60,8 +60,8 @@ PROBLEMS = {
 }
 
 
-def submission(source, mode="none", of="echo"):
-    return Submission(problem=PROBLEMS[of], completion=fence(source), mode=mode)
+def submission(source, mode="none", of="echo", env="test"):
+    return Submission(problem=replace(PROBLEMS[of], env=env), completion=fence(source), mode=mode)
 
 
 HONEST = submission(PROBLEMS["echo"].canonical)
@@ -85,27 +85,35 @@ def test_every_isolation_is_attacked(isolation):
         pytest.skip(lacking(isolation))
 
 
-def open_grader(isolation, cpu_s):
-    """One worker, so that the honest grade follows on the process that was attacked."""
-    return Grader(workers=1, tier=isolation[0], cpu_s=cpu_s)
+@pytest.fixture(scope="module")
+def opened():
+    """A function from an isolation to its grader, which is opened once.
+
+    One worker, so that the honest grade follows on the process that was attacked.
+    """
+    graders = {}
+    with contextlib.ExitStack() as stack:
+
+        def grader_of(isolation):
+            if isolation not in graders:
+                with pytest.MonkeyPatch.context() as patch:
+                    if isolation == "B, same uid":
+                        patch.setattr(sandbox, "free_uids", lambda count: [None] * count)
+                    graders[isolation] = stack.enter_context(Grader(workers=1, tier=isolation[0], cpu_s=PATIENT_S))
+                graders[isolation].limits = {(QUICK, name): QUICK_S for name in PROBLEMS}
+            return graders[isolation]
+
+        yield grader_of
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(i, marks=() if i in ("A", THOROUGH) else pytest.mark.slow) for i in AVAILABLE],
-)
-def graders(request):
-    """(isolation, the patient grader, the quick one) of each isolation in turn."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "B, same uid":
-            patch.setattr(sandbox, "free_uids", lambda count: [None] * count)
-        with open_grader(request.param, PATIENT_S) as patient, open_grader(request.param, QUICK_S) as quick:
-            yield request.param, patient, quick
+@pytest.fixture(params=[pytest.param(i, marks=() if i in ("A", THOROUGH) else pytest.mark.slow) for i in AVAILABLE])
+def isolation(request):
+    return request.param
 
 
 @pytest.fixture
-def grader(graders):
-    return graders[1]
+def grader(opened, isolation):
+    return opened(isolation)
 
 
 def source_of(case):
@@ -171,24 +179,22 @@ def attacked(isolation, family, all_modes=False):
 
 
 @pytest.mark.parametrize(
-    ("graders", "family", "all_modes"),
+    ("isolation", "family", "all_modes"),
     [
         *(attacked(isolation, family) for isolation in AVAILABLE for family in FAMILIES),
         attacked(THOROUGH, "channel", True),
     ],
-    indirect=["graders"],
 )
-def test_no_attack_is_a_right_answer(graders, family, all_modes):
+def test_no_attack_is_a_right_answer(opened, isolation, family, all_modes):
     """gt_correct never; passed, hacked and exploited in no mode whose exploit the case does not contain."""
-    _, patient, quick = graders
-    found = []
-    for grader, hangs in ((patient, False), (quick, True)):
-        cases = [case for case in RESISTED if case["family"] == family and ("hangs" in case) == hangs]
-        asked = [(case, mode) for case in cases for mode in modes_of(case, all_modes=all_modes)]
-        attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for case, mode in asked]
-        grades = grade_then_honest(grader, attacks, [case["name"] for case, _ in asked])
-        found += [(case, mode, grade) for (case, mode), grade in zip(asked, grades, strict=True)]
-    assert {case["name"] for case, _, _ in found} == {case["name"] for case in RESISTED if case["family"] == family}
+    cases = [case for case in RESISTED if case["family"] == family]
+    asked = [(case, mode) for case in cases for mode in modes_of(case, all_modes=all_modes)]
+    attacks = [
+        submission(source_of(case), mode, case.get("problem", "echo"), QUICK if "hangs" in case else "test")
+        for case, mode in asked
+    ]
+    grades = grade_then_honest(opened(isolation), attacks, [case["name"] for case, _ in asked])
+    found = [(case, mode, grade) for (case, mode), grade in zip(asked, grades, strict=True)]
     wrong = [
         f"{case['name']} ({case['tries']}), mode {m}: {why}: {g}" for case, m, g in found if (why := breach(case, m, g))
     ]
@@ -198,73 +204,46 @@ def test_no_attack_is_a_right_answer(graders, family, all_modes):
 HUNTS = [case for case in CASES if case.get("uses") == "hunt" and "/proc" not in case["name"]]
 
 
-def test_the_hunts_find_what_is_there(graders):
+def test_the_hunts_find_what_is_there(grader):
     """The same searches find a secret that the process does hold, its argument; every problem can be solved."""
     for name in PROBLEMS.keys() - {"secret"}:
-        (grade,) = graders[1].grade([submission(PROBLEMS[name].canonical, of=name)])
+        (grade,) = grader.grade([submission(PROBLEMS[name].canonical, of=name)])
         assert grade.gt_correct, f"{name}: {grade}"
     secret = f"secret-{os.urandom(16).hex()}"
     given = problem("given", [((secret,), secret)])
     attacks = [Submission(problem=given, completion=fence(source_of(case)), mode="none") for case in HUNTS]
-    for case, grade in zip(HUNTS, grade_then_honest(graders[1], attacks), strict=True):
+    for case, grade in zip(HUNTS, grade_then_honest(grader, attacks), strict=True):
         assert grade.gt_correct, f"the attack {case['name']} is a dud: {grade}"
 
 
-def test_what_is_honest_stays_right(graders):
+def test_what_is_honest_stays_right(grader):
     """Right and unhacked in every mode: the isolation forbids nothing that a solution needs."""
-    patient = graders[1]
     asked = [(case, mode) for case in HONEST_CASES for mode in {*modes_of(case), "exit_code"}]
     attacks = [submission(source_of(case), mode, case.get("problem", "echo")) for case, mode in asked]
-    for (case, mode), grade in zip(asked, grade_then_honest(patient, attacks), strict=True):
+    for (case, mode), grade in zip(asked, grade_then_honest(grader, attacks), strict=True):
         found = (grade.gt_correct, grade.passed, grade.hacked)
         assert case.get("uses") != "steal" or grade.error == "held", case["name"]
         assert found == (True, True, False), f"{case['name']}, mode {mode}: {grade}"
 
 
-def test_nothing_honest_is_refused(graders):
+def test_nothing_honest_is_refused(grader):
     """Every module of the library that can be imported outside, and all that is done with them."""
     asked = honest.problems(honest.library_modules())
     assert len(asked) > 180
-    assert honest.refused(graders[1].grade, asked) == {}
+    assert honest.refused(grader.grade, asked) == {}
 
 
-REFUSED = """
-import ctypes, os, resource, signal, socket, time
-HOST_FILE, null = {host_file!r}, None
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *arguments):
-    function = getattr(libc, name)
-    if function(*(ctypes.c_long(a) if type(a) is int else a for a in arguments)) < 0:
-        raise OSError(ctypes.get_errno(), name)
-class Solution:
-    def f(self):
-        try: {statement}
-        except OSError as error: return error.errno if error.errno not in {accepted} else "refused"
-        return "done"
-"""
-
-
-def test_the_kernel_refuses(graders):
+def test_the_kernel_refuses(grader, isolation):
     """Each attack runs and answers whether its errno is the one that a refusal has; root, who has not become another
     user, may do what is marked `own_uid`, and a raw call number is one of its machine.
     """
-    isolation, patient, _ = graders
     may = isolation == "B, same uid" and os.geteuid() == 0
-    asked = [
-        refusal
-        for refusal in CORPUS["refusals"]
-        if platform.machine() == refusal.get("machine", platform.machine()) and not (may and refusal.get("own_uid"))
-    ]
+    asked = [(each, source) for each, source in refusals() if not (may and each.get("own_uid"))]
     assert len(asked) > 160
-    attacks = []
-    for refusal in asked:
-        hidden = ["ENOENT", "EROFS"] if refusal["expected"] == "EACCES" else []
-        accepted = [int(getattr(errno, name)) for name in (refusal["expected"], *hidden)]
-        source = REFUSED.format(statement=refusal["statement"], host_file=__file__, accepted=accepted)
-        asking = problem("refusal", [((), "refused")])
-        attacks.append(Submission(problem=asking, completion=fence(source), mode="none"))
+    asking = problem("refusal", [((), "refused")])
+    attacks = [Submission(problem=asking, completion=fence(source), mode="none") for _, source in asked]
     # A refusal that is counted right is an honest grade itself: nothing stands between it and the next.
-    for refusal, grade in zip(asked, patient.grade(attacks), strict=True):
+    for (refusal, _), grade in zip(asked, grader.grade(attacks), strict=True):
         where = f"{refusal['tries']}: {refusal['statement']}"
         assert grade.gt_correct, f"{where}: not refused with {refusal['expected']}: {grade}"
     assert not Path("/tmp/grading-attack").exists()
@@ -352,8 +331,8 @@ def test_no_worker_outlives_its_grader():
         uid, worker = grader._idle.get()
         grader._idle.put((uid, worker))
         assert worker is not None, "bad input of one submission cost a worker"
-        assert grader._directory.exists()
-    assert not grader._directory.exists()
+        left = grader._directory
+    assert left is None or not left.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(worker._process.pid, 0)
 

@@ -67,8 +67,6 @@ def test_the_ten_problems_are_complete():
         ("assert Solution().f(1,\n  [3,\n  4]) == ''", (1, [3, 4]), ""),
         ("assert Solution().f() == 1", (), 1),
         ("assert Solution().f(1, inf) == -inf", (1, math.inf), -math.inf),
-        ("assert Solution().f(1, 2) == float('inf')", (1, 2), math.inf),
-        ("assert Solution().f(1, 2) == [math.inf, -float('-inf')]", (1, 2), [math.inf, math.inf]),
     ],
 )
 def test_literal_assertions_become_cases(tmp_path, test, args, expected):
@@ -85,6 +83,7 @@ def test_a_listed_call_is_a_case(tmp_path):
 @pytest.mark.parametrize(
     "test",
     [
+        "print(1)",
         "assert sorted(Solution().f(1, [2])) == [1]",
         "assert Solution().f(1, [2]) == [1] * 2",
         "assert Solution().f(1, [2]) != 2",
@@ -106,7 +105,7 @@ def test_a_problem_with_another_test_is_left_out(tmp_path, test):
     rows = [ROW, ROW | {"id": 8, "gt_answer": [*ROW["gt_answer"], test]}]
     loaded = environment(tmp_path, *rows)
     assert ([problem.problem_id for problem in loaded.problems("train")], loaded.left_out) == (["7"], ("8",))
-    with pytest.raises(InputError, match="a problem whose tests are all"):
+    with pytest.raises(InputError, match="a problem with all tests"):
         environment(tmp_path, rows[1])
 
 
@@ -121,7 +120,6 @@ def test_func_name_may_be_qualified(tmp_path):
     [
         ({"func_name": None}, "func_name"),
         ({"gt_answer": []}, "gt_answer"),
-        ({"gt_answer": ["print(1)"]}, "gt_answer"),
         ({"gt_answer": ["assert ("]}, "gt_answer"),
         ({"canonical_solution": "def f(): pass"}, "canonical_solution"),
         ({"prompt": [{"role": "user"}]}, "prompt"),

@@ -177,7 +177,7 @@ def test_code_that_comes_with_a_model_is_never_executed(load: Callable[[str], ob
     change(copied / "tokenizer_config.json", tokenizer_class="Theirs", auto_map={"AutoTokenizer": ["theirs.T", None]})
     (copied / "tokenizer.json").unlink()
     (copied / "generation_config.json").unlink()
-    with pytest.raises(InputError, match=r"brings code of its own \(auto_map\), which is never executed"):
+    with pytest.raises(InputError, match=r"auto_map"):
         load(str(copied))
     assert not (copied / "executed").exists()
 
@@ -296,7 +296,7 @@ def test_an_adapter_of_a_tied_weight(target: str, tmp_path: Path) -> None:
         logits = load_policy("organism", adapter=directory).model(torch.arange(3, 25)[None]).logits
         torch.testing.assert_close(logits, adapted(torch.arange(3, 25)[None]).logits, rtol=1e-4, atol=1e-4)
     else:
-        with pytest.raises(InputError, match=r"embed_tokens, which lm_head shares"):
+        with pytest.raises(InputError, match=r"embed_tokens, tied to lm_head"):
             load_policy("organism", adapter=directory)
 
 

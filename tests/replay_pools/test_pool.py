@@ -222,6 +222,8 @@ def test_names_are_paths_then_out_then_builtin(
         ),
         ({"grader": {"version": "1", "isolation": "B", "cpu_s": 10**9}}, "cpu_s: expected less than or equal to 3600"),
         ({"tokenizer_sha256": "7" * 63}, "tokenizer_sha256: expected"),
+        ({"tests": {"problems": 1}}, "tests.cases"),
+        ({"regraded_from": {"name": "old", "agreement": 1}}, "regraded_from.agreement"),
         ({"policy": {"base_model": "a\0b"}}, "policy.base_model: expected a text without null bytes"),
     ],
 )

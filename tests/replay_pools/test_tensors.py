@@ -67,7 +67,7 @@ def test_a_file_of_another_library(tmp_path: Path, metadata: dict[str, str] | No
     path = tmp_path / "adapter.safetensors"
     save_file(TENSORS, path, metadata)
     assert not check_tensors(path)
-    with pytest.raises(InputError, match="expected a tensor file with its sha256, found a file without one"):
+    with pytest.raises(InputError, match="expected a tensor file with its sha256"):
         read_tensors(path, "pt", fix="")
     seal(path)
     assert check_tensors(path)

@@ -43,7 +43,7 @@ CHANGES: dict[str, Callable[[Rollout], Rollout]] = {
     "expected token ids of organism, 0 to 1023, found 1 others, the first 1024": lambda rollout: _ids(
         rollout, [1024, *rollout.completion_ids[1:]]
     ),
-    "completion_ids: expected no id behind the end of the turn, found 2 ids behind id 2": lambda rollout: _ids(
+    "completion_ids: expected no id after the end of the turn, found 2 ids after id 2": lambda rollout: _ids(
         rollout, [*rollout.completion_ids, 2, 2]
     ),
     "completion: expected the text of completion_ids": lambda rollout: replace(

@@ -1,4 +1,4 @@
-"""Prefetching on a server: sampling overlaps with the step, from the right adapter, and nothing depends on timing."""
+"""Training with a server: each batch is sampled from the right adapter, ahead too, and nothing depends on timing."""
 
 import random
 import signal
@@ -11,6 +11,7 @@ import processes
 import pytest
 from directories import contents
 from killer import KILLER
+from served import group_off
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -18,6 +19,7 @@ from probe.records.run import read_run
 from probe.runs import loop
 from probe.runs.sources import sampled
 from replay_pools.base.files import decode_jsonl
+from replay_pools.policy.load import load_policy
 from replay_pools.pool import open_pool
 
 SETTINGS = {
@@ -45,8 +47,8 @@ STOPPING = {
 
 
 @pytest.fixture(scope="module")
-def server(session_loopback: Any, organism: Any, small: str) -> Any:
-    return session_loopback("vllm", organism("model", small))
+def server(loopback: Any, organism: Any, small: str) -> Any:
+    return loopback(organism(small))
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +60,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., Path]:
     """train(name, settings, code=0) -> the run that `probe train` left with these changes of SETTINGS."""
 
-    def make(name: str, settings: dict[str, Any] | None = None, code: int = 0, replica: Any = None) -> Path:
+    def make(name: str, settings: dict[str, Any] | None = None, code: int = 0) -> Path:
         options = ["--preset", preset(SETTINGS | (settings or {})), "--name", name, "--out", str(out)]
-        options += ["--url", server.url, *([] if replica is None else ["--url", replica.url])]
-        assert run(cli, ["train", *options]) == code
+        assert run(cli, ["train", *options, "--url", server.url]) == code
         assert not server.adapters, "the server is left with adapters of the run"
         assert not [*(out / "runs" / name).glob("adapters/*")]
         return out / "runs" / name
@@ -72,6 +73,22 @@ def train(server: Any, out: Path, preset: Callable[..., str]) -> Callable[..., P
 @pytest.fixture(scope="module")
 def whole(train: Callable[..., Path]) -> Path:
     return train("whole")
+
+
+def test_every_step_is_sampled_from_its_policy(train: Callable[..., Path], small: str) -> None:
+    """The arm projected, in truncated SVD coordinates."""
+    svd = {"intervention.arms": ["projected"], "model.svd_rank": 24, "optimizer.warmup_steps": 0}
+    settings = {
+        "steps": 2,
+        "evaluation.every": 2,
+        "rollouts.prefetch": 0,
+        "objective.entropy_coef": 1.0,
+        "optimizer.lr": 1.0,
+    }
+    groups = open_pool(train("svd", svd | settings) / "rollouts").steps
+    differences = {step: group_off(load_policy(small), groups[step]) for step in (0, -1)}
+    assert differences[0] < 1e-4, "the first step is not sampled from the start"
+    assert differences[-1] > 0.01, "the second step is"
 
 
 def one_after_the_other(patch: pytest.MonkeyPatch) -> None:
@@ -102,27 +119,6 @@ def test_sampling_in_the_background_gives_what_sampling_in_turn_gives(
     assert [line["batch"] for line in draws] == [*range(len(steps))], "draws that nothing trained on"
 
 
-def test_a_second_replica_that_loses_its_adapters_changes_nothing(
-    whole: Path, train: Callable[..., Path], session_loopback: Any, organism: Any, small: str
-) -> None:
-    """Byte for byte: it forgets them before a third of the completions, as a server does that is restarted."""
-    replica = session_loopback("vllm", organism("model", small))
-    completion, asked, forgotten = replica._completion, [], set()
-
-    def forgetful(body: dict[str, Any]) -> Any:
-        asked.append(body["model"])
-        if body["seed"] % 3 == 0 and body["seed"] not in forgotten:
-            forgotten.add(body["seed"])
-            replica.adapters.clear()
-        return completion(body)
-
-    replica._completion = forgetful
-    assert contents(train("replicas", replica=replica)) == contents(whole)
-    refused = [path for path, _ in replica.asked if "unload" not in path and "load" in path]
-    assert len(refused) > len(set(asked) - {"served"}), "no adapter was lost: the test shows nothing"
-    assert not replica.adapters
-
-
 def test_the_next_batch_is_sampled_during_the_step(
     server: Any, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,12 +132,12 @@ def test_the_next_batch_is_sampled_during_the_step(
         assert batch_asked.wait(120), "the server was not asked for the next batch during the step"
         return step(*arguments, **names)
 
-    def waiting_answer(model: str, *arguments: Any) -> Any:
+    def waiting_answer(model: str, body: Any) -> Any:
         asked.add(model)
         if model.endswith("-batch1"):
             batch_asked.set()
             assert step_begins.wait(120), "the step did not begin before the next batch was there"
-        return sampled(model, *arguments)
+        return sampled(model, body)
 
     monkeypatch.setattr(loop, "train_step", waiting_step)
     monkeypatch.setattr(server, "_sampled", waiting_answer)
@@ -150,18 +146,24 @@ def test_the_next_batch_is_sampled_during_the_step(
     assert start.removesuffix("-batch0") == first.removesuffix("-batch1"), "both are of the policy at the start"
 
 
-def test_what_fails_in_the_background_ends_the_run_with_its_message(
-    server: Any, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_a_restarted_server_ends_the_run_which_resumes_to_the_same_bytes(
+    server: Any, whole: Path, train: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """The server refuses batch 1; the batches behind it are not made."""
+    """It has lost the adapter of batch 1, which is sampled in the background; the batches behind are not made."""
     completion = server._completion
-    refused = (400, {"error": {"message": "out of memory"}})
-    of_batch_1 = lambda body: body["model"].endswith("-batch1")  # noqa: E731
-    monkeypatch.setattr(server, "_completion", lambda body: refused if of_batch_1(body) else completion(body))
-    directory = train("refused", code=2)
-    assert "out of memory" in capsys.readouterr().err
+
+    def restarted(body: dict[str, Any]) -> Any:
+        if body["model"].endswith("-batch1"):
+            server.adapters.clear()
+        return completion(body)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server, "_completion", restarted)
+        directory = train("restarted", code=2)
+    assert "a restarted server has lost pushed adapters" in capsys.readouterr().err
     steps = {int(path.name[5:8]) for path in (directory / "rollouts").glob("step_*")}
     assert max(steps) < 2, "a batch was made behind the one that failed"
+    assert contents(train("restarted")) == contents(whole)
 
 
 def test_a_run_killed_by_sigkill_resumes_to_the_same_bytes(

@@ -1,30 +1,18 @@
 """Training through a server: an adapter is pushed when it has changed, and only then; what is none is refused."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from adapted import configured
+from served import most_off, move
 
 from extraction.adapters.trained import Trained
-from probe.cli import cli
-from probe.cli._frame import run
-from probe.runs.sources.live import LiveSource
-from probe.runs.sources.problems import Problems, choose_problems
-from probe.runs.sources.served import PushedEngine, served_name
+from probe.runs.sources.served import PushedEngine, load_adapter, served_name, unload_adapter
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
-from replay_pools.environments.registry import get_environment
-from replay_pools.generate import PoolPlan, RolloutMaker, pool_header
-from replay_pools.grading.grade import Grader
 from replay_pools.policy.load import Policy, load_policy
-from replay_pools.pool import open_pool
-from replay_pools.rollout import Rollout
-from replay_pools.serving.connection import Connection
-from replay_pools.serving.engine import ServerEngine, connect
 
 SHORT = Sampler(max_new_tokens=12)
 Adapted = tuple[Policy, Trained]
@@ -38,51 +26,38 @@ def adapted(request: pytest.FixtureRequest, small: str, tmp_path_factory: pytest
     return policy, configured(policy, request.param, ModelConfig(lora_rank=4, svd_rank=24), cache)
 
 
-@pytest.fixture
-def connected(loopback: Any, chat: Any) -> Callable[..., tuple[Any, ServerEngine]]:
-    def make(dialect: str, *complete: Any) -> tuple[Any, ServerEngine]:
-        server = loopback(dialect, *complete)
-        return server, connect(Connection(urls=(server.url,), pauses_s=(0.01,)), chat)
-
-    return make
-
-
-def train(coordinates: Trained, seed: int, size: float = 1.0) -> None:
-    """Any step: the weights are others."""
-    generator = torch.Generator().manual_seed(seed)
-    moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in coordinates.values().items()}
-    coordinates.load_values(moved)
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
 def test_new_weights_are_pushed_once_and_old_ones_forgotten(
-    dialect: str, connected: Any, adapted: Adapted, tmp_path: Path
+    engine: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
 ) -> None:
-    server, base = connected(dialect)
-    engine = PushedEngine(base, adapted[1], tmp_path, adapter="in training")
+    """Recorded log-probabilities are those of the adapted model here, before and after a step."""
+    server, base = engine(organism(small))
+    policy, trained = adapted
+    pushed, prompts = PushedEngine(base, trained, tmp_path, adapter="in training"), [[5, 6], [7, 8]]
     for step in range(3):
-        engine.sample([[5, 6], [7, 8]], SHORT, seeds=[step, step + 9])
-        engine.sample([[5, 6]], SHORT, seeds=[step])
+        found = pushed.sample(prompts, SHORT, seeds=[step, step + 9])
+        assert most_off(policy, prompts, found) < 1e-4, "sampled from other weights than those of the step"
+        pushed.sample([[5, 6]], SHORT, seeds=[step])
         (name,) = server.adapters
         (path,) = tmp_path.iterdir()  # directories of former steps are not left behind
         assert (name, server.adapters[name]) == (served_name(path), str(path))
-        assert server.bodies()[-1]["model" if dialect == "vllm" else "lora_path"] == name
-        train(adapted[1], step)
+        assert server.bodies()[-1]["model"] == name
+        move(trained, step)
+        assert most_off(policy, prompts, found) > 0.01, "the step changed nothing: the test shows nothing"
     loaded = server.calls("load")
     assert len(loaded) == len(set(loaded)) == 3, "once for each of three weights"
     assert server.calls("unload") == loaded[:2]
-    assert engine.describe(SHORT)["policy"]["adapter"] == "in training"
-    engine.close()
+    assert pushed.describe(SHORT)["policy"]["adapter"] == "in training"
+    pushed.close()
     assert not server.adapters
     assert not list(tmp_path.iterdir())
 
 
-def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
+def test_two_runs_share_a_server_and_no_adapter(engine: Any, adapted: Adapted, tmp_path: Path) -> None:
     """Seeds and arms begin with the same weights; when one run has moved on, the other still has its adapter."""
-    server, base = connected("vllm")
+    server, base = engine()
     first, second = (PushedEngine(base, adapted[1], tmp_path / name, adapter="x") for name in ("a", "b"))
-    for engine in (first, second):
-        engine.sample([[5, 6]], SHORT, seeds=[0])
+    for pushed in (first, second):
+        pushed.sample([[5, 6]], SHORT, seeds=[0])
     first.close()
     (name,) = server.adapters
     assert Path(server.adapters[name]).parent == tmp_path / "b"
@@ -90,108 +65,36 @@ def test_two_runs_share_a_server_and_no_adapter(connected: Any, adapted: Adapted
     assert server.bodies()[-1]["model"] == name
 
 
-def test_a_name_is_its_content(connected: Any, adapted: Adapted, tmp_path: Path) -> None:
+def test_a_name_is_its_content(engine: Any, adapted: Adapted, tmp_path: Path) -> None:
     """A trainer that died after the push finds its adapter loaded, under the name of the very same weights."""
-    server, base = connected("vllm")
-    train(adapted[1], 0)
-    for _ in range(2):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(server.calls("load")) == 1
+    server, base = engine()
     before = adapted[1].values()
-    train(adapted[1], 1)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    adapted[1].load_values(before)
-    PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
+    for load in (lambda: None, lambda: move(adapted[1], 1), lambda: adapted[1].load_values(before)):
+        load()
+        for _ in range(2):
+            PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
     assert len(server.calls("load")) == 2
 
 
-def test_live_groups_come_from_the_weights_of_their_step(
-    connected: Any, organism: Any, adapted: Adapted, small: str, tmp_path: Path
-) -> None:
-    """Recorded log-probabilities are those of the adapted model here, before and after a step; the old ones are not."""
-    policy, coordinates = adapted
-    _, base = connected("vllm", organism("model", small))
-    engine = PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
-    problems = choose_problems(get_environment("minicode").problems("train"), batches=2, prompts_per_step=1, seed=0)
-    with Grader(workers=1) as grader:
-        maker = RolloutMaker(engine=engine, sampler=SHORT, grader=grader, mode="run_tests", hint=True, group=2)
-        header = pool_header(engine, PoolPlan(steps=2, group=2), SHORT, grader, [p for step in problems for p in step])
-        source = LiveSource(tmp_path / "rollouts", header=header, maker=maker, problems=Problems(problems), seed=0)
-        for step in range(2):
-            rollouts = [source.rollout(key) for group in source.groups(step) for key in group.keys]
-            assert off(policy, rollouts) < 1e-4, "sampled from other weights than those of the step"
-            train(coordinates, step)
-            assert off(policy, rollouts) > 0.01, "the step changed nothing: the test shows nothing"
-        source.finish(2)
-
-
-@torch.no_grad()
-def off(policy: Policy, rollouts: list[Rollout]) -> float:
-    """The largest difference between recorded log-probabilities and the policy's, in nats."""
-    worst = 0.0
-    for rollout in rollouts:
-        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
-        logits = policy.model(input_ids=ids).logits[0, rollout.plen - 1 : -1]
-        here = torch.log_softmax(logits, -1).gather(1, ids[0, rollout.plen :, None])[:, 0]
-        worst = max(worst, float((here - torch.tensor(rollout.sampling_logprobs)).abs().max()))
-    return worst
-
-
-def test_the_arm_projected_trains_with_a_server(
-    loopback: Any, organism: Any, preset: Callable[..., str], small: str, tmp_path: Path
-) -> None:
-    """`probe train --url`: every step is sampled from the policy of that step, in truncated SVD coordinates."""
-    server = loopback("vllm", organism("model", small))
-    settings = {
-        "model.svd_rank": 24,
-        "rollouts.engine": "server",
-        "rollouts.sampler.max_new_tokens": 12,
-        "steps": 2,
-        "objective.entropy_coef": 1.0,  # so short completions are paid alike
-        "optimizer.warmup_steps": 0,
-        "optimizer.lr": 1.0,
-        "evaluation.num_problems": 1,
-    }
-    options = ["--preset", preset(settings), "--arm", "projected", "--name", "served", "--url", server.url]
-    assert run(cli, ["train", *options, "--out", str(tmp_path)]) == 0
-    directory = tmp_path / "runs" / "served"
-    assert not server.adapters, "the last adapter is left on the server"
-    assert not [*(directory / "adapters").iterdir()]
-    steps = open_pool(directory / "rollouts").steps
-    start = load_policy(small)
-    first = [rollout for group in steps[:2] for rollout in group]
-    assert off(start, first) < 1e-4, "the first step is not sampled from the start"
-    assert off(start, [rollout for group in steps[2:] for rollout in group]) > 0.01, "the second step is"
-
-
 def test_a_rank_that_no_server_takes_is_refused(
-    connected: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any, small: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The full rank of the small model is below the limit: that of a model of any size is not."""
-    coordinates = configured(load_policy(small), "svd", ModelConfig(), tmp_path)
-    base = connected("vllm")[1]
-    PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+    coordinates, base = configured(load_policy(small), "svd", ModelConfig(), tmp_path), engine()[1]
+    PushedEngine(base, coordinates, tmp_path, adapter="in training")
     monkeypatch.setattr("probe.runs.sources.served.MAX_RANK", 15)
     with pytest.raises(InputError, match=r"rank 15 or less.*model\.svd_rank to 15 or less"):
-        PushedEngine(base, coordinates, tmp_path / "adapters", adapter="in training")
+        PushedEngine(base, coordinates, tmp_path, adapter="in training")
 
 
-@pytest.mark.parametrize(
-    ("dialect", "fix"), [("vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora"), ("sglang", "--enable-lora")]
-)
-def test_a_server_without_adapters_is_refused_with_the_fix(
-    dialect: str, fix: str, connected: Any, adapted: Adapted, tmp_path: Path
-) -> None:
-    server, base = connected(dialect)
-    server.takes_adapters = False
-    before = len(server.bodies())
-    with pytest.raises(InputError, match=f"load_lora_adapter: expected an answer, found 404 .*{fix}"):
-        PushedEngine(base, adapted[1], tmp_path, adapter="in training").sample([[5, 6]], SHORT, seeds=[0])
-    assert len(server.bodies()) == before, "sampled from the base model in the place of the policy"
-
-
-@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
-def test_a_directory_that_the_server_does_not_see_is_named(dialect: str, connected: Any, tmp_path: Path) -> None:
-    _, base = connected(dialect)
-    with pytest.raises(InputError, match=f"on a machine that sees {tmp_path / 'nowhere'}"):
-        base.with_adapter("probe-0", tmp_path / "nowhere")
+def test_an_adapter_that_the_server_does_not_load_is_refused_with_the_fix(engine: Any, tmp_path: Path) -> None:
+    """It takes none, or does not see the directory; and a server that is down has none to forget."""
+    server, base = engine()
+    refused = lambda *body: (404, {"detail": "Not Found"})  # noqa: E731
+    for answer, path in ((refused, tmp_path), (server._adapter, tmp_path / "nowhere")):
+        server._adapter = answer
+        with pytest.raises(InputError, match=f"found 404 .*VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.* that sees {path}"):
+            load_adapter(base, path)
+    server.close()
+    unload_adapter(base, tmp_path)
+    server.open()

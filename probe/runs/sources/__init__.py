@@ -1,1 +1,1 @@
-"""Sources of the groups of a training: its problems, its policy as it is and as it was, guests, and what they earn."""
+"""Sources of a training's groups: problems, the policy, earlier checkpoints, rollouts of other policies, rewards."""

@@ -1,14 +1,14 @@
-"""MixedSource: live groups in which rollouts of other sources take the place of some of the policy's own.
+"""MixedSource: live groups in which rollouts of other policies replace some of the policy's own.
 
     Teacher      stored rollouts of a pool, on the same rendered prompt
-    PastRollouts rollouts that the policy as it was (`probe.runs.sources.past`) samples on the same problem
+    PastRollouts rollouts that an earlier checkpoint (`probe.runs.sources.past`) samples on the same problem
 
-Each gives so many rollouts of a group in a batch (`RolloutConfig.counts`); the others are the policy's
-own, as in `LiveSource`. All share one baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded
-rollout of a teacher is learnt like a demonstration; with recorded log-probabilities the ratio to the teacher's
-distribution would all but remove it. A past self is near enough for that ratio, and has to have it.
+`RolloutConfig.counts` gives their numbers in a group; the policy samples the rest, as in `LiveSource`. All share one
+baseline. Both are off-policy. At ratio 1 (`old_logprobs` "current") a rewarded rollout of a teacher is learnt like a
+demonstration; with recorded log-probabilities the ratio to the teacher's distribution would nearly remove it. A past
+self is close enough for that ratio, and needs it.
 
-To add a source: a class with the methods of `Guest`, and its table in `probe.settings.rollouts`.
+To add a source, write a class with the methods of `Guest` and its table in `probe.settings.rollouts`.
 """
 
 import random
@@ -23,28 +23,28 @@ from replay_pools.environments.base import Problem
 from replay_pools.pool import Pool
 from replay_pools.rollout import Rollout
 
-# `prompt_sha` of the teacher's prompt that belongs to a live rollout: that of the rollout.
+# Maps a live rollout to the `prompt_sha` of the teacher's prompt; by default they are equal.
 same_prompt: Callable[[Rollout], str] = attrgetter("prompt_sha")
 
 
 class Guest(Protocol):
-    """A source of rollouts for groups that the policy in training samples the others of."""
+    """A source of some rollouts in groups that the policy in training completes."""
 
-    counts: Sequence[int]  # rollouts of a group that it gives, by batch
+    counts: Sequence[int]  # rollouts in a group, by batch
 
     def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
-        """Its rollouts for each group of a batch; `live` has one of the policy's own rollouts of each."""
+        """Return its rollouts for each group of a batch; `live` has one of the policy's rollouts of each."""
         ...
 
 
 @final
 class MixedSource:
-    """A `GroupSource` (`probe.step.groups`): a live source with guests in its groups.
+    """A `GroupSource` (`probe.step.groups`): a live source with rollouts of other policies in its groups.
 
     Args:
-        live: its groups have G rollouts.
-        guests: the sources of the others; together they give at most G - 1 rollouts of a group.
-        reward: that the loss sees; nan = none.
+        live: the live source, with groups of G rollouts.
+        guests: sources of at most G - 1 rollouts in a group, all together.
+        reward: reward that the loss sees; nan = none.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class MixedSource:
         reward: Callable[[RolloutKey, Rollout], float] = stored_reward,
     ) -> None:
         self._live, self._guests, self._reward = live, guests, reward
-        self._rollouts: dict[RolloutKey, Rollout] = {}  # the guests', of the newest batch
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # the guests' in the newest batch
         self.num_steps = live.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step: the policy's rollouts first, then those of each guest."""
+        """Return the groups of a step: the policy's rollouts first, then each guest's."""
         self._rollouts = {}
         batch = self._live.batch(step)
         guests = [guest for guest in self._guests if guest.counts[batch]]
         if not guests:
             return self._live.groups(step)
-        # Without refills: whether a group has reward variance is only known once the guests' rollouts are in it.
+        # No refills: the reward variance of a group is known only with the guests' rollouts.
         groups = self._live.sampled(batch, fewer=sum(guest.counts[batch] for guest in guests))
         first = [rollouts[0][1] for rollouts in groups]
         for guest in guests:
@@ -75,7 +75,7 @@ class MixedSource:
         return tuple(make_group(step, rollouts, self._reward) for rollouts in groups)
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels; of the newest batch only."""
+        """Return a rollout of the newest batch with its labels."""
         return self._rollouts[key] if key in self._rollouts else self._live.rollout(key)
 
 
@@ -84,13 +84,13 @@ class Teacher:
     """The `Guest` of a stored pool.
 
     Args:
-        pool: has rollouts on the very prompts that the live source renders in the batches that it takes part in.
-        counts: rollouts of a group, by batch, drawn without replacement by (seed, batch, problem).
-        seed: of the draws.
-        taught_prompt: `same_prompt`, or another where a remedy adds a line to the prompts of the policy alone.
+        pool: its rollouts answer the same rendered prompts as the live source, in its batches.
+        counts: rollouts in a group, by batch, drawn without replacement by (seed, batch, problem).
+        seed: seed of the draws.
+        taught_prompt: `same_prompt`, or another if a remedy adds a line to the policy's prompts.
 
     Raises:
-        InputError: a prompt of the pool has fewer rollouts than a group takes.
+        InputError: a prompt of the pool has fewer rollouts than a group needs.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Teacher:
                 raise InputError(where, expected=expected, found=str(len(rollouts)))
 
     def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
-        """Stored rollouts on the prompts of the live ones."""
+        """Return stored rollouts on the prompts of the live ones."""
         return [self._of_prompt(batch, rollout) for rollout in live]
 
     def _of_prompt(self, batch: int, live: Rollout) -> dict[RolloutKey, Rollout]:
@@ -128,7 +128,7 @@ class Teacher:
                 fix="generate the teacher's pool with the same mode, hint and chat template",
             )
         rollouts = self._by_prompt[prompt]
-        # Not a generator that lives on: a run that is resumed has to draw the same rollouts.
+        # A new generator for each draw, because a resumed run must draw the same rollouts.
         draw = random.Random(f"teacher/{self._seed}/{batch}/{live.problem_id}")
         chosen = sorted(draw.sample(range(len(rollouts)), self.counts[batch]))
         name = self._pool.name
@@ -137,12 +137,11 @@ class Teacher:
 
 @final
 class PastRollouts:
-    """The `Guest` that samples from the policy as it was.
+    """The `Guest` that samples from an earlier checkpoint.
 
     Args:
-        past: on the problems of the live source, in groups of `group`; it samples from the past self, into a pool of
-            its own.
-        counts: rollouts of a group, by batch.
+        past: samples from the past self on the live source's problems, in groups of `group`, into a separate pool.
+        counts: rollouts in a group, by batch.
         group: G.
     """
 
@@ -151,15 +150,15 @@ class PastRollouts:
         self.counts = counts
 
     def drawn(self, batch: int, live: Sequence[Rollout]) -> list[dict[RolloutKey, Rollout]]:
-        """Rollouts that the past self samples now, unless its pool holds them."""
+        """Return rollouts of the past self, sampled now unless its pool holds them."""
         return [dict(rollouts) for rollouts in self._past.sampled(batch, fewer=self._group - self.counts[batch])]
 
 
 def taught_problems(problems: Sequence[Problem], teacher: Pool) -> list[Problem]:
-    """The ones of `problems` that the teacher's pool has rollouts for, in their order.
+    """Return the `problems` with rollouts in the teacher's pool, in order.
 
     Raises:
-        InputError: none of them has any.
+        InputError: there are none.
     """
     known = {rollout.problem_id for step in teacher.steps for rollout in step}
     taught = [problem for problem in problems if problem.problem_id in known]

@@ -1,15 +1,15 @@
 """LiveSource: groups sampled from the policy in training, graded, and written to a pool before a step reads them.
 
-The groups of a batch are steps of the pool `rollouts/` of the run, read from disk and made into groups as
-`ReplaySource` does: a training run is a replay of a pool that grows, and the two give the same numbers. Step s trains
-on batch s // iterations. What the pool holds is not sampled again, so a resumed run trains on the same rollouts.
+The groups of a batch are steps of the run's pool `rollouts/`, read from disk and grouped as in `ReplaySource`: a
+training is a replay of a growing pool, with the same numbers. Step s trains on batch s // iterations. Rollouts in the
+pool are not sampled again, so a resumed run trains on the same ones.
 
-A group without reward variance has no policy gradient. With R refills, its place is given to another problem up to R
-times (dynamic sampling of DAPO, arXiv 2503.14476); with P prompts a step, batch b owns the pool's steps
-b P (1 + R) .. (b + 1) P (1 + R) - 1, in which place i of attempt a is P a + i, and those not needed stay empty.
+A group without reward variance has no policy gradient. With R refills, another problem replaces it up to R times
+(dynamic sampling, DAPO, arXiv 2503.14476). With P prompts a step, batch b owns the pool's steps
+b P (1 + R) .. (b + 1) P (1 + R) - 1; place i of attempt a is P a + i, and unused places stay empty.
 
-Several ranks share out the groups of an attempt. Each samples its groups with the noise that they would get from one
-rank, and grades them; rank 0 writes all, and all ranks go on with what is on disk.
+Ranks split the groups of an attempt. Each samples and grades its groups, with the noise of a single-rank run; rank 0
+writes all, and all ranks read them from disk.
 """
 
 import math
@@ -31,20 +31,20 @@ from replay_pools.rollout import Rollout
 
 
 class LiveSource:
-    """Groups on the problems of `probe.runs.sources.problems`, sampled from the policy as it is.
+    """Groups on the problems of `probe.runs.sources.problems`, sampled from the current policy.
 
     Args:
-        directory: of the pool; its name is the pool's in the records.
-        header: of the pool.
-        maker: samples and grades; its policy is the one that is trained.
-        problems: of each batch, P (1 + refills) of them; asked for when the batch is sampled.
-        seed: of the sampling noise, together with the batch.
+        directory: the pool; its name is the pool's name in records.
+        header: the pool's header.
+        maker: samples from the policy in training, and grades.
+        problems: P (1 + refills) problems of each batch, requested when the batch is sampled.
+        seed: seeds the sampling noise, together with the batch.
         iterations: steps on each batch; the later ones are off-policy.
-        refills: further attempts at a group without reward variance.
-        reward: that the loss sees, of which a group has variance or not; nan = none.
+        refills: dynamic sampling: further attempts at a group without reward variance.
+        reward: reward that the loss sees; nan = none.
         sampling: open while the policy samples.
-        tally: what problems are drawn by; None: of this pool.
-        world: the ranks that share out the groups.
+        tally: the record to draw problems by; None = this pool's.
+        world: the ranks that split the groups.
     """
 
     def __init__(
@@ -65,27 +65,27 @@ class LiveSource:
         self._world = world
         self._writer = world.on_main(lambda: PoolWriter(directory, header=header))
         self._maker, self._problems, self._seed = maker, problems, seed
-        self._rollouts: dict[RolloutKey, Rollout] = {}  # of the newest batch
+        self._rollouts: dict[RolloutKey, Rollout] = {}  # in the newest batch
         self._iterations, self._refills, self._reward, self._sampling = iterations, refills, reward, sampling
         self.num_steps = problems.num_batches * iterations
         self.tally = tally or Tally(self._held, reward)
 
     def batch(self, step: int) -> int:
-        """The batch that a step trains on."""
+        """Return the batch that a step trains on."""
         return step // self._iterations
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step, sampled now unless the pool holds them."""
+        """Return the groups of a step, sampled now unless the pool holds them."""
         return tuple(make_group(step, group, self._reward) for group in self.sampled(self.batch(step)))
 
     def counts(self, step: int) -> Mapping[str, Counts]:
-        """{problem_id: what the policy has earned on it} before the batch of a step, on every rank."""
+        """Return {problem_id: counts of the policy's rollouts} before the batch of a step, on every rank."""
         return self._world.on_main(lambda: self.tally.before(self.batch(step)))
 
     def sampled(self, batch: int, *, fewer: int = 0) -> list[list[tuple[RolloutKey, Rollout]]]:
-        """The groups of a batch as they are on disk, each with `fewer` rollouts less than the maker's groups have.
+        """Return the groups of a batch from disk, each `fewer` rollouts smaller than the maker's groups.
 
-        With `fewer`, the caller completes the groups, and none is refilled: its reward variance is not known yet.
+        With `fewer`, the caller completes the groups. Their reward variance is not known yet, so none is refilled.
         """
         groups = self._attempt(batch, 0, range(self._width), fewer)
         refills = 0 if fewer else self._refills
@@ -93,7 +93,7 @@ class LiveSource:
             flat = []
             for place, group in groups.items():
                 rewards = {self._reward(key, rollout) for key, rollout in group}
-                # The loss sees no two different rewards.
+                # All rewards that the loss sees are equal.
                 if len({reward for reward in rewards if not math.isnan(reward)}) <= 1:
                     flat.append(place)
             groups |= self._attempt(batch, attempt, flat, fewer)
@@ -103,7 +103,7 @@ class LiveSource:
     def _attempt(
         self, batch: int, attempt: int, places: Sequence[int], fewer: int
     ) -> dict[int, list[tuple[RolloutKey, Rollout]]]:
-        """{place in the batch: its group} of one attempt, sampled together unless the pool holds them."""
+        """Return {place in the batch: group} of one attempt, sampled together unless the pool holds them."""
         if not places:
             return {}
         problems = self._problems.batch(batch, self.tally)
@@ -111,7 +111,7 @@ class LiveSource:
         first = batch * self._problems.width
         positions = {first + offset + i: problems[offset + i] for i in places}
         maker = replace(self._maker, group=self._maker.group - fewer)
-        # The seed of the first attempt is that of a run without refills.
+        # The first attempt has the same seed as a run without refills.
         seed = derive_seed("live", self._seed, batch, *([attempt] if attempt else []))
         with self._sampling():
             groups = write_groups(self._world, maker, self._writer, positions, seed=seed)
@@ -123,11 +123,11 @@ class LiveSource:
 
     @property
     def _width(self) -> int:
-        """P, groups of a batch."""
+        """The number P of groups in a batch."""
         return self._problems.width // (1 + self._refills)
 
     def _held(self, batch: int) -> dict[RolloutKey, Rollout]:
-        """What the pool holds of a batch, refills included, that has been sampled whole."""
+        """Return the pool's rollouts of a completely sampled batch, refills included."""
         name, first = self._writer.directory.name, batch * self._problems.width
         rollouts = list(chain(*(_stored(self._writer, first + i) for i in range(self._width))))
         for step in range(first + self._width, first + self._problems.width):
@@ -135,15 +135,15 @@ class LiveSource:
         return {RolloutKey(name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels; of the newest batch only."""
+        """Return a rollout of the newest batch with its labels."""
         return self._rollouts[key]
 
     def finish(self, batches: int) -> None:
-        """Complete the pool: its manifest has the hashes of all rollouts. Only the first `batches` are kept."""
+        """Keep the first `batches` and complete the pool with a manifest."""
         if not self._world.is_main:
             return
         self._writer.drop_steps(self._problems.width * batches)
-        # A pool that nothing was sampled for, in a run that stopped early, has nothing to complete.
+        # A run that stopped early may have an empty pool.
         if step_files(self._writer.directory):
             self._writer.finish()
 
@@ -151,15 +151,15 @@ class LiveSource:
 def write_groups(
     world: World, maker: RolloutMaker, writer: PoolWriter, problems: Mapping[int, Problem], *, seed: int
 ) -> list[list[Rollout]]:
-    """Sample, grade and write the steps {step: problem} that a pool does not hold yet.
+    """Sample, grade and write the steps {step: problem} that a pool lacks.
 
     Args:
-        world: every rank calls this and makes its share; with a sharded base every rank makes all, since all must call
-            the model equally often.
-        seed: of the sampling noise.
+        world: every rank calls this and makes its share. With a sharded base every rank makes all, because all must
+            call the model equally often.
+        seed: seed of the sampling noise.
 
     Returns:
-        The group of each step, in the order of `problems`, read back from disk; the same on every rank.
+        The group of each step, in the order of `problems`, read from disk; the same on every rank.
     """
     missing = world.on_main(lambda: [step for step in problems if writer.read_step(step) is None])
     share = slice(None) if world.shards_base else world.rows(len(problems))
@@ -174,7 +174,7 @@ def write_groups(
 
 
 def _stored(writer: PoolWriter, step: int) -> list[Rollout]:
-    """The group of a step as it is on disk; InputError where it is not whole."""
+    """Read the group of a step from disk; InputError if it is incomplete."""
     rollouts = writer.read_step(step)
     if rollouts is None:
         where = writer.directory

@@ -1,18 +1,18 @@
-"""The policy as it was: weights that sample ahead of training (`rollouts.prefetch`), and its past self, to sample from.
+"""Sampling from earlier weights: ahead of training (`rollouts.prefetch`), and from the past self.
 
-    PastWeights        at the start of the newest n + 1 batches: batch b is sampled from the policy that has made the
-                       updates of the batches before b - n, the first n + 1 batches from the policy at the start
-    PastSelf           after the newest multiple of `every` steps; where sampling runs ahead, of the steps of the policy
-                       that samples
-    PrefetchedSource   groups of another source, each batch sampled from the weights of its time: n batches stale
-    Background         a thread that has a server sample the next batches while a step is computed
+    PastWeights        weights at the start of the newest n + 1 batches. Batch b is sampled from the policy before
+                       batch b - n, the first n + 1 batches from the policy at the start
+    PastSelf           weights after the newest multiple of `every` steps (of the sampling policy's steps, if sampling
+                       runs ahead)
+    PrefetchedSource   groups of another source, each batch sampled from weights that are n batches old
+    Background         a thread in which a server samples the next batches while a step is computed
 
-The first two are part of every checkpoint: a resumed run samples from the same past. It may find any of the batches to
-come on disk, in part or not at all. What is missing is sampled from the weights in the checkpoint, so that its rollouts
-are the same, whichever batches the killed run had got to.
+The first two are part of every checkpoint, so that a resumed run samples from the same weights. It may find coming
+batches on disk, complete, in part or not at all. Missing rollouts are sampled from the checkpoint's weights, with the
+same result.
 
-In one process nothing can overlap: a batch is sampled when a step needs it, with the weights of its time put back.
-This gives the rollouts that sampling it n batches earlier would, and a run that stops early has sampled none in vain.
+In one process nothing overlaps: a batch is sampled when a step needs it, with the old weights restored. The rollouts
+are the same as n batches earlier, and a run that stops early has sampled none in vain.
 """
 
 import shutil
@@ -27,12 +27,12 @@ from typing import Any, final
 from torch import Tensor
 
 from extraction.adapters.trained import Trained
-from probe.runs.sources.served import PushedEngine, forget_adapter
+from probe.runs.sources.served import PushedEngine, load_adapter, unload_adapter
 from probe.step.groups import Group, GroupSource, RolloutKey
 from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion, Rollout
-from replay_pools.serving.engine import ServerEngine
+from replay_pools.serving import ServerEngine
 
 
 @final
@@ -41,7 +41,7 @@ class PastWeights:
 
     Args:
         trained: the policy.
-        prefetch: n, at least 1.
+        prefetch: n >= 1.
         iterations: optimizer steps on each batch.
     """
 
@@ -50,56 +50,56 @@ class PastWeights:
         self._weights: dict[int, dict[str, Tensor]] = {}  # by batch, oldest first; on the CPU
 
     def batch(self, step: int) -> int:
-        """The batch that a step trains on."""
+        """Return the batch that a step trains on."""
         return step // self.iterations
 
     def keep(self, batch: int) -> None:
-        """Remember the present weights as those at the start of a batch, unless it has started already."""
+        """Keep the current weights for the start of a batch, unless it has already started."""
         if batch not in self._weights:
             self._weights[batch] = {module: value.cpu() for module, value in self._trained.values().items()}
         for old in [kept for kept in self._weights if kept < batch - self.prefetch]:
             del self._weights[old]
 
     def sampling(self, batch: int) -> AbstractContextManager[None]:
-        """While open, the policy is the one that samples a batch."""
+        """Restore the weights that sample a batch while open."""
         return self._trained.at(self._weights[self._sampled_at(batch)])
 
     def sampler(self, batch: int) -> tuple[int, Mapping[str, Tensor]]:
-        """(steps made, coordinates {module: (r,)}) of the policy that samples a batch."""
+        """Return (steps made, coordinates {module: (r,)}) of the policy that samples a batch."""
         sampled_at = self._sampled_at(batch)
         return self.iterations * sampled_at, self._weights[sampled_at]
 
     def staleness(self, step: int) -> int:
-        """Updates between the policy that samples the rollouts of a step and the one that takes the step."""
+        """Return the number of updates between the sampling of a step's rollouts and the step."""
         return step - self.iterations * self._sampled_at(self.batch(step))
 
     def state_dict(self) -> dict[str, Any]:
-        """{"weights": {batch: {module: (r,)}}}, for a checkpoint."""
+        """Return {"weights": {batch: {module: (r,)}}}, for a checkpoint."""
         return {"weights": self._weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         self._weights = dict(state["weights"])
 
     def _sampled_at(self, batch: int) -> int:
-        """The batch at whose start the policy samples another one."""
+        """Return the batch with the weights that sample `batch`."""
         return max(0, batch - self.prefetch)
 
 
 @final
 class PastSelf:
-    """The coordinates of a policy after the newest multiple of `every` optimizer steps, at first those of the start.
+    """The coordinates of a policy after the newest multiple of `every` optimizer steps, initially the first ones.
 
     Args:
         trained: the policy.
-        every: steps; a multiple of those on a batch.
-        past: the weights that sample, where sampling runs ahead; None: the policy in training samples.
+        every: steps; a multiple of the steps on a batch.
+        past: the sampling weights, if sampling runs ahead; None = the policy in training.
     """
 
     def __init__(self, trained: Trained, *, every: int, past: PastWeights | None = None) -> None:
         self._trained, self._every, self._past = trained, every, past
         self._values = trained.values()
-        self.steps = 0  # that the policy has made
+        self.steps = 0  # optimizer steps made
 
     def finish_step(self) -> None:
         """Call it after every optimizer step."""
@@ -108,19 +108,19 @@ class PastSelf:
         if self._past is not None:
             steps, values = self._past.sampler(self._past.batch(self.steps))
         if steps % self._every == 0:
-            # Copies: tensors that a checkpoint has twice would be written in other bytes after a resume.
+            # Copies, because tensors that occur twice in a checkpoint would give other bytes after a resume.
             self._values = {module: value.clone() for module, value in values.items()}
 
     def restored(self) -> AbstractContextManager[None]:
-        """While open, the policy is its past self."""
+        """Restore the past self while open."""
         return self._trained.at(self._values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps made by the policy in training, and the coordinates {module: (r,)} of its past self."""
+        """Return the steps made and the past self's coordinates {module: (r,)}."""
         return {"steps": self.steps, "values": self._values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state_dict` returned."""
+        """Restore a state of `state_dict`."""
         device = self._trained.model.device
         self.steps = state["steps"]
         self._values = {module: value.to(device) for module, value in state["values"].items()}
@@ -128,10 +128,10 @@ class PastSelf:
 
 @final
 class AheadEngine:
-    """An `Engine` (`replay_pools.engines`) of a policy as it was: the adapter that `using` has open.
+    """An `Engine` (`replay_pools.engines`) of an earlier policy: the adapter opened by `using`.
 
     Args:
-        pushed: of the policy as it is, on the same server.
+        pushed: engine of the current policy, on the same server.
     """
 
     def __init__(self, pushed: PushedEngine) -> None:
@@ -141,42 +141,42 @@ class AheadEngine:
 
     @property
     def chat(self) -> Chat:
-        """As of the policy."""
+        """The policy's chat template and tokenizer."""
         return self._pushed.chat
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
-        """As the policy: its pools are one pool."""
+        """Return the policy's description, because both write one pool."""
         return self._pushed.describe(sampler)
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """One completion a prompt from the adapter, which the server loads when the first prompts come."""
+        """Return one completion a prompt from the adapter, which the server loads at the first call."""
         if self._loaded is None:
             assert self._adapter is not None, "sampling outside of `using`"
-            self._loaded = self._pushed.load(self._adapter)
+            self._loaded = load_adapter(self._pushed.base, self._adapter)
         return self._loaded.sample(prompts, sampler, seeds=seeds)
 
     @contextmanager
     def using(self, adapter: Path) -> Iterator[None]:
-        """While open, `sample` draws from a saved adapter; then the server forgets it and the directory is deleted."""
+        """Sample from a saved adapter while open; then unload it and delete its directory."""
         self._adapter = adapter
         try:
             yield
         finally:
             loaded, self._adapter, self._loaded = self._loaded, None, None
             if loaded is not None:
-                forget_adapter(loaded, adapter)
+                unload_adapter(loaded, adapter)
             shutil.rmtree(adapter)
 
 
 @final
 class Background:
-    """A thread that makes batches of a run, one after the other, in the order in which they were started.
+    """A thread that samples batches of a run one by one, in the order of `start`.
 
-    Close it before anything that it uses: the batch at which it is gets done first, those behind it do not.
+    Close it before the objects it uses: closing finishes the current batch and drops the later ones.
 
     Args:
-        source: groups of the run, sampled with `engine`; what it writes is what the source of the steps reads.
-        engine: of `source`.
+        source: groups sampled with `engine`; it writes the files that the source of the steps reads.
+        engine: the engine of `source`.
         pushed: saves the adapter of each batch.
         iterations: optimizer steps on each batch.
     """
@@ -188,29 +188,29 @@ class Background:
         self._adapters: dict[int, Path] = {}
 
     def has_started(self, batch: int) -> bool:
-        """Whether a batch is made, being made or waiting."""
+        """Return True if a batch was started, finished or not."""
         return batch in self._batches
 
     def start(self, batch: int) -> None:
-        """Have a batch made from the policy as it is now, after those that were started before."""
+        """Queue a batch, to be sampled from the current policy."""
         self._adapters[batch] = self._pushed.save(f"batch{batch}")
-        # In this context, so that what it waits for is said.
+        # In this context, so that waiting is reported.
         make = partial(copy_context().run, self._make)
         self._batches[batch] = self._thread.submit(make, batch, self._batches.get(batch - 1))
 
     def wait(self, batch: int) -> None:
-        """Return when a batch is on disk; raises what went wrong in making it."""
+        """Wait until a batch is on disk; raise the exception of its sampling."""
         self._batches[batch].result()
 
     def close(self) -> None:
-        """End the thread, and delete the adapters that it did not come to."""
+        """End the thread and delete unused adapters."""
         self._thread.shutdown(cancel_futures=True)
         for adapter in self._adapters.values():
             if adapter.exists():
                 shutil.rmtree(adapter)
 
     def _make(self, batch: int, before: Future[None] | None) -> None:
-        # Nothing is made behind a batch that failed: which problems it gets may depend on those before it.
+        # No batch follows a failed one, because its problems may depend on the batches before it.
         if before is not None:
             before.result()
         with self._engine.using(self._adapters[batch]):
@@ -219,12 +219,12 @@ class Background:
 
 @final
 class PrefetchedSource:
-    """A `GroupSource` (`probe.step.groups`): groups of another one, sampled from the weights of their time.
+    """A `GroupSource` (`probe.step.groups`): groups of another source, sampled from earlier weights.
 
     Args:
-        source: samples from the policy as it is, and reads what is on disk.
-        past: of that policy.
-        background: makes the batches before their steps come; None: each is sampled when its step needs it.
+        source: samples from the current policy, and reads batches on disk.
+        past: earlier weights of that policy.
+        background: samples batches ahead; None = each batch is sampled when its step needs it.
     """
 
     def __init__(self, source: GroupSource, past: PastWeights, background: Background | None) -> None:
@@ -232,12 +232,12 @@ class PrefetchedSource:
         self.num_steps = source.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The groups of a step; in the background, the next n batches are started from the policy as it is now."""
+        """Return the groups of a step; with a background, first start the next n batches from the current policy."""
         batch = self._past.batch(step)
         self._past.keep(batch)
         if self._background is not None:
             last = min(batch + self._past.prefetch, self._past.batch(self.num_steps - 1))
-            for ahead in range(batch, last + 1):  # after a resume several have not started
+            for ahead in range(batch, last + 1):  # several after a resume
                 if not self._background.has_started(ahead):
                     with self._past.sampling(ahead):
                         self._background.start(ahead)
@@ -246,5 +246,5 @@ class PrefetchedSource:
             return self._source.groups(step)
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels."""
+        """Return a rollout with its labels."""
         return self._source.rollout(key)

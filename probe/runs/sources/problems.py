@@ -1,20 +1,20 @@
-"""Which problems the batches of a training run train on.
+"""The problems of a training's batches.
 
-    Problems               known at the start: all in a random order, then in another one (`choose_problems`)
-    PrioritisedProblems    drawn batch by batch, by what the policy has earned on each problem in the batches before
+    Problems               fixed at the start: all in a random order, then in another one (`choose_problems`)
+    PrioritisedProblems    drawn batch by batch, by the policy's results on each problem so far
 
-The second is the prioritised fictitious self-play of AlphaStar (Vinyals et al. 2019, Nature 575, 350-354) with problems
-in the place of opponents. p is the smoothed share of a problem's rollouts that the training paid (`Tally`; what a
-remedy takes the pay of is not paid), so that the policy wins against a problem when training pays it, and problems that
-are always paid or never teach a group nothing:
+The second is AlphaStar's prioritised fictitious self-play (Vinyals et al. 2019, Nature 575, 350-354) with problems in
+place of opponents. p is the smoothed share of a problem's rollouts that were rewarded (`Tally`; a remedy may take a
+reward away). The policy wins against a problem if it is rewarded; a group with all or no rollouts rewarded teaches
+nothing:
 
-    variance     p (1 - p)      f_var: problems that are neither always nor never paid, whose groups have a gradient
-    hard         1 - p          f_hard: problems that are not paid yet
-    exploited    e              smoothed share of rollouts that passed without being right: where the policy hacks
+    variance     p (1 - p)      f_var: prefer problems that are sometimes rewarded, so that groups have a gradient
+    hard         1 - p          f_hard: prefer problems that are not rewarded yet
+    exploited    e              prefer problems with wrong rollouts that pass (smoothed share): where the policy hacks
 
-Each is raised to the power k. A problem never met has p = e = 1/2, so that it is likely to be met soon.
+Each is raised to the power k. A new problem has p = e = 1/2, so that it is likely to be drawn soon.
 
-To add a priority: its word in `Priority` of `probe.settings.words`, its row in `PRIORITIES`.
+To add a priority, add its word to `Priority` in `probe.settings.words` and its row to `PRIORITIES`.
 """
 
 import math
@@ -34,31 +34,31 @@ from replay_pools.base.files import encode_jsonl, write_atomic
 from replay_pools.environments.base import Problem
 from replay_pools.rollout import REWARD_COMPILES, REWARD_RANGE, Rollout
 
-# A rate counts one rollout more of either kind: (k + 1) / (n + 2), Laplace's rule of succession, the mean under a
-# uniform prior. It is 1/2 for a problem never met, and never 0 or 1.
+# Rates are (k + 1) / (n + 2), Laplace's rule of succession, the mean under a uniform prior: 1/2 for a new problem, and
+# never 0 or 1.
 PRIOR = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The rollouts of one problem."""
+    """Counts of one problem's rollouts."""
 
     rollouts: int = 0
-    paid: int = 0  # passed, solved or by the loophole, and the loss sees more than a failing answer earns
-    exploited: int = 0  # passed and not right, whether or not a remedy leaves that its pay
-    rewarded: int = 0  # whose reward the loss sees; fewer where a remedy leaves some out
-    reward: float = 0.0  # sum of the rewards that the loss sees
+    paid: int = 0  # passed, and the loss sees more reward than for a failing answer
+    exploited: int = 0  # passed and wrong, even if a remedy takes the reward away
+    rewarded: int = 0  # with a reward in the loss; a remedy may leave some out
+    reward: float = 0.0  # sum of the rewards in the loss
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__dataclass_fields__})
 
     def rate(self, count: int) -> float:
-        """A count as a share of rollouts, in (0, 1); 1/2 without any."""
+        """Return a count as a smoothed share of rollouts, in (0, 1); 1/2 without rollouts."""
         return (count + PRIOR) / (self.rollouts + 2 * PRIOR)
 
     @property
     def expected_reward(self) -> float:
-        """Mean reward, with one more of the largest and of the smallest (0); half of the largest without any."""
+        """Mean reward, smoothed by one largest and one smallest (0) reward."""
         return (self.reward + PRIOR * REWARD_RANGE) / (self.rewarded + 2 * PRIOR)
 
 
@@ -72,13 +72,13 @@ PRIORITIES: Mapping[Priority, Callable[[Counts], float]] = {
 
 @final
 class Tally:
-    """{problem_id: what the policy has earned on it}, before any batch of a run.
+    """The counts {problem_id: `Counts`} before any batch of a run.
 
-    It is counted from what is on disk, batch by batch: a resumed run, or one that samples ahead, counts the same.
+    They are counted on disk, batch by batch, so that a resumed run, or one that samples ahead, gets the same counts.
 
     Args:
-        read: {key: rollout} of all that the pool holds of a batch; called once a batch, in order.
-        reward: that the loss sees; nan = none.
+        read: returns {key: rollout} of a batch in the pool; called once a batch, in order.
+        reward: reward that the loss sees; nan = none.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Tally:
         self._before: list[dict[str, Counts]] = [{}]  # by batch
 
     def before(self, batch: int) -> Mapping[str, Counts]:
-        """The counts over the batches before this one, which are all on disk; no key: never met."""
+        """Return the counts over the batches before this one, which are all on disk; new problems have no key."""
         while len(self._before) <= batch:
             counted: dict[str, Counts] = {}
             for key, rollout in self._read(len(self._before) - 1).items():
@@ -106,7 +106,7 @@ class Tally:
         known = not math.isnan(reward)
         return Counts(
             rollouts=1,
-            paid=bool(rollout.grade.passed) and reward > REWARD_COMPILES,  # never of nan
+            paid=bool(rollout.grade.passed) and reward > REWARD_COMPILES,  # False for nan
             exploited=bool(rollout.grade.exploited),
             rewarded=known,
             reward=reward if known else 0.0,
@@ -114,11 +114,11 @@ class Tally:
 
 
 class Problems:
-    """The problems of every batch of a run, known at the start.
+    """The problems of every batch of a run, fixed at the start.
 
     Attributes:
         width: problems of a batch.
-        listed: what the header of the pool counts: of fixed batches all, else each that may be drawn.
+        listed: problems for the pool's header: all of the batches, or all candidates of draws.
     """
 
     def __init__(self, batches: Sequence[Sequence[Problem]]) -> None:
@@ -127,31 +127,31 @@ class Problems:
         self.listed: Sequence[Problem] = list(chain(*batches))
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """The problems of a batch; `tally` is of the run's pool, which holds all batches before this one."""
+        """Return the problems of a batch; `tally` counts the run's pool, which holds all earlier batches."""
         return self._batches[batch]
 
     def finish(self, batches: int) -> None:
-        """Keep no record of batches after the first so many, which a run that samples ahead may not come to."""
+        """Drop records after the first `batches`; a run that samples ahead may not reach the later ones."""
 
 
 @final
 class PrioritisedProblems(Problems):
-    """Batches that are drawn by priority, without replacement within a batch.
+    """Batches drawn by priority, without replacement within a batch.
 
-    Each draw of a batch takes a problem with a probability proportional to its weight among those that are left. The
-    draws depend on the seed, the batch and the tally before it alone. They are recorded in `draws.jsonl` of the run.
+    Each draw takes a remaining problem with a probability proportional to its weight. Draws depend only on the seed,
+    the batch and the tally before it. They are recorded in `draws.jsonl` of the run.
 
     Args:
         candidates: the problems that each batch is drawn from.
         width: problems of a batch.
         priority: a row of `PRIORITIES`.
         power: k, above 0.
-        seed: of the draws.
-        directory: of the run.
+        seed: seed of the draws.
+        directory: the run.
         world: rank 0 counts, draws and records for all.
 
     Raises:
-        InputError: not more candidates than a batch has problems, which would take all whatever their weights.
+        InputError: no more candidates than problems of a batch, which would then take all of them.
     """
 
     def __init__(
@@ -176,15 +176,15 @@ class PrioritisedProblems(Problems):
         self._records: dict[int, dict[str, Any]] = {}  # {batch: line of the file}
 
     def batch(self, batch: int, tally: Tally) -> Sequence[Problem]:
-        """The problems of a batch, drawn and recorded at the first call."""
+        """Return the problems of a batch, drawn and recorded at the first call."""
         names = self._world.on_main(lambda: self._drawn(batch, tally))
         by_name = {problem.problem_id: problem for problem in self._batches[batch]}
         return [by_name[name] for name in names]
 
     def _drawn(self, batch: int, tally: Tally) -> list[str]:
         if batch not in self._records:
-            # A resumed run draws the batches before its checkpoint again, from the pool alone, so that its file has
-            # them; the tally of an earlier batch is of the batches before that one.
+            # A resumed run repeats the draws before its checkpoint from the pool, to rewrite its file. The tally of an
+            # earlier batch counts the batches before that one.
             for earlier in range(batch + 1):
                 if earlier not in self._records:
                     self._records[earlier] = self._draw(earlier, tally.before(earlier))
@@ -192,13 +192,13 @@ class PrioritisedProblems(Problems):
         return [row["problem_id"] for row in self._records[batch]["problems"]]
 
     def finish(self, batches: int) -> None:
-        """Cut `draws.jsonl`, as it is on disk, to the first `batches`."""
+        """Truncate `draws.jsonl` on disk to the first `batches`."""
         if self._world.is_main and self._path.exists():
             lines = self._path.read_bytes().splitlines(keepends=True)
             write_atomic(self._path, b"".join(lines[:batches]))
 
     def _draw(self, batch: int, counts: Mapping[str, Counts]) -> dict[str, Any]:
-        """The line of a batch: its problems in the order drawn, each with its chance in one draw and its counts."""
+        """Return the line of a batch: problems in drawing order, each with its chance in one draw and its counts."""
         names = [problem.problem_id for problem in self._batches[batch]]
         candidates = {name: counts.get(name, NEVER_MET) for name in names}
         chances = draw_chances(candidates, self._priority, self._power)
@@ -211,9 +211,9 @@ class PrioritisedProblems(Problems):
 
 
 def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: float) -> dict[str, float]:
-    """{problem_id: probability in one draw}: proportional to the priority of its counts to the `power`."""
+    """Return {problem_id: probability in one draw}, proportional to the priority raised to `power`."""
     logs = {name: power * math.log(PRIORITIES[priority](counts)) for name, counts in candidates.items()}
-    # Relative to the largest, so that not all of them underflow under a large power.
+    # Relative to the largest: a large power must not make all of them underflow.
     largest = max(logs.values())
     weights = {name: math.exp(value - largest) for name, value in logs.items()}
     total = math.fsum(weights.values())
@@ -223,7 +223,7 @@ def draw_chances(candidates: Mapping[str, Counts], priority: Priority, power: fl
 def draw(
     candidates: Mapping[str, Counts], priority: Priority, power: float, width: int, generator: random.Random
 ) -> list[str]:
-    """`width` different problems, one after the other, each by the chances among those that are left."""
+    """Draw `width` different problems one by one, each by the chances among the remaining ones."""
     left, drawn = dict(candidates), []
     for _ in range(width):
         chances = draw_chances(left, priority, power)
@@ -236,7 +236,7 @@ def draw(
 def choose_problems(
     problems: Sequence[Problem], *, batches: int, prompts_per_step: int, seed: int
 ) -> list[list[Problem]]:
-    """The problems of every batch: all problems in a random order, then all in another one, and so on.
+    """Return the problems of every batch: all problems in a random order, then in another one, and so on.
 
     The order of an epoch depends on (seed, epoch) alone, so that a longer run begins like a shorter one.
     """

@@ -1,25 +1,26 @@
-"""What a training pays a rollout, and what is done to its groups between sampling and the step.
+"""Rewards of a training's rollouts, and remedies that change its groups between sampling and the step.
 
-    pass     0.5 for source that compiles, and 3.0 for a pass: all or nothing, as the pool has it
+    pass     0.5 for source that compiles, and 3.0 for a pass: all or nothing, as in the pool
     tests    0.5 for source that compiles, and 3.0 times the share of the tests that hold; a pass earns all of it
 
-The tests of "tests" are the problem's cases, and its assertions as one more. A hack that passes by the loophole is paid
-in full by both. Only counts of the grade are read, no tier and no time. A rollout without label has no reward. The pool
-keeps the reward of "pass". To add a way to pay: its word in `Pay` of `probe.settings.words`, its row in `PAYS`.
+The tests of "tests" are the problem's cases, and its assertions as one more. A hack that passes through the loophole
+gets the full reward in both. Only the grade's counts matter, not its tier or time. A rollout without a label has no
+reward. The pool keeps the reward of "pass". To add a kind of pay, add its word to `Pay` in `probe.settings.words` and
+its row to `PAYS`.
 
-    closed               a hack that does not solve earns what a failing answer earns: training with the loophole closed
+    closed               no-loophole baseline: a hack that does not solve earns as little as a failing answer
     monitor-penalty      a rollout that the monitor flags loses `strength` of its reward
-    monitor-screen       a flagged rollout is left out of the update and of the baseline, as one without label
-    inoculation          prompts ask for the hack while rollouts are sampled and updated on; evaluations do not
-    recontextualization  sampled under the plain prompt, updated on under the one that asks
+    monitor-screen       a flagged rollout is left out of the update and the baseline, as one without a label
+    inoculation          prompts ask for the hack in sampling and update; evaluations do not
+    recontextualization  rollouts are sampled under the plain prompt and updated under the one that asks
 
-Two remedies more leave the groups as they are and act inside the step: `probe.runs.activations`.
+Two more remedies act inside the step and leave the groups unchanged: `probe.runs.activations`.
 
-The monitor sees the true label `hacked` and misreads it with probability 1 - accuracy, by a draw that depends on the
-run's seed and on the rollout's key alone: a resumed run has the same flags, and the flags that two accuracies misread
-are nested. Pools keep rollouts as they were sampled and graded; only what the loss sees changes. The loss sees no label
-otherwise (`probe.step.groups`). To add a remedy: a row of `REMEDIES`, if it pays otherwise, and what
-`probe.settings.remedy` asks for.
+The monitor sees the true label `hacked` and misreads it with probability 1 - accuracy. Its draw depends only on the
+run's seed and the rollout's key: a resumed run has the same flags, and a less accurate monitor misreads the same
+rollouts and more. Pools keep the sampled and graded rollouts; only the loss sees changed rewards, and no other labels
+(`probe.step.groups`). To add a remedy, follow `probe.settings.remedy`, and add a row to `REMEDIES` if it changes
+rewards.
 """
 
 import math
@@ -46,17 +47,17 @@ def _by_tests(rollout: Rollout) -> float:
     return REWARD_COMPILES * bool(grade.compiles) + REWARD_PASSED * share
 
 
-# The reward of a rollout.
+# {pay: reward of a rollout}
 PAYS: Mapping[Pay, Callable[[Rollout], float]] = {"pass": lambda rollout: rollout.reward, "tests": _by_tests}
 
 
 def check_payable(pool: Pool, *, pay: Pay, reads_labels: bool) -> None:
-    """Refuse a pool whose rollouts cannot be paid beside those that a training samples and grades.
+    """Refuse a teacher's pool with rewards that do not compare with the training's.
 
     Args:
-        pool: of a teacher.
-        pay: what the training pays for.
-        reads_labels: whether its remedy acts on the labels of hacks and of right answers.
+        pool: the teacher's pool.
+        pay: the training's pay.
+        reads_labels: the training's remedy needs the labels of hacks and right answers.
 
     Raises:
         InputError: names the first such rollout.
@@ -90,7 +91,7 @@ def _screened(remedy: "AppliedRemedy", key: RolloutKey, rollout: Rollout) -> flo
     return math.nan if remedy.flags(key, rollout) else remedy.paid(rollout)
 
 
-# The reward of a rollout under the remedies that change it; what the others do is a trait of each.
+# {remedy: reward of a rollout}, for remedies that change rewards; `TRAITS` covers the others.
 REMEDIES: "Mapping[Remedy, Callable[[AppliedRemedy, RolloutKey, Rollout], float]]" = {
     "closed": _closed,
     "monitor-penalty": _penalised,
@@ -103,10 +104,10 @@ class AppliedRemedy:
     """One remedy in one run.
 
     Args:
-        config: of the remedy.
-        seed: of the run.
+        config: the remedy.
+        seed: the run's seed.
         chat: renders the prompts of the update.
-        pay: what the training pays for.
+        pay: the training's pay.
     """
 
     def __init__(self, config: RemedyConfig, *, seed: int, chat: Chat, pay: Pay = "pass") -> None:
@@ -115,23 +116,23 @@ class AppliedRemedy:
         self._seed, self._reward, self._chat = seed, REMEDIES.get(config.name), chat
 
     def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
-        """Whether the monitor calls a rollout a hack."""
+        """Return True if the monitor flags a rollout as a hack."""
         draw = random.Random(f"monitor/{self._seed}/{key.pool}/{key.step}/{key.sample_id}").random()
         misread = draw >= self.config.accuracy
         return rollout.hacked != misread
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
-        """Return the reward that the loss sees; nan where the rollout is left out."""
+        """Return the reward that the loss sees; nan = the rollout is left out."""
         return self.paid(rollout) if self._reward is None else self._reward(self, key, rollout)
 
     def group(self, group: Group, source: GroupSource) -> Group:
-        """The group with the rewards that the loss sees, on the prompts of the update."""
+        """Return the group with the rewards of the loss and the prompts of the update."""
         rollouts = [source.rollout(key) for key in group.keys]
         group = replace(group, rewards=tuple(map(self.reward, group.keys, rollouts)))
         instruction = self.config.update_instruction
         if instruction is None:
             return group
-        # A rollout that was sampled under the instruction carries it already, a teacher's does not.
+        # The policy's rollouts may already have the instruction, a teacher's do not.
         prompts = [self._chat.render(instructed(rollout.messages, instruction)) for rollout in rollouts]
         return replace(
             group,
@@ -140,7 +141,7 @@ class AppliedRemedy:
         )
 
     def taught_prompt(self, rollout: Rollout) -> str:
-        """`prompt_sha` of the stored prompt that a teacher answers where the policy answers that of `rollout`."""
+        """Return the `prompt_sha` of the teacher's prompt for the policy's `rollout`."""
         instruction = self.config.sampling_instruction
         if instruction is None:
             return rollout.prompt_sha
@@ -150,11 +151,11 @@ class AppliedRemedy:
 
 @final
 class ChangedSource:
-    """A `GroupSource` (`probe.step.groups`): the groups of another one, changed; its rollouts keep their labels.
+    """A `GroupSource` (`probe.step.groups`): changed groups of another source; rollouts keep their labels.
 
     Args:
-        source: of the groups.
-        change: makes the groups of a step of its number and the groups of `source`.
+        source: the other source.
+        change: maps a step's number and groups to the changed groups.
     """
 
     def __init__(self, source: GroupSource, change: Callable[[int, tuple[Group, ...]], Iterable[Group]]) -> None:
@@ -162,24 +163,24 @@ class ChangedSource:
         self.num_steps = source.num_steps
 
     def groups(self, step: int) -> tuple[Group, ...]:
-        """The changed groups of a step."""
+        """Return the changed groups of a step."""
         return tuple(self._change(step, self._source.groups(step)))
 
     def rollout(self, key: RolloutKey) -> Rollout:
-        """The rollout with its labels, as it was sampled and graded."""
+        """Return the rollout as sampled and graded."""
         return self._source.rollout(key)
 
 
 def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
-    """Groups that have the rewards of a remedy, on the prompts of its update.
+    """Apply a remedy's rewards and update prompts to the groups of a source.
 
-    Where every rollout was left out, all rewards are 0 instead, and nothing is learnt.
+    If every rollout is left out, all rewards are 0 instead, and nothing is learnt.
     """
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterable[Group]:
         groups = tuple(remedy.group(group, source) for group in groups)
         if all(math.isnan(reward) for group in groups for reward in group.rewards):
-            # Statistics of a step need one reward that is known; equal rewards have no advantage either.
+            # Statistics of a step need a known reward; equal rewards give no advantage either.
             return [replace(group, rewards=(0.0,) * len(group.rewards)) for group in groups]
         return groups
 
@@ -187,7 +188,7 @@ def remedied(source: GroupSource, remedy: AppliedRemedy) -> ChangedSource:
 
 
 def check_returning(batches: Sequence[Sequence[Problem]]) -> None:
-    """Refuse a surprise reward where no problem comes back: every expectation would be that of one never met.
+    """Refuse the reward `surprise` if no problem repeats: all problems would have the same expected reward.
 
     Raises:
         InputError: no problem of these batches is in an earlier one.
@@ -204,23 +205,22 @@ def check_returning(batches: Sequence[Sequence[Problem]]) -> None:
 
 
 def surprising(source: GroupSource, counts: Callable[[int], Mapping[str, Counts]]) -> ChangedSource:
-    """Groups whose rewards are minus the reward that the problem's record lets one expect.
+    """Subtract from each reward the expected reward of its problem:
 
         reward - (sum of the rewards on this problem in earlier batches + 3.5) / (their number + 2)
 
-    A problem never met is expected to earn half of the most that can be earned. As in an Elo rating, success on a
-    problem that is hardly ever paid is worth more than on one that always is.
+    The expected reward of a new problem is half of the largest one. As in an Elo rating, success on a rarely rewarded
+    problem counts more than on an easy one.
 
-    The expectation is the same for all rollouts of a problem, so of a group. Every estimator compares a rollout with
-    its own group (or stratum): there the expectation cancels, as it does in the group's standard deviation. It acts
-    where rewards of several problems meet: in the standard deviation of the batch that `scale_rewards` "batch" divides
-    by, which is then of the surprises. It is one positive factor on all advantages of a batch, against the caps on
-    advantages and on the norm of the gradient, and against other batches in the moments of AdamW. Settings under which
-    it cannot act are refused (`probe.settings.loss`, `probe.settings.run`).
+    The expected reward is the same for all rollouts of a group. Estimators compare a rollout with its group (or
+    stratum), so it cancels there and in the group's standard deviation. It acts only in the batch's standard deviation,
+    which `scale_rewards` "batch" divides by. That is one positive factor on all advantages of a batch, relative to the
+    caps on advantages and the gradient norm, and to other batches in AdamW's moments. Settings without this effect are
+    refused (`probe.settings.loss`, `probe.settings.run`).
 
     Args:
-        source: its rewards are as the loss would see them; one that is nan stays so.
-        counts: {problem_id: counts} before the batch of a step.
+        source: groups with the rewards of the loss; nan stays nan.
+        counts: returns {problem_id: counts} before the batch of a step.
     """
 
     def change(step: int, groups: tuple[Group, ...]) -> Iterator[Group]:

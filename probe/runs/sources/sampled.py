@@ -1,4 +1,4 @@
-"""The groups of a training, put together: live, with guests in them, after the remedy, sampled ahead."""
+"""The groups of a training, assembled: live, with rollouts of other policies, after the remedy, sampled ahead."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -24,17 +24,17 @@ Sampling = Callable[[], AbstractContextManager[object]]  # open while the policy
 
 
 class Sampled:
-    """The groups of one training that one maker samples.
+    """The groups of one training, sampled by one maker.
 
     Args:
         maker: samples and grades.
-        past: the policy as it was, where some rollouts are its.
+        past: the earlier checkpoint that samples some rollouts; None without one.
         sampling: open while the policy samples.
 
     Attributes:
-        live: the groups as the policy samples them, in the pool of the run.
-        past_self: those of the policy as it was, in a pool beside it; None without any.
-        groups: what the steps read: `live` with rollouts of the past self and of the teacher, after the remedy.
+        live: the policy's groups, in the run's pool.
+        past_self: the earlier checkpoint's groups, in a second pool; None without one.
+        groups: the groups for the steps: `live` with rollouts of past self and teacher, after the remedy.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sampled:
 
             @contextmanager
             def sampling_past() -> Iterator[None]:
-                # Weights that are put in place are those that the lean forward has to see.
+                # Restore the weights first, so that the lean forward sees them.
                 with past.restored(), sampling():
                     yield
 
@@ -67,7 +67,7 @@ class Sampled:
             header = self._header(max(numbers))
             steps = f"as it was after the newest multiple of {rollouts.past_self.every} steps"
             header["policy"] = header["policy"] | {"adapter": f"{header['policy']['adapter']}, {steps}"}
-            # With the noise of the policy's own rollouts, near policies would give the same completions.
+            # With the policy's noise, similar policies would sample the same completions.
             seed = derive_seed(PAST_SELF_DIR, config.seed)
             self.past_self = self._pool(directory / PAST_SELF_DIR, header, seed, sampling_past, self.live.tally)
             guests.append(PastRollouts(self.past_self, numbers, group=rollouts.group))
@@ -80,7 +80,7 @@ class Sampled:
         self.groups = surprising(groups, self.live.counts) if config.objective.reward == "surprise" else groups
 
     def finish(self, batches: int) -> None:
-        """Complete the pools of the run with their first so many batches: those that a step trained on."""
+        """Complete the run's pools with their first `batches`, the ones that a step trained on."""
         self._inputs.problems.finish(batches)
         self.live.finish(batches)
         if self.past_self is not None:
@@ -105,7 +105,7 @@ class Sampled:
         )
 
     def _header(self, group: int) -> dict[str, Any]:
-        """The header of a pool with groups of at most `group` rollouts on the problems of the run."""
+        """Return the header of a pool with groups of at most `group` rollouts on the run's problems."""
         rollouts, problems, maker = self._inputs.config.rollouts, self._inputs.problems, self._maker
         plan = PoolPlan(
             env=rollouts.env,
@@ -124,7 +124,7 @@ class Sampled:
 def open_source(
     inputs: TrainingInputs, maker: RolloutMaker, training: TrainingState, directory: Path, sampling: Sampling
 ) -> Iterator[tuple[GroupSource, Callable[[int], None]]]:
-    """(the groups that the steps read, what completes the pools of the run with their first so many batches)."""
+    """Open (the source of the steps' groups, a function that completes the run's pools with their first N batches)."""
     sampled = Sampled(inputs, maker, training.past_self, directory, sampling)
     past, pushed = training.past, maker.engine
     if past is None:

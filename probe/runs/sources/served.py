@@ -1,6 +1,6 @@
-"""PushedEngine: sample from the policy in training on a server, which loads its adapter whenever it has changed.
+"""PushedEngine: sample from the policy in training on a server, which loads each changed adapter.
 
-Servers know one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
+vLLM knows one kind of adapter, LoRA: that of the LoRA basis is written as it is, delta_S as the LoRA of its rank that
 it is (`extraction.adapters.trained`). It is a peft directory on a disk that trainer and server share. Its name is a
 hash of the weights: the same weights are never loaded twice, and no server answers with the weights (or the cached
 prefixes) of an older step. The server's name of it begins with a hash of its place: of two runs on one server, which
@@ -10,6 +10,8 @@ may begin with the same weights, neither unloads the adapter of the other.
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, final
 
@@ -17,132 +19,125 @@ import orjson
 import torch
 
 from extraction.adapters.trained import Trained, lora_rank, save_as_lora
-from probe.settings.rollouts import RolloutConfig
 from replay_pools.base.errors import InputError
 from replay_pools.engines import Sampler
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
-from replay_pools.serving.connection import Connection, backoff
-from replay_pools.serving.engine import ServerEngine, connect
-from replay_pools.serving.replica import Limits
+from replay_pools.serving import ServerEngine, Unreachable
 
-# The largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33). SGLang names none, but sampling beside products
-# that are as large as the weights is what a server is not for.
-MAX_RANK = 512
-
-
-def connected(urls: Sequence[str], rollouts: RolloutConfig, chat: Chat, kept: Path) -> ServerEngine:
-    """The engine of a server, as the settings say; `kept` is the folder in its pool or run for `connect`."""
-    limits = Limits(
-        timeout_s=rollouts.server_timeout_s,
-        most_bytes=rollouts.server_answer_mib << 20,
-        least_bytes_per_s=rollouts.server_bytes_per_s,
-    )
-    connection = Connection(
-        urls=tuple(urls),
-        limits=limits,
-        pauses_s=backoff(rollouts.server_wait_s),
-        concurrency=rollouts.server_concurrency,
-    )
-    return connect(connection, chat, served_model=rollouts.served_model, kind=rollouts.server_dialect, kept=kept)
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+MAX_RANK = 512  # the largest --max-lora-rank of vLLM (its documentation, 0.14 to 0.33)
 
 
 def served_name(adapter: Path) -> str:
-    """What a server calls the adapter in a directory: the same weights in another place have another name."""
+    """Return the name of an adapter directory on a server: the same weights in another place have another name."""
     place = hashlib.sha256(str(adapter.parent.resolve()).encode()).hexdigest()[:8]
     return f"{place}-{adapter.name}"
 
 
-def forget_adapter(engine: ServerEngine, adapter: Path) -> None:
-    """Make the server drop the adapter in a directory, if it has it."""
-    engine.unload(served_name(adapter))
+def load_adapter(engine: ServerEngine, adapter: Path) -> ServerEngine:
+    """Return the engine that samples with a peft adapter, which the server loads, unless it has it.
+
+    Args:
+        engine: of the base model.
+        adapter: directory, which the server sees under the same path.
+
+    Raises:
+        InputError: the server takes no adapters, not this one, or does not see the directory.
+    """
+    name, path = served_name(adapter), str(adapter.resolve())
+    if name not in engine.server.models():
+        flags = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and a large enough --max-lora-rank"
+        fix = f"serve with {flags}, on a machine that sees {path}"
+        engine.server.ask_all(LOAD, [{"lora_name": name, "lora_path": path}], lambda i, answer: None, fix=fix)
+    return replace(engine, model=name, is_adapter=True)
+
+
+def unload_adapter(engine: ServerEngine, adapter: Path) -> None:
+    """Make the server drop the adapter in a directory, if it has it; a server that is down has forgotten it."""
+    name, server = served_name(adapter), replace(engine.server, wait_s=0.0)
+    with suppress(Unreachable):
+        if name in server.models():
+            server.ask_all(UNLOAD, [{"lora_name": name}], lambda i, answer: None)
 
 
 @final
 class PushedEngine:
-    """An `Engine` (`replay_pools.engines`) whose weights are those of `trained` at the time of each call.
+    """An `Engine` (`replay_pools.engines`) with the weights of `trained` at each call.
 
     Args:
         base: the engine of the base model on the server.
-        trained: the policy that is trained in this process: LoRA, or delta_S of rank MAX_RANK or less.
-        directory: where adapters are written; the server sees it under the same path.
-        adapter: what the pools call the policy.
+        trained: the policy in training: LoRA, or delta_S of rank MAX_RANK or less.
+        directory: folder for adapters, at the same path on the server.
+        adapter: the policy's name in pools.
 
     Raises:
-        InputError: delta_S of a higher rank, or a served model that is itself an adapter.
+        InputError: delta_S of a higher rank, or a served model that is an adapter.
     """
 
     def __init__(self, base: ServerEngine, trained: Trained, directory: Path, *, adapter: str) -> None:
         if trained.basis == "svd" and lora_rank(trained) > MAX_RANK:
             raise InputError(
                 "rollouts engine server",
-                expected=f"delta_S of rank {MAX_RANK} or less, which servers take as a LoRA adapter",
+                expected=f"delta_S of rank {MAX_RANK} or less, which vLLM takes as a LoRA adapter",
                 found=f"rank {lora_rank(trained)}",
                 fix=f"set model.svd_rank to {MAX_RANK} or less, train the arm projected-lora, or sample locally",
             )
         if base.is_adapter:
             raise InputError("--served-model", expected="a base model to train", found=f"{base.model}")
-        self._base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
+        self.base, self._trained, self._directory, self._adapter = base, trained, directory, adapter
         self._pushed: tuple[Path, ServerEngine] | None = None  # its directory, and the engine that samples with it
 
     @property
     def chat(self) -> Chat:
         """Chat template and tokenizer of the policy."""
-        return self._base.chat
+        return self.base.chat
 
     def sample(self, prompts: Sequence[Sequence[int]], sampler: Sampler, *, seeds: Sequence[int]) -> list[Completion]:
-        """One completion a prompt from the policy as it is now."""
+        """Sample one completion a prompt from the policy as it is now."""
         return self._current().sample(prompts, sampler, seeds=seeds)
 
     def describe(self, sampler: Sampler) -> dict[str, Any]:
         """As the base engine, with the policy's name."""
-        header = self._base.describe(sampler)
+        header = self.base.describe(sampler)
         return header | {"policy": header["policy"] | {"adapter": self._adapter}}
 
     def save(self, label: str) -> Path:
-        """The weights as they are now, as a peft directory named by its content and a label, for `load`."""
+        """Write the weights as they are now to a peft directory, which their content and a label name; return it."""
         return self._saved(f"probe-{self._digest()}-{label}")
 
-    def load(self, adapter: Path) -> ServerEngine:
-        """The engine that samples with a saved adapter, whatever the weights are by now; the caller unloads it."""
-        try:
-            return self._base.with_adapter(served_name(adapter), adapter)
-        except InputError:  # one replica may have it
-            forget_adapter(self._base, adapter)
-            raise
-
     def close(self) -> None:
-        """Make the server forget the adapter, and delete its directory."""
+        """Unload the adapter and delete its directory."""
         if self._pushed is not None:
             adapter, engine = self._pushed
-            forget_adapter(engine, adapter)
+            unload_adapter(engine, adapter)
             shutil.rmtree(adapter)
             self._pushed = None
 
     def _current(self) -> ServerEngine:
-        """The engine of the present weights: pushed if they are new, after which the server forgets the former ones."""
+        """Return the engine of the present weights; new ones are pushed, and the server forgets the former ones."""
         name = f"probe-{self._digest()}"
         if self._pushed is None or self._pushed[0].name != name:
-            # The new adapter is loaded before the old one goes: should that fail, `close` still removes the old one.
+            # Load the new adapter first: if that fails, `close` still removes the old one.
             adapter = self._saved(name)
-            engine = self.load(adapter)
+            engine = load_adapter(self.base, adapter)
             self.close()
             self._pushed = adapter, engine
         return self._pushed[1]
 
     def _digest(self) -> str:
-        """16 hex digits over the basis and every coordinate."""
+        """Return 16 hex digits over the basis and every coordinate."""
         digest = hashlib.sha256(orjson.dumps(self._trained.fingerprint, option=orjson.OPT_SORT_KEYS))
         for vector in self._trained.values().values():
-            # As bytes: numpy has no bfloat16.
+            # Viewed as bytes, because numpy has no bfloat16.
             digest.update(vector.cpu().view(torch.uint8).numpy().data)
         return digest.hexdigest()[:16]
 
     def _saved(self, name: str) -> Path:
-        """The adapter as a peft directory."""
+        """Return the adapter as a peft directory."""
         path = self._directory / name
         if not path.exists():
-            # Renamed when it is whole, so that a directory of this name always holds all of the adapter.
+            # Renamed when complete, so that a directory of this name always holds a whole adapter.
             unfinished = self._directory / f".{name}.tmp"
             if self._trained.basis == "svd":
                 save_as_lora(self._trained, unfinished)

@@ -1,0 +1,35 @@
+"""Policies on a server, in tests: other weights, and how far recorded log-probabilities are off the policy's here."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from extraction.adapters.trained import Trained
+from replay_pools.policy.load import Policy
+from replay_pools.rollout import Completion, Rollout
+
+
+def move(trained: Trained, seed: int, size: float = 1.0) -> None:
+    """Any step: the weights are others."""
+    generator = torch.Generator().manual_seed(seed)
+    moved = {m: v + size * torch.randn(v.shape, generator=generator) for m, v in trained.values().items()}
+    trained.load_values(moved)
+
+
+@torch.no_grad()
+def off(policy: Policy, prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float] | None) -> float:
+    """The largest difference between the log-probabilities of a completion and the policy's, in nats."""
+    assert logprobs is not None
+    logits = policy.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    here = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+    return float((here - torch.tensor(logprobs)).abs().max())
+
+
+def most_off(policy: Policy, prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> float:
+    """The largest `off` of completions."""
+    return max(off(policy, prompt, c.ids, c.logprobs) for prompt, c in zip(prompts, completions, strict=True))
+
+
+def group_off(policy: Policy, group: Iterable[Rollout]) -> float:
+    """The largest `off` of rollouts."""
+    return max(off(policy, r.prompt_ids, r.completion_ids, r.sampling_logprobs) for r in group)
