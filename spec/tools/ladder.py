@@ -58,13 +58,7 @@ def matches(attempts: Attempts, others: Attempts, ladder: str) -> np.ndarray:
 
 
 def rating(won_lost: np.ndarray, *, num_draws: int = 999, seed: int = 0) -> dict[str, Any]:
-    """Return Elo, its 95% interval (None for an end that nothing bounds), wins and losses.
-
-    Args:
-        won_lost: (problems, 2) as `matches` gives it.
-        num_draws: of the bootstrap.
-        seed: of the bootstrap.
-    """
+    """Return Elo, its 95% interval (None: nothing bounds that end), wins and losses, of (problems, 2) `matches`."""
     n = len(won_lost) + 2
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1.0 / n), num_draws).astype(np.float64)
     drawn = counts @ np.vstack([won_lost, np.eye(2)])
@@ -129,11 +123,7 @@ def grade_bots(sitting: Sitting) -> dict[str, Attempts]:
 def read_players(
     runs: Sequence[Path], references: Iterable[Path], *, bots: bool
 ) -> tuple[dict[str, Attempts], dict[str, Attempts]]:
-    """Return the references, the base first, and the checkpoints, called RUN@STEP.
-
-    Raises:
-        InputError: runs of other weights, settings, problems or graders; no evaluation at step 0.
-    """
+    """Return the references, the base first, and the checkpoints, called RUN@STEP; refuse players of other exams."""
     bases: dict[Any, Sitting] = {}  # {seed: its sitting}: runs of one seed sample their base alike
     checkpoints: dict[str, Attempts] = {}
     first: tuple[Mapping[str, Any], Sitting] | None = None
