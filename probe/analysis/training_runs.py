@@ -8,13 +8,14 @@ hack_start, hack_final, hack_gain    rate before the first step, after the last,
                                      DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
                                      where there are several
 margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.evaluations`
-elo_gap                              best evaluation above the base, in Elo of solving (`probe.analysis.ladder`)
+elo_gap                              best evaluation above the base, in Elo of solving (spec/tools/ladder.py)
 cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
 
 To add a rate: a row in RATES, and what it means in
 `probe.records.tables.RATES`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -131,10 +132,10 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     for name, metric in MOVED.items():
         if moved.get(name) is not None:
             values[metric] = moved[name]
-    # The gap of an evaluation is that of the best one so far.
-    if last.get("elo") is not None:
-        values[ELO_GAP] = last["elo"]["solve"]["gap"]
-    start, final = (rates_by_problem(run.path, evaluation["step"]) for evaluation in (first, last))
+    by_step = [rates_by_problem(run.path, evaluation["step"]) for evaluation in evaluations]
+    start, final = by_step[0], by_step[-1]
+    if start and (rated := [later for later in by_step[1:] if later.keys() == start.keys()]):
+        values[ELO_GAP] = max(elo_above(later, start) for later in rated)
     by_problem: dict[str, dict[str, float]] = {}
     problem_trials: dict[str, dict[str, int]] = {}
     for problem in start:
@@ -183,6 +184,17 @@ def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
         problem: {name: (float(np.mean(values)), len(values)) for name, values in of_problem.items()}
         for problem, of_problem in flags.items()
     }
+
+
+def elo_above(later: Mapping[str, Rates], start: Mapping[str, Rates]) -> float:
+    """Return 400 log10 of (won + 1/2) / (lost + 1/2) in solving, over held-out problems in each of their settings."""
+    won, lost = 0.5, 0.5
+    for problem in start:
+        settings = [name for name in start[problem] if name.startswith("solve/")] or ["solve"]
+        for name in settings:
+            now, before = later[problem][name][0], start[problem][name][0]
+            won, lost = won + now * (1 - before), lost + before * (1 - now)
+    return 400 * math.log10(won / lost)
 
 
 def _start_final_gain(start: Rates, final: Rates) -> tuple[dict[str, float], dict[str, int]]:

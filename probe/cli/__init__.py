@@ -36,16 +36,15 @@ VERBS = {
             {
                 "finetune": ("policy:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
                 "eval": ("policy:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
-                "ladder": ("policy_ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
             },
-            "Policies: finetune, eval, ladder.",
+            "Policies: finetune, eval.",
         ),
     },
     "Plan": {
         "screen": ("screen:screen", "Rank remedies by what one replay measures of each."),
         "spec": (
             {
-                "plan": ("spec:plan", "What a spec can detect, what it costs, and which of its rows are vacuous."),
+                "plan": ("spec:plan", "Detectable effect, hours and money of a spec, before it runs."),
                 "sweep": ("spec:sweep", "Run a spec: conditions x arms x seeds, resumable."),
                 "list": ("spec:list_", "Status, decision and date of every spec."),
             },

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
     help="Take the hours from this run (a path, or a name in OUT/runs). Default: from finished runs of the spec, else "
     "from runs with steps as large.",
 )
-@click.option("--price-per-hour", type=Real(0), help="Price of an hour. Default: price_per_hour in [budget].")
 @click.option("--check", is_flag=True, help="Exit with 1 when a part of the spec is vacuous.")
 @click.option(
     "--spec",
@@ -46,7 +45,6 @@ def plan(
     ctx: click.Context,
     target: Path,
     run: Path | None,
-    price_per_hour: float | None,
     check: bool,
     spec_file: Path | None,
     effect: float | None,
@@ -54,10 +52,10 @@ def plan(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Detectable effect, hours, money and vacuous parts of SPEC (spec/NAME.toml). Runs nothing.
+    """Print the detectable effect, hours and money of SPEC (spec/NAME.toml). Runs nothing.
 
-    RUN, a replay (a directory, or a name in OUT/runs): writes the spec of the training that its GO buys, and plans
-    that; after another verdict too, with a caution. What cannot happen is refused, all at once.
+    Given RUN, a replay (a directory, or a name in OUT/runs), write the spec of the training that its GO buys, and plan
+    that; after another verdict too, with a caution. Hours are measured steps; the price of an hour stands in [budget].
 
     Examples:
 
@@ -75,12 +73,7 @@ def plan(
         target = written = spec_file.with_suffix(".toml") if spec_file else default
         _write(run_path, written, effect, sd, out)
     spec = load_spec(target)
-    spec_plan = make_plan(
-        spec,
-        out_dir=out,
-        run=None if run is None else resolve_run(run, out),
-        price_per_hour=price_per_hour,
-    )
+    spec_plan = make_plan(spec, out_dir=out, run=None if run is None else resolve_run(run, out))
     if as_json:
         echo_json(spec_plan.to_json() | ({} if written is None else {"written": str(written)}))
     else:
@@ -121,15 +114,13 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
                 paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
                 rows.append((effect.n, paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""))
             echo_table(("seeds", "paired", "unpaired", ""), rows)
-    for contrast in spec_plan.contrasts:
-        echo(f"\n{contrast.text}")
-    echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
+    echo()
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")
     for note in spec_plan.notes:
         echo(f"note: {note}")
     for price in spec_plan.prices:
-        money = "no price of an hour (--price-per-hour)"
+        money = "no price_per_hour in [budget]"
         if price.money is not None:
             money = f"{price.money:.2f} {price.currency}"
         echo(f"\nCOST of {price.what}: {price.runs} runs, {price.hours:.2f} hours, {money}")
@@ -167,10 +158,10 @@ def sweep(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), what its ceiling allows, through submitit.
+    """Run conditions x arms x seeds of SPEC (spec/NAME.toml), as far as its ceiling allows, through submitit.
 
-    Jobs of this machine share out its GPUs. A sweep that was killed continues. A run that failed is reported with its
-    log, and the others go on; exit code 1 says so. Example:
+    The GPUs of this machine are dealt out among the jobs. A sweep that was killed continues. A run that failed is
+    reported with its log, and the others go on; exit code 1 says so. Example:
 
       probe spec sweep spec/experiments/phase2.toml --jobs 2
     """
@@ -208,10 +199,10 @@ def sweep(
     table = run_sweep(
         spec,
         out,
-        engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),  # type: ignore[arg-type]
+        engine=executor(cluster, sweep_folder(spec, out) / "logs", settings, num_jobs),
         num_jobs=num_jobs,
         launch=launch,
-        gpus=visible_gpus() if cluster == "local" else None,
+        gpus=visible_gpus() if cluster == "local" else (),
         verdict_of=lambda criterion: verdict_of(criterion, spec, out),
         show=show,
     )
@@ -219,11 +210,10 @@ def sweep(
         from probe.experiments.outcomes import write_outcomes
 
         say(f"outcomes: {write_outcomes(spec, out)}")
-    rows = [{"run": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in table.rows]
     if as_json:
-        echo_json({"spec": table.spec, "stopped": table.stopped, "runs": rows})
+        echo_json(table.to_json())
     else:
-        echo_table(("run", "status", "error"), [(row["run"], row["status"], row["error"]) for row in rows])
+        echo_table(("run", "status", "error"), [(row.job.name, row.status, row.error) for row in table.rows])
         if table.stopped:
             echo(f"stopped: {table.stopped}")
         echo(f"next: probe analyze {shlex.quote(str(spec_file))}{elsewhere(out)}")
@@ -232,11 +222,11 @@ def sweep(
 
 @click.command("list")
 @click.argument("specs", metavar="[FOLDER]", type=click.Path(path_type=Path), default=Path("spec"))
-@click.option("--full", is_flag=True, help="Print the question, reported results and follow-up, too.")
+@click.option("--full", is_flag=True, help="Print the question and the follow-up, too.")
 @out_option
 @json_option
 def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
-    """Status (planned, running, completed, failed), decision and date of every spec below FOLDER (spec/).
+    """List status (planned, running, completed, failed), decision and date of every spec below FOLDER (spec/).
 
     A decision is the one that `probe analyze SPEC --write` wrote into NAME.md on the spec as it is now. Example:
 
@@ -257,7 +247,5 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
     for entry in entries:
         if full:
             echo(f"\n{entry.name}: {entry.question}")
-            for criterion, (reported, here) in entry.compared.items():
-                echo(f"  {criterion}: {here or 'not yet'}; reported: {reported}")
             if entry.follow_up:
                 echo(f"  then: {entry.follow_up}")

@@ -1,4 +1,4 @@
-"""The runs that a spec asks for: settings of conditions, and the commands that make its pools and runs.
+"""The runs of a spec: the settings of its conditions, and the commands that make its pools and runs.
 
     spec.settings, a condition's settings over them, then arms and seed  ->  one configuration for each run
 
@@ -36,7 +36,7 @@ STATE_FILE = "state.json"  # of a sweep, in its folder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command of a sweep, and what is there of it; `seed` is None for a pool that is generated first."""
+    """One command of a sweep, and how far it is; `seed` is None for a pool that is generated first."""
 
     config: ReplayConfig | TrainConfig | GenerateConfig
     settings_file: Path  # where `config` is written for the command
@@ -44,11 +44,11 @@ class Job:
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    spec_status: SpecStatus | None = None  # of what is there; None: nothing, or not looked at
+    spec_status: SpecStatus | None = None  # of the run on disk; None: there is none, or nobody looked
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return self.settings_file.stem
 
     @property
@@ -60,12 +60,12 @@ class Job:
 
     @property
     def complete(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Whether its run or pool is complete."""
         return (self.directory / MANIFEST_FILE).is_file()
 
 
 def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
-    """The command line of a job: that of `program`, and for a run what stands around {command} in `launch`.
+    """Return the command line of a job: `program` and its arguments, for a run in the place of {command} in `launch`.
 
     Raises:
         InputError: `launch` does not have {command} once, as a word.
@@ -84,7 +84,7 @@ def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
 
 
 def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
-    """{name of a condition: its settings}.
+    """Return {condition: its settings}.
 
     Raises:
         InputError: a key that no run has, or a value that it refuses; file, table and key are named.
@@ -111,7 +111,7 @@ def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
 
 
 def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateConfig:
-    """The settings of a pool that a spec asks for.
+    """Return the settings of a pool that a spec generates.
 
     Raises:
         InputError: as `resolve`; the message begins with `where`, the file of the spec.
@@ -121,7 +121,7 @@ def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateC
 
 
 def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
-    """The pools to generate first."""
+    """Return the pools to generate first."""
     return [
         Job(
             config=pool_config(pool.name, pool.settings, str(spec.path)),
@@ -133,7 +133,7 @@ def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 
 def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
-    """Every run that the spec asks for, seed by seed, in the order of the sweep.
+    """Return every run of the spec, seed by seed, in the order of the sweep.
 
     A replay has a run for each set of conditions that share a pass, a training one for each arm of each condition.
     """
@@ -153,7 +153,7 @@ def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
 
 
 def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
-    """Whether a run (its `config.json`) was made under this spec, under an edited one, or under none of that name."""
+    """Return whether a run (its `config.json`) was made under this spec, an edited one, or none of that name."""
     stored = settings_of(config).get("preregistered")
     if stored == spec.mark:
         return "frozen"
@@ -161,7 +161,7 @@ def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
 
 
 def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
-    """Every run that the spec asks for, in the order of the sweep, with the status of what is on disk."""
+    """Return every run of the spec, in the order of the sweep, with the status of the run on disk."""
     runs = []
     for run in run_jobs(spec, out_dir):
         # A run that was refused its input has no steps, and leaves nothing that counts.
@@ -178,42 +178,39 @@ def write_settings(jobs: Sequence[Job]) -> None:
 
 
 def sweep_folder(spec: Spec, out_dir: Path) -> Path:
-    """Where a sweep keeps its state, its logs and the settings of its jobs."""
+    """Return the folder with state, logs and settings of a sweep."""
     return out_dir / "sweeps" / spec.name
 
 
 def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
-    """What the sweep of this very spec last wrote of itself; empty before its first command."""
+    """Return the table that the sweep of this very spec last wrote; empty before its first command."""
     path = sweep_folder(spec, out_dir) / STATE_FILE
     state = read_json(path) if path.is_file() else {}
     return state if state.get("spec") == spec.mark else {}
 
 
 def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
-    """The groups of a replay with the seed of the settings; None where it samples, or its pools are not there yet.
+    """Return the groups of a replay with the seed of the settings; None where it samples, or reads a log.
 
     Raises:
-        InputError: pools that cannot be read, that give no groups, or whose samplers lack what the objective reads.
+        InputError: a pool that is not there or cannot be read, pools that give no groups, or samplers that lack what
+            the objective reads.
     """
-    if not isinstance(condition.config, ReplayConfig):
+    config = condition.config
+    if not isinstance(config, ReplayConfig):
         return None
-    source = condition.config.source
-    try:
-        paths = [resolve_pool(name, out_dir) for name in source.replay_dirs]
-    except InputError:
+    paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
+    if not all((path / MANIFEST_NAME).is_file() for path in paths):  # a log is imported by its first replay
         return None
-    # Logs that have not been imported have no manifest.
-    if not all((path / MANIFEST_NAME).is_file() for path in paths):
-        return None
-    pools, steps = [open_pool(path) for path in paths], condition.config.steps
-    groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=steps, seed=condition.config.seed)
+    pools, source, steps = [open_pool(path) for path in paths], config.source, config.steps
+    groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=steps, seed=config.seed)
     samplers = {f"pool {name}": pool.manifest["sampler"] for name, pool in zip(source.replay_dirs, pools, strict=True)}
-    check_recorded(condition.config.objectives().values(), samplers)
+    check_recorded(config.objectives().values(), samplers)
     return groups
 
 
 def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
-    """What is wrong with pools, direction files and files of problems that the runs read, once for each.
+    """Return what is wrong with the pools, direction files and problems that the runs read, once each.
 
     Pools that the sweep generates first are not there yet, and are no fault.
     """
@@ -229,17 +226,17 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
         return True
 
     made = {pool.name for pool in spec.pools}
+    configs: list[Any] = [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
     for name, condition in spec.resolved.items():
-        place = f"conditions.{name}: "
+        place, config = f"conditions.{name}: ", condition.config
         there = [is_sound("", _check_pool, pool, out_dir) for pool in condition.pools if pool not in made]
-        is_sound(place, _check_directions, condition, out_dir)
-        # Groups are made of all pools of a condition, and only where each of them can be read.
-        if all(there) and not made.intersection(condition.pools):
+        # Groups are made of all pools of a condition, and only where each of them is there.
+        if all(there) and made.isdisjoint(condition.pools):
             is_sound(place, stored_groups, condition, out_dir)
-            is_sound(place, _check_surprise, condition, out_dir)
-    configs = [condition.config for condition in spec.resolved.values()]
-    configs += [pool_config(pool.name, pool.settings, str(spec.path)) for pool in spec.pools]
-    for env in dict.fromkeys(config.rollouts.env for config in configs if not isinstance(config, ReplayConfig)):
+        if config.intervention.v_hack is not None:
+            is_sound(place, resolve_directions, config.intervention.v_hack, out_dir)
+        configs += [] if isinstance(config, ReplayConfig) else [config]
+    for env in dict.fromkeys(config.rollouts.env for config in configs):
         is_sound("rollouts.env: ", get_environment, env)
     return [*faults.values()]
 
@@ -247,20 +244,6 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
 def _check_pool(pool: str, out_dir: Path) -> None:
     if not resolve_pool(pool, out_dir).is_dir():
         raise InputError(f"pool {pool}", expected="a directory", found="no such directory")
-
-
-def _check_surprise(condition: ResolvedCondition, out_dir: Path) -> None:
-    """A reward by the record of a problem is refused where none comes back, before the first run."""
-    config = condition.config
-    if isinstance(config, TrainConfig) and config.objective.reward == "surprise":
-        from probe.runs.training_inputs import TrainingInputs  # brings torch, for those alone who ask
-
-        TrainingInputs(config, out_dir, out_dir)
-
-
-def _check_directions(condition: ResolvedCondition, out_dir: Path) -> None:
-    if condition.config.intervention.v_hack is not None:
-        resolve_directions(condition.config.intervention.v_hack, out_dir)
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
@@ -284,7 +267,7 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
 
 
 def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondition]]:
-    """Conditions by pass: frozen ones that differ in the weights of the objective alone share one."""
+    """Return the conditions of each pass: replays that differ in the objective alone share one."""
     passes: list[list[ResolvedCondition]] = []
     for condition in conditions:
         for shared in passes:
@@ -299,7 +282,7 @@ def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondit
 
 
 def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
-    """A configuration without what a condition may change in one pass: the objective, all but its normaliser."""
+    """Return a configuration without what a condition may change in one pass: the objective but for its normaliser."""
     objective = config.objective
     # v_hack is extracted with the normaliser of the run: another one needs other directions, and so another run.
     normaliser = LossSettings(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)

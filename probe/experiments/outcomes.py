@@ -9,9 +9,12 @@ recomputed from these rows (`read_outcomes`); the runs need not be there any mor
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import fmean
+
+from pydantic import TypeAdapter, ValidationError
 
 from probe.analysis.training_runs import deployed, rates_by_problem
 from probe.experiments.jobs import run_jobs
@@ -35,6 +38,9 @@ class Outcome:
     hack: float  # share of the problem's rollouts, 0 to 1
     solve: float
     step: int  # optimizer steps before the evaluation
+
+
+COLUMNS = [field.name for field in fields(Outcome)]
 
 
 def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
@@ -68,7 +74,7 @@ def write_outcomes(spec: Spec, out_dir: Path) -> Path:
     made = {_run_of(row) for row in outcomes}
     others = [row for row in read_outcomes(path) if _run_of(row) not in made] if path.is_file() else []
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(Outcome)], lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows([asdict(row) for row in sorted([*others, *outcomes])])
     write_atomic(path, text.getvalue().encode())
@@ -85,40 +91,27 @@ def read_outcomes(path: Path) -> list[Outcome]:
     Raises:
         InputError: a table with other columns, or a value that is no number; the line is named.
     """
-    rows: list[Outcome] = []
-    names = [field.name for field in fields(Outcome)]
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        if reader.fieldnames != names:
-            raise InputError(path, expected=f"the columns {', '.join(names)}", found=", ".join(reader.fieldnames or []))
-        for row in reader:
-            names_of = {name: row[name] for name in ("spec", "condition", "arm", "problem")}
-            try:
-                rows.append(
-                    Outcome(
-                        **names_of,
-                        seed=int(row["seed"]),
-                        hack=float(row["hack"]),
-                        solve=float(row["solve"]),
-                        step=int(row["step"]),
-                    )
-                )
-            except ValueError as error:
-                found = str(error)
-                raise InputError(f"{path} line {reader.line_num}", expected="numbers", found=found) from error
-    return rows
+        if (found := reader.fieldnames or []) != COLUMNS:
+            raise InputError(path, expected=f"the columns {', '.join(COLUMNS)}", found=", ".join(found))
+        rows = list(reader)
+    try:
+        return TypeAdapter(list[Outcome]).validate_python(rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{path} line {int(first['loc'][0]) + 2}"  # below the header, counted from 1
+        raise InputError(where, expected="numbers", found=repr(first["input"])) from error
 
 
 def final_rates(rows: Iterable[Outcome], spec: str, condition: str, arm: str) -> dict[int, tuple[float, float]]:
     """Return {seed: (hack rate, solve rate)} of one cell after its last step: means over held-out problems."""
-    cell = [row for row in rows if (row.spec, row.condition, row.arm) == (spec, condition, arm)]
+    by_seed: dict[int, dict[int, list[Outcome]]] = {}
+    for row in rows:
+        if (row.spec, row.condition, row.arm) == (spec, condition, arm):
+            by_seed.setdefault(row.seed, {}).setdefault(row.step, []).append(row)
     rates = {}
-    for seed in sorted({row.seed for row in cell}):
-        of_seed = [row for row in cell if row.seed == seed]
-        last = max(row.step for row in of_seed)
-        rates[seed] = _mean_rates([row for row in of_seed if row.step == last])
+    for seed, by_step in sorted(by_seed.items()):
+        last = by_step[max(by_step)]
+        rates[seed] = fmean(row.hack for row in last), fmean(row.solve for row in last)
     return rates
-
-
-def _mean_rates(rows: Sequence[Outcome]) -> tuple[float, float]:
-    return sum(row.hack for row in rows) / len(rows), sum(row.solve for row in rows) / len(rows)

@@ -1,29 +1,24 @@
 """`probe spec plan`: detectable effects of a spec, and its hours and money. Runs nothing, loads no weights.
 
-    effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
-    contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
+    effect    the minimum detectable effect of n seeds a side at 80% power
     hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
               in runs with steps as large; or runs x hours as the budget states them
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, sign_flip_mde
-from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.analysis.statistics.significance import mde
+from probe.experiments.cautions import unmatched
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
-from probe.experiments.matched import unmatched
-from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
+from probe.experiments.spec import Cost, ResolvedCondition, Spec
 from probe.records.idle import WITHOUT_GTPO
-from probe.records.timings import mean_times
+from probe.records.timings import MeanTimes, mean_times
 from probe.runs.alike import runs_alike, step_size
-from probe.settings.run import StepConfig, TrainConfig
-from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 
 SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, with the planned number
@@ -31,7 +26,7 @@ SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, with the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """Minimum detectable effect of `n` units a side, in the units of the metric."""
+    """Minimum detectable effect of `n` seeds a side, in the units of the metric."""
 
     n: int
     paired: float | None  # None: no correlation of the arms is stated
@@ -40,48 +35,28 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContrastEffect:
-    """Minimum detectable mean over `n` prompts or problems, in standard deviations of the contrast between them."""
-
-    condition: str
-    unit: str
-    n: int
-    effect: float
-
-    @property
-    def text(self) -> str:
-        """A sentence."""
-        what = f"Over the {self.n} {self.unit}s of {self.condition}"
-        if math.isinf(self.effect):
-            return f"{what} sign flips see nothing at {ALPHA:.0%}: their smallest p is {sign_flip_floor(self.n):.3g}"
-        seen = f"{what} sign flips see a mean of {self.effect:.2f} sd between {self.unit}s"
-        return f"{seen}, with {POWER:.0%} power at {ALPHA:.0%}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Hours and money of a number of runs; `source` says where the hours come from."""
+    """Hours and money of a number of runs."""
 
     what: str
     runs: int
     hours: float
     money: float | None
     currency: str
-    source: str
+    source: str  # of the hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
-    """All that can be known of a spec before its first run."""
+    """The plan of a spec before its first run."""
 
     spec: str
     sha256: str
     runs: int
     effects: list[Effect]
-    go_effects: list[Effect]  # of what a GO buys
-    contrasts: list[ContrastEffect]  # of the units of criteria other than seeds
+    go_effects: list[Effect]  # of the training that a GO buys
     prices: list[Price]
-    vacuous: dict[str, str]  # {key of the file: why it makes no difference, or cannot pass}
+    vacuous: dict[str, str]  # {key of the file: why it makes no difference}
     notes: list[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,82 +64,47 @@ class SpecPlan:
         return asdict(self) | {"vacuous": [{"where": where, "why": why} for where, why in self.vacuous.items()]}
 
 
-def make_plan(
-    spec: Spec,
-    *,
-    out_dir: Path,
-    run: Path | None = None,
-    price_per_hour: float | None = None,
-) -> SpecPlan:
-    """The plan of a spec.
+def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan:
+    """Plan a spec.
 
     Args:
+        spec: the experiment.
         out_dir: where pools, and finished runs of the spec, are looked up.
         run: its times give the hours; default: finished runs of the spec, else others like it.
-        price_per_hour: of the spec's own runs; default: as its budget says.
+
+    Raises:
+        InputError: `run` has timed no step.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
-    effects = _effects(spec.budget, len(spec.seeds), "budget", notes, paired=spec.primary.paired)
+    effects = _effects(spec.budget, len(spec.seeds), "budget", notes)
     go_effects = _effects(go, go.seeds or 0, "budget.go", notes) if spec.budget.go else []
     prices = _prices(spec, runs, out_dir, run, notes)
-    if price_per_hour is not None:
-        prices = [replace(price, money=price.hours * price_per_hour) for price in prices]
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
         num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
         prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
-    contrasts = []
-    for condition, unit in dict.fromkeys((spec.condition_of(row).name, row.unit) for row in spec.criteria):
-        n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
-        if n is not None:
-            effect = sign_flip_mde(1.0, n)
-            contrasts.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
     return SpecPlan(
         spec=spec.name,
         sha256=spec.sha256,
         runs=len(runs),
         effects=effects,
         go_effects=go_effects,
-        contrasts=contrasts,
         prices=prices,
-        vacuous=vacuous_parts(spec, out_dir),
+        vacuous=vacuous_parts(spec),
         notes=notes,
     )
 
 
-def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
-    """A cap that never binds, phrases that never occur, two conditions that are one, a p that is never small enough.
-
-    Returns:
-        {key of the file: why}.
-    """
+def vacuous_parts(spec: Spec) -> dict[str, str]:
+    """Return {key of the file: why it makes no difference}: a cap that never binds, SEPA without GTPO."""
     parts: dict[str, str] = {}
-    settings: dict[str, tuple[tuple[str, ...], StepConfig]] = {}
     for name, condition in spec.resolved.items():
-        parts[f"conditions.{name}.settings.objective.advantage_clip"] = _never_binds(condition)
-        parts[f"conditions.{name}.settings.objective.hicra_alpha"] = _no_phrases(condition, out_dir)
-        config = condition.config
-        if config.objective.sepa_lambda and not config.objective.gtpo_beta:
-            parts[f"conditions.{name}.settings.objective.sepa_lambda"] = WITHOUT_GTPO
-        numbers = replace(config, intervention=replace(config.intervention, arms=("vanilla",)))
-        for other, (arms, others) in settings.items():
-            if {*arms} & {*condition.arms} and others == numbers:
-                why = f"has the same settings as {other}: comparing them compares a run with itself"
-                parts.setdefault(f"conditions.{name}", why)
-        settings[name] = (condition.arms, numbers)
-    for criterion in spec.criteria:
-        sides = spec.sides_of(criterion)
-        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side, _ in sides]
-        units = min((count for count in counts if count is not None), default=None)
-        # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
-        is_mean = not criterion.metric.startswith(("auroc", "pair_sign"))
-        flips = criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
-        if units is None or not flips or not isinstance(criterion.threshold, float):
-            continue
-        if sign_flip_floor(units) >= criterion.threshold:
-            why = f"sign flips of {units} {criterion.unit}s have no p below {sign_flip_floor(units):.3g}"
-            parts[f"criteria.{criterion.name}.threshold"] = why
-    return {where: why for where, why in parts.items() if why}
+        key, objective = f"conditions.{name}.settings.objective", condition.config.objective
+        if why := _never_binds(condition):
+            parts[f"{key}.advantage_clip"] = why
+        if objective.sepa_lambda and not objective.gtpo_beta:
+            parts[f"{key}.sepa_lambda"] = WITHOUT_GTPO
+    return parts
 
 
 def _never_binds(condition: ResolvedCondition) -> str:
@@ -186,107 +126,45 @@ def _never_binds(condition: ResolvedCondition) -> str:
     )
 
 
-def _no_phrases(condition: ResolvedCondition, out_dir: Path) -> str:
-    phrases, groups = condition.config.planning_phrases, _groups(condition, out_dir)
-    if not condition.config.objective.hicra_alpha or groups is None:
-        return ""
-    from probe.objective.credit import planning_tokens  # brings torch, for those alone who ask
-
-    keys = [key for step in range(groups.num_steps) for group in groups.groups(step) for key in group.keys]
-    if any(any(planning_tokens([groups.rollout(key).completion], phrases)) for key in keys):
-        return ""
-    return f"none of the {len(phrases)} planning phrases occurs in the rollouts of its pools"
-
-
-def sign_flip_floor(units: int) -> float:
-    """Return the smallest two-sided p of sign flips of `units` differences."""
-    return 1 / (NUM_DRAWS + 1) if units > EXACT_SIGN_FLIPS else 2 / 2**units
-
-
-def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path) -> int | None:
-    """How many units of a kind the runs of a condition have at most; None where that is not known before they ran."""
-    if unit == "seed":
-        return len(condition.seeds)
-    if unit == "problem" and isinstance(condition.config, TrainConfig):
-        return condition.config.evaluation.num_problems
-    groups = _groups(condition, out_dir) if unit == "prompt" else None
-    if groups is None:
-        return None
-    return len({group.problem_id for step in range(groups.num_steps) for group in groups.groups(step)})
-
-
-def _groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
-    """Return the groups of the pools; None for unreadable pools, which `input_faults` explains."""
-    try:
-        return stored_groups(condition, out_dir)
-    except InputError:
-        return None
-
-
-def _effects(cost: Cost, planned: int, key: str, notes: list[str], *, paired: bool | None = None) -> list[Effect]:
-    """The detectable effect by number of units; `notes` gets whether the planned number can detect the expected one.
-
-    Args:
-        paired: whether the test is paired by seed; None: by the better of both.
-    """
+def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effect]:
+    """Return the detectable effect by number of seeds; note whether the planned number detects the expected one."""
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
         return []
-    effects, correlation = [], cost.paired_correlation
-    # A single unit has no standard error.
+    effects, rho = [], cost.paired_correlation
+    # A single seed has no standard error.
     for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
-        by_pair = None
-        if correlation is not None:
-            by_pair = mde(cost.sd, n, paired_correlation=correlation)
-        unpaired = mde(cost.sd, n)
-        effects.append(Effect(n=n, paired=by_pair, unpaired=unpaired, planned=n == planned))
-        if n != planned or cost.expected_effect is None:
-            continue
-        # A paired test without a stated correlation is planned as an unpaired one.
-        known = {"unpaired": unpaired} if paired is not True or by_pair is None else {}
-        if by_pair is not None and paired is not False:
-            known["paired"] = by_pair
-        design = min(known, key=known.__getitem__)
-        word = "can" if known[design] <= cost.expected_effect else "CANNOT"
-        text = (
-            f"[{key}] {n} seeds {word} see the expected effect of {cost.expected_effect:g} {cost.effect_unit}".rstrip()
-        )
-        notes.append(f"{text}: the smallest detectable one is {known[design]:.3g} ({design})")
+        paired = None if rho is None else mde(cost.sd, n, paired_correlation=rho)
+        effects.append(Effect(n=n, paired=paired, unpaired=mde(cost.sd, n), planned=n == planned))
+    smallest = next((effect.unpaired for effect in effects if effect.planned), None)
+    if smallest is not None and cost.expected_effect is not None:
+        # Rates after training are compared with seeds drawn apart on each side (`statistics.crossed`).
+        word = "can" if smallest <= cost.expected_effect else "CANNOT"
+        effect = f"{cost.expected_effect:g} {cost.effect_unit}".rstrip()
+        text = f"[{key}] {planned} seeds {word} see the expected effect of {effect}"
+        notes.append(f"{text}: the smallest detectable one is {smallest:.3g} (unpaired)")
     return effects
 
 
 def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
-    """The price of the spec's runs, and of those up to its ceiling: by measured step times, or hours that it states."""
-    groups: dict[str, Sequence[Job]] = {}
-    before: list[Criterion] = []
-    for criterion in spec.ceilings:
-        before.append(criterion)
-        bought = [job for job in planned if any(is_about(job, earlier, spec) for earlier in before)]
-        groups[f"up to its ceiling {criterion.name}"] = bought
-    groups["this spec"] = planned
-    times = mean_times([job.directory for job in planned if job.complete] if run is None else [run])
-    where = str(run)
-    if run is None:
-        where = f"{times.runs if times else 0} finished runs of this spec"
-        if times is None and (alike := _alike(spec, out_dir)):
-            times = mean_times(alike)
-            where = f"runs like it ({', '.join(path.name for path in alike)})"
-    if times is None and run is not None:
-        raise InputError(run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/")
-    steps: dict[str, int | None] = {}
-    for name, condition in spec.resolved.items():
-        steps[name] = condition.config.steps
-        if steps[name] is None and (groups_of_pools := _groups(condition, out_dir)) is not None:
-            steps[name] = groups_of_pools.num_steps
-    if times is not None and None not in steps.values():
+    """Price the spec's runs, and the runs up to its ceiling: by measured step times, or hours that it states."""
+    sets: dict[str, Sequence[Job]] = {}
+    for number, criterion in enumerate(spec.ceilings, 1):
+        until = spec.ceilings[:number]
+        bought = [job for job in planned if any(is_about(job, earlier, spec) for earlier in until)]
+        sets[f"up to its ceiling {criterion.name}"] = bought
+    sets["this spec"] = planned
+    times, where = _times(spec, planned, out_dir, run)
+    steps = {name: _num_steps(condition, out_dir) for name, condition in spec.resolved.items()}
+    if times is not None and None in steps.values():
+        notes.append("hours from step times: the number of steps is not known before the pools are generated")
+    elif times is not None:
         source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first; one at a time"
         prices = []
-        for what, priced in groups.items():
-            seconds = sum(times.start + (steps[job.conditions[0]] or 0) * times.step for job in priced)
-            prices.append(_price(what, spec.budget, len(priced), seconds / 3600, source))
+        for what, jobs in sets.items():
+            seconds = sum(times.start + (steps[job.conditions[0]] or 0) * times.step for job in jobs)
+            prices.append(_price(what, spec.budget, len(jobs), seconds / 3600, source))
         return prices
-    if times is not None:
-        notes.append("hours from step times: the number of steps is not known before the pools are generated")
     hours = spec.budget.hours_per_run
     if hours is None:
         notes.append(
@@ -295,14 +173,34 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
         )
         return []
     source = "[budget] hours_per_run, as stated"
-    return [_price(what, spec.budget, len(priced), len(priced) * hours, source) for what, priced in groups.items()]
+    return [_price(what, spec.budget, len(jobs), len(jobs) * hours, source) for what, jobs in sets.items()]
 
 
-def _alike(spec: Spec, out_dir: Path) -> list[Path]:
-    """The runs in `out_dir` with steps as large as all of the spec's; none where its own differ."""
+def _times(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None) -> tuple[MeanTimes | None, str]:
+    """Return measured times, and the runs in which they were measured."""
+    if run is not None:
+        if (times := mean_times([run])) is None:
+            raise InputError(
+                run / "timings.jsonl", expected="times of a run", found="none", fix="give one of out/runs/"
+            )
+        return times, str(run)
+    if (times := mean_times([job.directory for job in planned if job.complete])) is not None:
+        return times, f"{times.runs} finished runs of this spec"
     settings = [asdict(condition.config) for condition in spec.resolved.values()]
-    sizes = [*map(step_size, settings)]
-    return runs_alike(settings[0], out_dir) if all(size == sizes[0] for size in sizes) else []
+    is_alike = all(step_size(table) == step_size(settings[0]) for table in settings)
+    alike = runs_alike(settings[0], out_dir) if is_alike else []
+    return mean_times(alike), f"runs like it ({', '.join(path.name for path in alike)})"
+
+
+def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
+    """Return the steps of a run; None for all groups of pools that are not there, which `input_faults` names."""
+    if condition.config.steps is not None:
+        return condition.config.steps
+    try:
+        groups = stored_groups(condition, out_dir)
+    except InputError:
+        return None
+    return None if groups is None else groups.num_steps
 
 
 def _price(what: str, cost: Cost, runs: int, hours: float, source: str) -> Price:

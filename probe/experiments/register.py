@@ -1,22 +1,23 @@
-"""The register of experiments: every spec of a folder and its subfolders with status, decision and date.
+"""The register of experiments: every spec below a folder with status, decision and date.
 
-spec/**/NAME.toml    what was asked               ->  planned, running, completed, failed
-spec/**/NAME.md      what was decided, in writing
+spec/**/NAME.toml    the spec                            ->  planned, running, completed, failed
+spec/**/NAME.md      the decisions that were written     (their headings alone are read)
 out/                 the runs that exist
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from probe.experiments.jobs import read_state, runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
-from probe.experiments.written import SHA_DIGITS, written_results
 from probe.records.timings import starts_of
 from replay_pools.base.errors import InputError
 
 HEAD = b"[experiment]"  # a table of every spec
+HEADING = re.compile(r"^### (.+) \(spec ([0-9a-f]+), (\d+) of (\d+) runs\)$", re.MULTILINE)
 Status = Literal["planned", "running", "completed", "failed"]
 
 
@@ -27,17 +28,25 @@ class Entry:
     name: str
     question: str
     status: Status
-    done: int  # complete runs of `runs`: in `out`, or by what was written of them, of an earlier version too
+    done: int  # complete runs of `runs`, on disk or as written, of an earlier version too
     runs: int
     decision: str | None  # on those runs; None before it was written
-    earlier: str | None  # the decision on another version of the spec, where there is none on this one
-    follow_up: str | None  # what the spec says should follow from the decision
-    date: str | None  # UTC: the last start of its runs; None where none says
-    compared: dict[str, tuple[str, str | None]]  # {criterion: what another study reported, and what was found here}
+    earlier: str | None  # the decision on an earlier version of the spec, where there is none on this one
+    follow_up: str | None  # the consequence of the decision, by the spec
+    date: str | None  # UTC: the last start of its runs; None where no run says
+
+
+class Written(NamedTuple):
+    """A decision in NAME.md: of one version of the spec, on so many of its runs."""
+
+    decision: str
+    sha256: str  # its first digits
+    done: int
+    runs: int
 
 
 def register(folder: Path, out_dir: Path) -> list[Entry]:
-    """Every experiment of a folder of specs, by name.
+    """Return every experiment of a folder of specs, by name.
 
     Args:
         folder: with NAME.toml and NAME.md, at any depth.
@@ -59,26 +68,24 @@ def spec_files(folder: Path) -> list[Path]:
 
 
 def _entry(spec: Spec, out_dir: Path) -> Entry:
-    runs, log = runs_of(spec, out_dir), spec.path.with_suffix(".md")
-    results = written_results(log)
-    current = next((result for result in results if result.sha256 == spec.sha256[:SHA_DIGITS]), None)
-    decision = None if current is None else current.decision
+    runs, state = runs_of(spec, out_dir), read_state(spec, out_dir)
     frozen = [run for run in runs if run.spec_status == "frozen"]
-    done = max(sum(run.complete for run in frozen), 0 if current is None else current.done)
-    # Runs of an earlier version were made: their results stand, and only the file has changed since.
-    earlier = results[-1] if current is None and results and not frozen else None
-    num_runs = len(runs) if earlier is None else earlier.runs
-    done = done if earlier is None else earlier.done
-    state = read_state(spec, out_dir)
+    written = _written(spec.path.with_suffix(".md"))
+    current = next((result for result in written if spec.sha256.startswith(result.sha256)), None)
+    earlier = written[-1] if written and current is None else None
+    done, num_runs = sum(run.complete for run in frozen), len(runs)
+    if current is not None:
+        done = max(done, current.done)
+    elif earlier is not None and not frozen:  # only the file has changed since its runs were made
+        done, num_runs = earlier.done, earlier.runs
     complete = {run.name for run in runs if run.complete}
     failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
     status: Status = "running" if done or frozen else "planned"
-    # A sweep that stopped at its ceiling is not to make the other runs.
     if failed and done < num_runs:
         status = "failed"
-    elif done == num_runs or state.get("stopped"):
+    elif done == num_runs or state.get("stopped"):  # a sweep that stopped at its ceiling makes no other runs
         status = "completed"
-    here = {} if current is None else current.criteria
+    decision = None if current is None else current.decision
     return Entry(
         name=spec.name,
         question=spec.experiment.question,
@@ -86,8 +93,13 @@ def _entry(spec: Spec, out_dir: Path) -> Entry:
         done=done,
         runs=num_runs,
         decision=decision,
-        earlier=results[-1].decision if current is None and results else None,
+        earlier=None if earlier is None else earlier.decision,
         follow_up=next((entry.then for entry in spec.decisions if entry.name == decision), None),
         date=max((start.date for run in frozen for start in starts_of(run.directory)), default=None),
-        compared={row.name: (row.reported, here.get(row.name)) for row in spec.criteria if row.reported},
     )
+
+
+def _written(log: Path) -> list[Written]:
+    """Return the decisions in a log, in its order; none where there is no such file."""
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    return [Written(decision, sha, int(done), int(runs)) for decision, sha, done, runs in HEADING.findall(text)]

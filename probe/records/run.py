@@ -105,7 +105,6 @@ class Evaluation(TypedDict):
     weights: Literal["training", "deployed"]
     rates: dict[str, _Rates]  # by setting
     frozen: NotRequired[dict[str, float | None] | None]  # the frozen probe batch
-    elo: NotRequired[dict[str, dict[str, Any]] | None]  # by ladder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

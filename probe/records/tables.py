@@ -173,7 +173,7 @@ def schema_document() -> str:
             "`evals.jsonl` of `probe train`, as a table (`evals`)",
             EVALUATION_FIELDS,
             note="The file nests these, one line an evaluation: `rates: {setting: {num_rollouts, ..., hack: {count, "
-            "rate, interval: {low, high}}, ...}}`. It also has `elo: {ladder: {name: Elo}}` (spec/guide/ladder.md).",
+            "rate, interval: {low, high}}, ...}}`.",
         ),
         _table(
             "`lookahead.jsonl` of `probe replay --lookahead`: one line an arm, measure and prompt",

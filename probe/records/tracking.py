@@ -131,7 +131,7 @@ def step_values(row: Mapping[str, Any]) -> dict[str, float]:
 def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of one line of `evals.jsonl`, without rates over no rollouts.
 
-    Rates are eval/SETTING/METRIC. Elo is elo/NAME on the solve ladder, elo/LADDER/NAME on any other.
+    Rates are eval/SETTING/METRIC.
     """
     values = {}
     for setting, metrics in row["rates"].items():
@@ -139,10 +139,6 @@ def evaluation_values(row: Mapping[str, Any]) -> dict[str, float]:
             # num_rollouts and num_problems are plain counts.
             if isinstance(counted, dict) and counted["rate"] is not None:
                 values[f"eval/{setting.replace(' ', '_')}/{metric}"] = counted["rate"]
-    for ladder, ratings in (row.get("elo") or {}).items():
-        for name, rating in ratings.items():
-            if rating is not None:  # None: an unbounded end of an interval
-                values[f"elo/{name}" if ladder == "solve" else f"elo/{ladder}/{name}"] = rating
     return values
 
 

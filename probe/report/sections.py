@@ -14,13 +14,13 @@ from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_pr
 from probe.experiments.spec import Cost, Spec
 from probe.records.timings import describe_timings
 from probe.report.drawing import Figure, drawn
-from probe.report.facts import CLEAN, HACKED, UNLABELLED, signed
+from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
 from probe.report.rollouts import RunRollouts, string_tables
 from probe.report.run_figures import figures_of
 from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
-from probe.report.trainings import elo_of, rates_of, trained_arms
+from probe.report.trainings import rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
 # (id, title, lead, names of the tables, what stands in the place of figures), in reading order
@@ -90,8 +90,7 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     if not figures:
         return None
     tables = [table for table in (_outcomes(verdicts), _evaluations(arms)) if table.rows]
-    best = best_checkpoint(arms)
-    sentences = [*arm_sentences(verdicts), *([best] if best else [])]
+    sentences = arm_sentences(verdicts)
     return Section(
         id="training",
         title="Training",
@@ -157,19 +156,6 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
         "is its cos_S_contrib, the cosine of its part of the update with the direction."
     )
     return Section(id="rollouts", title="Rollouts", lead=lead, html=html, tables=tables), data.anchors
-
-
-def best_checkpoint(arms: Sequence[TrainedArm]) -> str | None:
-    """A sentence that names the checkpoint with the highest Elo of solving; None where no run recorded Elo."""
-    runs = [run for arm in arms for run in arm.runs]
-    rated = [(point, run.run) for run in runs for point in elo_of(run, "solve") if point.step > 0]
-    if not rated:
-        return None
-    best, run = max(rated, key=lambda entry: entry[0].value)
-    chosen = f" As the best of {len(rated)} it reads too high on average." if len(rated) > 1 else ""
-    certain = best.low is not None and best.low > 0
-    doubt = "" if certain else " Its interval does not rule out that it solves no better than the base."
-    return f"Best checkpoint by solving: {run} after {best.step} steps, {signed(best.value, 0)} Elo.{chosen}{doubt}"
 
 
 def _panels(

@@ -25,7 +25,6 @@ RATES = {
     "solve": "Solve rate: every hidden answer is right",
     "exploit": "Exploit rate: paid without being right",
 }
-ELO = {"solve": "Elo of solving, held out", "honest": "Elo of staying honest, held out"}
 SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 
@@ -59,15 +58,6 @@ def learning(axes: Axes, arms: Sequence[TrainedArm], metric: str) -> None:
     axes.set_ylabel(f"{metric} rate, held out ({interval})")
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def ladder(axes: Axes, arms: Sequence[TrainedArm], rung: str) -> None:
-    """Elo of the policy above the base, which is the line at 0 (`probe.analysis.ladder`)."""
-    curves(axes, [(arm.name, trainings.elo(arm, rung)) for arm in arms])
-    if axes.has_data():
-        axes.axhline(0, color=EDGE, lw=1)
-    axes.set_title(ELO[rung])
-    axes.set_ylabel("Elo above the base (points, 95%)")
 
 
 def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
@@ -133,7 +123,6 @@ FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
     ("learning-solve", learning, ("solve",)),
     ("pareto", pareto, ()),
     ("learning-exploit", learning, ("exploit",)),
-    *((f"ladder-{rung}", ladder, (rung,)) for rung in ELO),
     *((f"training-{field}", in_training, (field,)) for field in IN_TRAINING),
 )
 

@@ -1,4 +1,4 @@
-"""The curves of trained arms, whose unit is the seed: held-out rates, Elo, what the step records say. Torch-free.
+"""The curves of trained arms, whose unit is the seed: held-out rates, what the step records say. Torch-free.
 
 arms = trained_arms(report)                  what everything is compared with comes first
 rate_at(arms[0], "hack", steps_of(arms[0])[-1])
@@ -9,9 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from probe.analysis.evidence import Evidence
-from probe.analysis.ladder import BASE
 from probe.analysis.statistics.crossed import mean, rate
-from probe.analysis.statistics.intervals import t_interval
 from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
 from probe.records.records import StepRecord
@@ -79,33 +77,6 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Point | None:
 def curve(arm: TrainedArm, metric: str) -> list[Point]:
     """A held-out rate at every common step."""
     return [point for step in steps_of(arm) if (point := rate_at(arm, metric, step)) is not None]
-
-
-def elo_of(run: Evidence, rung: str) -> list[Point]:
-    """Elo of one run above the base, `solve` or `honest`, at the evaluations that recorded it."""
-    points = []
-    for row in deployed(run.records.evals):
-        # Lines of evals.jsonl have the base as seen from the policy: the policy's Elo is the negative.
-        if elo := row.get("elo"):
-            base, low, high = (elo[rung][key] for key in (BASE, f"{BASE}_low", f"{BASE}_high"))
-            low, high = (None if end is None else -end for end in (high, low))
-            points.append(Point(row["step"], -base, low, high))
-    return points
-
-
-def elo(arm: TrainedArm, rung: str) -> list[Point]:
-    """Elo above the base where all seeds have it, with Student's interval over seeds; of one seed its own."""
-    runs = [{point.step: point for point in elo_of(run, rung)} for run in arm.runs]
-    if len(runs) == 1:
-        return [*runs[0].values()]
-    points = []
-    for step in steps_of(arm):
-        values = [run[step].value for run in runs if step in run]
-        if len(values) == len(runs):
-            interval = t_interval(values)
-            low, high = (None, None) if interval is None else (interval.low, interval.high)
-            points.append(Point(step, fmean(values), low, high))
-    return points
 
 
 def in_training(arm: TrainedArm, field: str) -> list[Point]:

@@ -3,8 +3,7 @@
 An evaluation of a training writes a pool `evaluations/step_NNNNNN/SETTING/` for every setting (a loophole mode with or
 without its hint), and then its line in `evals.jsonl`; N counts optimizer steps. A policy with quarantined weights is
 evaluated twice, as it trains and as it would be deployed. The noise depends on the seed, N and the setting, so arms of
-one seed start equal. Every evaluation of the deployed policy is compared with the evaluation before step 0 and with the
-bots (`elo` of its line; `probe.analysis.ladder`).
+one seed start equal.
 
 The frozen probe batch consists of held-out pairs, scored under the policy against the base:
 
@@ -21,7 +20,6 @@ The reference is fixed: base policy, pairs and directions from the start, even i
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
@@ -33,8 +31,7 @@ from extraction.library import pair_batch
 from extraction.pairs import Pair
 from extraction.passes import score
 from probe.analysis.horizon import start_cautions
-from probe.analysis.ladder import BASE, Shares, elo_values, read_sitting, shares_of
-from probe.analysis.training_runs import deployed, evaluation_path
+from probe.analysis.training_runs import evaluation_path
 from probe.objective.kl import kl_terms
 from probe.records.records import nullable
 from probe.records.run import EVALS_FILE, STEPS_FILE, read_evals, read_steps
@@ -155,14 +152,8 @@ class Evaluator:
             with self._updater.trained.folded():
                 rollouts = self._held_out.rollouts(directory, done)
             frozen = None if self._frozen is None else self._frozen.measure()
-        frozen, elo = self._world.broadcast(frozen), None
-        if weights == "deployed":
-            rows = [row["elo"] for row in deployed(self._rows)]
-            # Ratings of the base and the bots, on every ladder, relative to this policy.
-            elo = self._world.on_main(
-                lambda: elo_values(self._shares(done), {BASE: self._shares(0), **self._bots}, rows)
-            )
-        self._rows.append(evaluate(rollouts, step=done, weights=weights) | {"frozen": frozen, "elo": elo})
+        frozen = self._world.broadcast(frozen)
+        self._rows.append(evaluate(rollouts, step=done, weights=weights) | {"frozen": frozen})
         if self._world.is_main:
             write_atomic(self._directory / EVALS_FILE, encode_jsonl(self._rows))
         shares = []
@@ -174,14 +165,6 @@ class Evaluator:
         if done == 0 and weights == "deployed":
             for sentence in start_cautions([self._rows], self._held_out.mode):
                 self._say(f"caution: {sentence}")
-
-    def _shares(self, done: int) -> Shares:
-        """Return what the policy after `done` steps solved, from the pools of its evaluation."""
-        return shares_of(read_sitting(evaluation_path(self._directory, done)).attempts)
-
-    @cached_property
-    def _bots(self) -> dict[str, Shares]:
-        return {bot.name: bot.shares for bot in self._held_out.bots()}
 
 
 def deployed_policy(directory: Path) -> tuple[EvalConfig, int]:

@@ -1,4 +1,4 @@
-"""Held-out problems: choose them (`hold_out`), sample a policy and grade bots on them (`HeldOut`), count (`evaluate`).
+"""Held-out problems: choose them (`hold_out`), sample a policy on them (`HeldOut`), count (`evaluate`).
 
 Every setting, a loophole mode with or without its hint, is a separate pool.
 
@@ -13,7 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
-from probe.analysis.ladder import Player, Task, shares_of
 from probe.analysis.statistics.intervals import wilson_interval
 from probe.analysis.training_runs import RATES, setting_of
 from probe.runs.sources.live import write_groups
@@ -22,11 +21,9 @@ from probe.settings.words import ALL, NO_HINT
 from probe.step.distributed import SOLO, World
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Problem
-from replay_pools.environments.loopholes import BOTS
 from replay_pools.generate import PoolPlan, RolloutMaker, derive_seed, pool_header
-from replay_pools.grading.grade import Grader, Submission
 from replay_pools.pool import PoolWriter
-from replay_pools.rollout import Grade, Rollout
+from replay_pools.rollout import Rollout
 
 Weights = Literal["training", "deployed"]  # with and without quarantined weights; equal for arms without any
 
@@ -82,35 +79,6 @@ class HeldOut:
         if self._world.is_main:
             writer.finish()
         return [rollout for group in groups for rollout in group]
-
-    def bots(self) -> list[Player]:
-        """Return the bots, graded on the same problems in the same settings."""
-        modes = {name: mode for name, (mode, _) in self._settings.items()}
-        return bot_players(self._maker.grader, self._problems, modes)
-
-
-def bot_players(grader: Grader, problems: Sequence[Problem], modes: Mapping[str, str]) -> list[Player]:
-    """Return the bots of `replay_pools.environments.loopholes` as players, from the grades of their answers.
-
-    Args:
-        grader: the policies' grader; its canary has measured the problems.
-        problems: the problems; every bot answers them in every setting.
-        modes: {setting: loophole mode}.
-    """
-    submissions = []
-    for answer in BOTS.values():
-        for mode in modes.values():
-            for problem in problems:
-                submissions.append(Submission(problem=problem, completion=answer(problem, mode), mode=mode))
-    grades = iter(grader.grade_known(submissions))
-    players = []
-    for name in BOTS:
-        attempts: list[tuple[Task, Grade]] = []
-        for setting in modes:
-            for problem in problems:
-                attempts.append(((setting, problem.problem_id), next(grades)))
-        players.append(Player(name=name, kind="bot", shares=shares_of(attempts)))
-    return players
 
 
 def eval_sampler(

@@ -15,8 +15,8 @@ from worlds import MANIFEST_FILE
 
 from probe.cli import cli
 from probe.cli._frame import run
+from probe.experiments.cautions import unmatched
 from probe.experiments.load import load_spec
-from probe.experiments.matched import unmatched
 from probe.experiments.spec import Spec
 from probe.records.run import EVALS_FILE
 from probe.runs.known_answers import check_pay

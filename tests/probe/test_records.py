@@ -229,17 +229,13 @@ DAMAGED = {
         {"step": 0, "weights": "deployed", "rates": {"no hint": RATES}},
         "rates.all: expected a value",
     ),
-    "elo of another kind": (
-        {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "elo": [1]},
-        "elo: expected an object",
-    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_evaluation_names_its_line(damage, tmp_path):
     """A training that is resumed reads evaluations before there is a manifest with their hash."""
-    sound = {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "frozen": None, "elo": None}
+    sound = {"step": 0, "weights": "deployed", "rates": {"all": RATES}, "frozen": None}
     row, message = DAMAGED[damage]
     (tmp_path / "evals.jsonl").write_bytes(orjson.dumps(sound) + b"\n")
     assert read_evals(tmp_path) == [sound]

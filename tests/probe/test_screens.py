@@ -153,7 +153,6 @@ def test_what_an_error_proposes_runs(walk: Walk, log: str, few_pairs: list[str])
     walk("replay", "--v-hack", "absent", code=2)
     walk("replay", "--replay-dirs", "absent", code=2)
     walk("replay", "--replay-dirs", str(Path(log).parent), code=2)
-    walk("policy", "ladder", "absent", code=2)
     walk.follow(walk.run(["docs", "absent"], 2), "docs absent")
     assert not (Path.cwd() / "out").exists(), "a command without the root folder that was given"
 

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,8 +144,9 @@ def test_an_interrupt_cancels_what_runs(
     spec = tiny()
     engine = Scripted(spec, tmp_path)
 
-    def show(_table: SweepState) -> None:
-        raise KeyboardInterrupt
+    def show(table: SweepState) -> None:
+        if [row.status for row in table.rows].count("running") == 2:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Ended, "done", lambda _: False)
     with pytest.raises(KeyboardInterrupt):
@@ -185,69 +185,14 @@ def test_how_jobs_of_submitit_end(tiny: Callable[..., Spec], tmp_path: Path) -> 
     assert "--nonsense" in Path(rows[0].log).read_text()
 
 
-def test_a_preempted_job_is_not_failed(tiny: Callable[..., Spec], tmp_path: Path) -> None:
-    """One that the cluster does not start again, for which submitit waits for ever, is submitted again."""
-    spec = tiny(0)
-    engine = Scripted(spec, tmp_path)
-    succeed, submitted = engine.submit, list[Ended]()
-
-    class Preempted(Ended):
-        state = "PREEMPTED"
-
-        def done(self) -> bool:
-            return False
-
-        def get_info(self, mode: str) -> dict[str, str]:
-            return {"State": self.state}
-
-    def submit(*arguments: Any) -> Ended:
-        submitted.append(succeed(*arguments) if submitted else Preempted(0))
-        return submitted[-1]
-
-    engine.submit = submit
-    table = sweep(spec, tmp_path, engine=engine)
-    assert [(row.status, row.error) for row in table.rows] == [("done", "")] * 2
-    assert (len(submitted), submitted[0].cancelled) == (3, True)
-
-
-PREEMPTIBLE = """
-import signal, sys
-from probe.experiments.sweep import Command
-def requeue(number, frame):
-    print("submitted again", flush=True)
-    sys.exit(3)
-signal.signal(signal.SIGTERM, lambda number, frame: None)
-signal.signal(signal.SIGUSR2, requeue)
-code = Command()([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"], None)
-print("ended with", code)
-"""
-
-
-@pytest.mark.parametrize("warning", [signal.SIGTERM, None])
-def test_a_preempted_job_is_submitted_again_however_its_command_ends(warning: signal.Signals | None) -> None:
-    """Slurm signals every process of a job: SIGTERM as a warning, submitit's SIGUSR2."""
-    job = subprocess.Popen(
-        [sys.executable, "-c", PREEMPTIBLE], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert job.stdout is not None
-    assert job.stdout.readline() == "begun\n"
-    if warning is not None:
-        os.killpg(job.pid, warning)
-        time.sleep(0.2)
-    os.killpg(job.pid, signal.SIGUSR2)
-    said, _ = job.communicate(timeout=60)
-    assert (said, job.returncode) == ("submitted again\n", 3)
-    assert not _commands(job.pid)
-
-
 def test_jobs_of_this_machine_share_out_its_gpus(
     tiny: Callable[..., Spec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each its own, as many as there are for it; more jobs than GPUs share them; a cluster's job has those it gets."""
+    """Each its own; more jobs than GPUs share them; without any, a job sees what its cluster gives it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-5,6,7")
     spec, gpus = tiny(), visible_gpus()
     for number, (num_jobs, given, expected) in enumerate(
-        [(2, gpus, {"4,GPU-5", "6,7"}), (3, gpus[:1], {"4"}), (2, [], {""}), (2, None, {None})]
+        [(2, gpus, {"4,6", "GPU-5,7"}), (1, gpus, {"4,GPU-5,6,7"}), (3, gpus[:1], {"4"}), (2, [], {None})]
     ):
         engine = Scripted(spec, tmp_path / str(number))
         sweep(spec, tmp_path / str(number), engine=engine, num_jobs=num_jobs, gpus=given)
@@ -256,9 +201,6 @@ def test_jobs_of_this_machine_share_out_its_gpus(
     job = engine.submit(Command(), ["printenv", "CUDA_VISIBLE_DEVICES"], "6,7")
     assert job.result() == 0
     assert "6,7" in job.stdout().splitlines()
-    job = engine.submit(Command(), ["no-such-launcher"], "")
-    assert job.result() == 127
-    assert "probe: error: --launch: [Errno 2]" in job.stdout()
 
 
 def test_runs_are_started_by_a_template(
@@ -300,7 +242,7 @@ def test_ctrl_c_ends_sweep_and_jobs(tmp_path: Path, tiny: Callable[..., Spec]) -
         time.sleep(0.05)
     assert not _commands(process.pid)
     said = (tmp_path / "log").read_text()
-    assert ("probe: interrupted" in said, "Traceback" in said) == (True, False), said
+    assert "probe: interrupted" in said
 
 
 def _commands(group: int) -> list[str]:

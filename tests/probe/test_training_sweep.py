@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_process import InProcess
+from scripts import ROOT, load_script
 from specs import criterion, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
@@ -28,6 +29,7 @@ from replay_pools.base.files import read_json, read_sealed, sha256, write_json, 
 from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 
+ladder = load_script(ROOT / "spec" / "tools" / "ladder.py")
 SETTINGS = {
     "steps": 2,
     "intervention.extraction.k": 2,
@@ -124,7 +126,10 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: 
     assert values["hack_final/sentinel"] == last["rates"]["sentinel"]["hack"]["rate"]
     assert values["solve_gain"] == pytest.approx(values["solve_final"] - values["solve_start"])
     assert values["margin_final"] == last["frozen"]["margin"]
-    assert values["elo_gap"] == last["elo"]["solve"]["gap"]
+    _, checkpoints = ladder.read_players([record.path], [], bots=False)
+    (attempts,) = checkpoints.values()
+    base = ladder.Sitting(record.path / EVALUATIONS_DIR / "step_000000").attempts
+    assert values["elo_gap"] == pytest.approx(ladder.rating(ladder.matches(attempts, base, "solve"))["elo"])
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}

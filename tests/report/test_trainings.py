@@ -12,8 +12,7 @@ from probe.analysis.statistics.intervals import Interval, wilson_interval
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.records.run import Run
 from probe.report.drawing import drawn
-from probe.report.sections import best_checkpoint
-from probe.report.training_figures import MOST_NAMED, in_training, ladder, learning, pareto
+from probe.report.training_figures import MOST_NAMED, in_training, learning, pareto
 from probe.report.trainings import rate_at, rates_of, steps_of, trained_arms
 
 N = 64  # held-out rollouts of an evaluation
@@ -120,38 +119,6 @@ def test_the_pareto_figure_has_a_mark_a_treatment_and_the_start() -> None:
         "start": [(0.0, 0.625)],
     }
     assert drawn("pareto", pareto, [treatment("vanilla", (0.0, 0.5))]) is None
-
-
-def rated(name: str, *runs: list[tuple[int, float | None, float | None, float | None]]) -> TrainedArm:
-    """Seeds whose policy was (elo, low, high) above the base at these steps."""
-    evaluated = []
-    for points in runs:
-        evals = []
-        for step, *elo in points:
-            base, low, high = (None if end is None else -end for end in (elo[0], elo[2], elo[1]))
-            found = {"base": base, "base_low": low, "base_high": high}
-            ladders = None if base is None else dict.fromkeys(("solve", "honest"), found)
-            evals.append({"step": step, "weights": "deployed", "rates": {"all": {}}, "elo": ladders})
-        evaluated.append((evals, []))
-    return trained(name, evaluated)
-
-
-def test_the_ladder_is_above_the_base_with_the_interval_of_its_run() -> None:
-    """Of several seeds their mean where all were evaluated; an interval with one end is none."""
-    alone = rated("vanilla", [(0, 0.0, None, None), (10, 120.0, 30.0, 260.0), (20, 90.0, -20.0, None)])
-    axes = axes_of(ladder, [alone], "solve")
-    assert series(axes) == {"vanilla": [(0, 0.0), (10, 120.0), (20, 90.0)]}
-    assert (30.0, 260.0) in intervals(axes)
-    assert not any(-20.0 in ends for ends in intervals(axes))
-    two = rated(
-        "gated",
-        [(0, 0.0, None, None), (10, 100.0, None, None), (20, 50.0, None, None)],
-        [(0, 0.0, None, None), (10, 200.0, None, None)],
-    )
-    assert [y for _, y in series(axes_of(ladder, [two], "honest"))["gated"]] == [0.0, 150.0]
-    old = rated("old", [(0, None, None, None)])
-    assert drawn("old", ladder, [old], "solve") is None
-    assert best_checkpoint([old]) is None
 
 
 def test_runs_are_grouped_by_arm_and_settings_with_vanilla_first(maker, report_of) -> None:

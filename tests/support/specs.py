@@ -5,10 +5,10 @@ training_spec("after", seeds=[0, 1], arms=["vanilla", "projected"], decisions=[{
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from probe.experiments.training_spec import toml_rows, toml_tables
+from replay_pools.base.tables import toml_text
 
 Table = Mapping[str, Any]  # keys may have dots
 
@@ -64,3 +64,13 @@ def spec_text(
         parts.append(toml_tables("conditions", [{"name": condition, **changes}]))
     parts += [toml_tables("criteria", criteria), toml_tables("decisions", decisions)]
     return "\n".join([*parts, *(["[budget]", toml_rows(budget)] if budget else [])]) + "\n"
+
+
+def toml_rows(table: Table) -> str:
+    """`key = value`, a line each."""
+    return "\n".join(f"{key} = {toml_text(value)}" for key, value in table.items())
+
+
+def toml_tables(title: str, tables: Iterable[Table]) -> str:
+    """`[[title]]` and its rows, for each of the tables."""
+    return "\n\n".join(f"[[{title}]]\n{toml_rows(table)}" for table in tables)
