@@ -6,7 +6,6 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
-from probe.cli._heartbeat import heartbeat, shown_progress
 
 # {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
 VERBS = {
@@ -36,9 +35,8 @@ VERBS = {
             {
                 "finetune": ("policy:finetune", "Train a LoRA on completions: a teacher, or a policy that solves."),
                 "eval": ("policy:evaluate", "Hack, exploit and solve rates of a policy on held-out problems."),
-                "ladder": ("policy_ladder:ladder", "Elo of the checkpoints of trainings against fixed references."),
             },
-            "Policies: finetune, eval, ladder.",
+            "Policies: finetune, eval.",
         ),
     },
     "Plan": {
@@ -98,5 +96,7 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
         return run(cli)
-    with heartbeat(lambda text: echo(text, err=True)), shown_progress():
+    from probe.cli._terminal import shown_progress
+
+    with shown_progress(lambda text: echo(text, err=True)):
         return run(cli)

@@ -1,15 +1,13 @@
 """A run on the command line: its trackers, what it would do, what it measured."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from probe.cli._frame import AnyFunction, echo, echo_json, echo_table
+from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.idle import idle_settings
-from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
@@ -19,17 +17,14 @@ from replay_pools.base.terminal import visible
 if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
     from probe.runs.preview import Preview
 
-GIB = 2**30
 
-
-def track_option(function: AnyFunction) -> AnyFunction:
-    """`--track TRACKER` -> `track: tuple[str, ...]`, empty by default."""
-    return click.option(
-        "--track",
-        multiple=True,
-        type=click.Choice(TRACKERS),
-        help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
-    )(function)
+# `track: tuple[str, ...]`, empty by default.
+track_option = click.option(
+    "--track",
+    multiple=True,
+    type=click.Choice(TRACKERS),
+    help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
+)
 
 
 def say(text: str) -> None:
@@ -45,24 +40,7 @@ def echo_end(run: Run) -> None:
         echo(f"WARNING: {warning}")
     for sentence in idle_settings(run):
         echo(f"caution: {sentence}")
-    say(f"{describe_timings(run.path)}; peak memory {peak_memory() / GIB:.2f} GiB")
-
-
-def peak_memory() -> int:
-    """Return the most bytes that this process has held: on its GPU where it used one, else in main memory."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
-        return held
-    import resource  # not on Windows
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
-    """The mean of a field over the steps that have it."""
-    values = [value for step in steps if (value := getattr(step, column)) is not None]
-    return sum(values) / len(values) if values else None
+    say(describe_timings(run.path))
 
 
 def echo_preview(preview: "Preview", as_json: bool) -> None:
@@ -72,7 +50,9 @@ def echo_preview(preview: "Preview", as_json: bool) -> None:
         return
     echo(f"{preview.path}: {preview.state}")
     echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
-    echo(f"hours: {'-' if preview.hours is None else f'{preview.hours:.3g}'}, {preview.hours_source}")
+    hours = "-" if preview.hours is None else f"{preview.hours:.3g}"
+    peak = "-" if preview.peak_gib is None else f"{preview.peak_gib:.3g} GiB"
+    echo(f"hours: {hours}, peak memory: {peak}; {preview.measured}")
     echo(f"model {preview.model}: {preview.adapted.caution or preview.adapted}")
     echo("nothing was written")
 

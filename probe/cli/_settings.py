@@ -8,8 +8,9 @@
 An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -34,15 +35,6 @@ COMPLETE = {
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
 
-# {flag of the author's earlier scripts: what says the same here}
-SEED_FLAGS = {
-    "--loss-mode": "--set objective.loss_type=grpo (or nll)",
-    "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
-    "--no-scale-rewards": "--set objective.scale_rewards=none",
-    "--kl-beta": "--set objective.beta=VALUE --set objective.reference=base",
-    "--num-generations": "--set rollouts.group=NUMBER in a training, --per-pool NUMBER in a replay",
-}
-
 
 class SettingOption(click.Option):
     """An option that `configured` reads, and no parameter of the command.
@@ -64,24 +56,7 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A verb with settings: an option that it lacks but a setting that has its name says so.
-
-    Args:
-        common: options that its help lists before the others.
-    """
-
-    def __init__(self, *args: Any, common: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.common = common
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click, but in two lists where some are common."""
-        records = {option.opts[0]: option.get_help_record(ctx) for option in self.get_params(ctx)}
-        common = [records.pop(word) for word in self.common]
-        for title, rows in (("Common options", common), ("Other options" if common else "Options", records.values())):
-            if shown := [row for row in rows if row is not None]:
-                with formatter.section(title):
-                    formatter.write_dl(shown)
+    """A verb with settings: the error of an option that it lacks names the setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click, but for the hint."""
@@ -89,41 +64,33 @@ class SettingsCommand(click.Command):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            keys = [key for key in keys_of(CONFIGS[_verb_of(ctx)]) if key.rpartition(".")[2] == leaf]
-            known = f"--set {keys[0]}=VALUE" if keys else SEED_FLAGS.get(error.option_name)
-            if known is None:
-                raise
-            fix = f"say {known}"
-            raise InputError(error.option_name, expected="a flag", found="a setting without one", fix=fix) from error
+            # The settings of a verb without any of its own name (check, extract) are those of a replay.
+            configs = [CONFIGS[verb] for verb in CONFIGS if verb == ctx.info_name] or [CONFIGS["replay"]]
+            for key in keys_of(configs[0]):
+                if key.rpartition(".")[2] == leaf:
+                    raise click.UsageError(f"{error.message} Say --set {key}=VALUE", ctx) from error
+            raise
 
 
 def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:
     """The options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
-        verb: whose settings they are, and whose preset has their defaults.
+        verb: the owner of the settings; its preset has their defaults.
         keys: `KEY`, for an option that is called as the last part of the key, or `KEY: --OPTION`.
         has_config: whether a run of this verb can be repeated.
     """
-    usual = configure(verb)
+    usual = flat(asdict(configure(verb)))
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
-    names = ", ".join(preset_names())
-    text = f"{names}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
-    options.append(
-        click.option(PRESET, cls=SettingOption, key=PRESET, shell_complete=one_of(preset_names()), help=text)
-    )
+    text = f"{', '.join(preset_names())}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
+    general: list[tuple[str, dict[str, Any]]] = [(PRESET, {"shell_complete": one_of(preset_names()), "help": text})]
     text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
-    options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
+    general.append((SET, {"multiple": True, "metavar": "TABLE.KEY=VALUE", "help": text}))
     if has_config:
-        kind, text = click.Path(path_type=Path), "Start from the config.json of a run, and not from a preset."
-        options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
-
-    def decorate(function: AnyFunction) -> AnyFunction:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+        text = "Start from the config.json of a run, and not from a preset."
+        general.append((CONFIG, {"type": click.Path(path_type=Path), "help": text}))
+    options += [click.option(name, cls=SettingOption, key=name, **kind) for name, kind in general]
+    return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
@@ -189,16 +156,15 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
         say(f"by default (--preset {preset}): {' '.join(chosen)}; give any to change it")
 
 
-def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
-    """The option of a setting."""
+def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
+    """The option of a setting; `usual` has the default of each one."""
     entry = field_of(CONFIGS[verb], key)
-    leaf = key.rpartition(".")[2].replace("_", "-")
-    flag = flag or f"--{leaf}"
-    hint = entry.annotation
+    flag = flag or f"--{key.rpartition('.')[2].replace('_', '-')}"
+    hint: Any = entry.annotation
     if NoneType in get_args(hint):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
-    value = flat(asdict(usual)).get(key)  # None of a table that there is none of
-    text = f"{(entry.description or key).rstrip('.')}. Default: {_default_text(value)}."
+    meaning = entry.description or key
+    text = f"{meaning}{'' if meaning.endswith('.') else '.'} Default: {_default_text(usual.get(key))}."
     kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
     if hint is bool:
         flag, kind = f"{flag}/--no-{flag.lstrip('-')}", {"default": None}
@@ -209,9 +175,8 @@ def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunctio
         text = "Every arm under this change of the objective; repeat for a grid. Without any: `default`, no change."
     elif get_origin(hint) is tuple:
         kind = {"callback": _names, "metavar": "NAME,..."}
-    if key in COMPLETE:
-        kind["shell_complete"] = COMPLETE[key]
-    return click.option(flag, cls=SettingOption, key=key, help=text[0].upper() + text[1:], **kind)
+    shown = {"help": text[0].upper() + text[1:], "shell_complete": COMPLETE.get(key)}
+    return click.option(flag, cls=SettingOption, key=key, **shown, **kind)
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -239,14 +204,6 @@ def _as_option(option: click.Parameter, value: Any) -> str:
     if value is None or value in ((), "auto"):
         return ""
     return f"{option.opts[0]} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
-
-
-def _verb_of(ctx: click.Context) -> Verb:
-    """The verb of a command's settings; of any that is none by its name (check, extract) it is replay."""
-    for verb in CONFIGS:
-        if verb == ctx.info_name:
-            return verb
-    return "replay"
 
 
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:

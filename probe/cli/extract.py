@@ -50,13 +50,7 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 @out_option
 @json_option
 @click.pass_context
-def extract(
-    ctx: click.Context,
-    name: str,
-    basis: Basis,
-    out: Path,
-    as_json: bool,
-) -> None:
+def extract(ctx: click.Context, name: str, basis: Basis, out: Path, as_json: bool) -> None:
     """Extract directions from pairs and write out/directions/NAME.safetensors, card and pair gradients beside it.
 
     Settings are those of a replay along the directions: model, objective (its normaliser), intervention.extraction.
@@ -155,16 +149,12 @@ def _print_angles(first: Path, second: Path, as_json: bool) -> None:
 
 def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
     """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
-    if not modules:
-        return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
-    return {
-        "num_modules": len(modules),
-        "angle_min": median(module.angles[0] for module in modules),
-        "angle_max": median(module.angles[-1] for module in modules),
-        "overlap": fmean(module.overlap for module in modules),
-        "chance": fmean(module.chance for module in modules),
-        "axis_cos": fmean(module.axis_cos for module in modules),
+    values = {
+        "angle_min": (median, [module.angles[0] for module in modules]),
+        "angle_max": (median, [module.angles[-1] for module in modules]),
+        **{name: (fmean, [getattr(module, name) for module in modules]) for name in ("overlap", "chance", "axis_cos")},
     }
+    return {"num_modules": len(modules), **{name: of(each) if each else None for name, (of, each) in values.items()}}
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import (
-    Real,
-    echo,
-    echo_json,
-    json_option,
-    name_option,
-    one_pool,
-    one_run,
-    out_option,
-)
+from probe.cli._frame import Real, echo, echo_json, json_option, name_option, one_pool, one_run, out_option
 from probe.cli._running import echo_evaluations, say
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.records.run import elsewhere, resolve_run
@@ -159,13 +150,7 @@ def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json:
 @out_option
 @json_option
 @click.pass_context
-def evaluate(
-    ctx: click.Context,
-    run: Path | None,
-    name: str,
-    out: Path,
-    as_json: bool,
-) -> None:
+def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json: bool) -> None:
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 

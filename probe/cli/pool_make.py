@@ -59,14 +59,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 @out_option
 @json_option
 @click.pass_context
-def generate(
-    ctx: click.Context,
-    name: str,
-    urls: tuple[str, ...],
-    out: Path,
-    as_json: bool,
-    **grading: Any,
-) -> None:
+def generate(ctx: click.Context, name: str, urls: tuple[str, ...], out: Path, as_json: bool, **grading: Any) -> None:
     """Sample --steps groups of --group rollouts, grade them, and freeze them as out/pools/NAME.
 
     A killed run continues where it stopped; the same seed gives the same bytes. Examples:
@@ -81,15 +74,8 @@ def generate(
 
     config = configured(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
-    plan = PoolPlan(
-        env=rollouts.env,
-        split=rollouts.split,
-        mode=rollouts.mode,
-        hint=rollouts.hint,
-        steps=steps,
-        group=rollouts.group,
-        seed=config.seed,
-    )
+    asked = {key: getattr(rollouts, key) for key in ("env", "split", "mode", "hint", "group")}
+    plan = PoolPlan(**asked, steps=steps, seed=config.seed)
     answers = directory / ANSWERS_DIR
     is_served = rollouts.engine == "server"
     if is_served != bool(urls) or (is_served and config.model.adapter is not None):

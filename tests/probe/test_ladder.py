@@ -1,4 +1,4 @@
-"""probe policy ladder: players from runs on disk, ladders of them, what is refused, and what a training records."""
+"""spec/tools/ladder.py: players from runs on disk, ladders of them, what is refused, and what a training records."""
 
 import json
 import math
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import ROOT, load_script
 from trainings import seal
 from worlds import World, make_run
 
@@ -36,6 +37,7 @@ from replay_pools.grading.grade import Grader, canary
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import Rollout
 
+LADDER = load_script(ROOT / "spec" / "tools" / "ladder.py").ladder
 PROBLEMS = [problem.problem_id for problem in MinicodeEnvironment().problems("eval")[:12]]
 Solved = Sequence[int]  # of each problem: 1 solved, 0 not, -1 hacked
 Train = Callable[..., Path]
@@ -91,7 +93,7 @@ HACKS = [-1] * 9 + [0] * 3
 
 
 def ladder_json(out: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert run(cli, ["policy", "ladder", *options, "--out", str(out), "--json"]) == 0
+    assert run(LADDER, [*options, "--out", str(out), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -159,7 +161,7 @@ def test_a_reference_rates_where_it_won_and_lost(train: Train, tmp_path: Path, c
 
 
 def refusal(capsys: pytest.CaptureFixture[str], out: Path, *options: str) -> str:
-    assert run(cli, ["policy", "ladder", *options, "--no-bots", "--out", str(out)]) == 2
+    assert run(LADDER, [*options, "--no-bots", "--out", str(out)]) == 2
     return capsys.readouterr().err
 
 
@@ -232,5 +234,5 @@ def test_a_training_records_what_its_pools_say(out: Path, preset: Callable[..., 
         assert row["gap"] == -row["base"]
         assert {*row} == {"base", "base_low", "base_high", "gap", *BOTS}
     capsys.readouterr()
-    assert run(cli, ["policy", "ladder", "ladder-real", "--out", str(out)]) == 0
+    assert run(LADDER, ["ladder-real", "--out", str(out)]) == 0
     assert "ladder-real@2" in capsys.readouterr().out

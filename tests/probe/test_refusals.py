@@ -27,7 +27,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--replay-dirs", "teacher,nowhere"], "base"),
         (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one where"),
         (["--condition", "x:clip=2"], "condition x clip"),
-        (["--planning-phrases", "nowhere.txt"], "say --set planning_phrases=VALUE"),
+        (["--planning-phrases", "nowhere.txt"], "Say --set planning_phrases=VALUE"),
         (["--k", "33"], "--k: expected at most 32, the pairs that are not held out"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--v-hack", "nowhere.safetensors"], "probe extract"),

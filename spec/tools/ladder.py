@@ -1,13 +1,17 @@
-"""probe policy ladder: rate the checkpoints of trainings against fixed references, by Elo."""
+"""Rate the checkpoints of trainings against fixed references, by Elo.
+
+python spec/tools/ladder.py vanilla-0 projected-0 --reference teacher
+"""
 
 import math
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from probe.cli._frame import echo, echo_json, echo_table, json_option, one_run, out_option
+from probe.cli._frame import echo, echo_json, echo_table, json_option, out_option, run
 from probe.cli._running import say
 from probe.records.run import read_run
 from replay_pools.base.errors import InputError, unknown_name
@@ -21,9 +25,7 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
 
 
 @click.command()
-@click.argument(
-    "runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path), shell_complete=one_run
-)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option(
     "--reference",
     "references",
@@ -52,9 +54,9 @@ def ladder(
     or a name in OUT/evals) are fixed references: no other checkpoint moves a rating. Players answer the same problems
     under the same setting. Examples:
 
-      probe policy ladder out/runs/vanilla-0 out/runs/projected-0
+      python spec/tools/ladder.py out/runs/vanilla-0 out/runs/projected-0
 
-      probe policy ladder vanilla-0 --reference teacher --json
+      python spec/tools/ladder.py vanilla-0 --reference teacher --json
     """
     from probe.analysis.ladder import (
         BASE,
@@ -71,7 +73,7 @@ def ladder(
     )
     from replay_pools.environments.loopholes import BOTS
 
-    trainings = [read_training(read_run(run, out)) for run in runs]
+    trainings = [read_training(read_run(path, out)) for path in runs]
     check_same_base(trainings)
     place, evaluated = out / "evals", {}
     for name in references:
@@ -143,10 +145,10 @@ def _echo_ladder(ladder: "Ladder") -> None:
         chosen = f", as the best of {count} too high on average" if count > 1 else ""
         doubt = "" if best.told_apart else "; not told apart from the base"
         echo(f"best checkpoint: {best.player.name} at {best.elo:+.0f}{chosen}{doubt}")
-    for run in ladder.runs:
-        best, latest = ladder.best(run), ladder.checkpoints(run)[-1]
+    for name in ladder.runs:
+        best, latest = ladder.best(name), ladder.checkpoints(name)[-1]
         assert best is not None
-        line = f"{run}: gap {best.elo:+.0f} at step {best.player.step}"
+        line = f"{name}: gap {best.elo:+.0f} at step {best.player.step}"
         if best is latest:
             echo(f"{line}, the latest")
             continue
@@ -163,3 +165,7 @@ def _bounds(interval: "Interval | None") -> str:
         return "-"
     low, high = (f"{bound:+.0f}" if math.isfinite(bound) else ".." for bound in (interval.low, interval.high))
     return f"[{low}, {high}]"
+
+
+if __name__ == "__main__":
+    sys.exit(run(ladder))
