@@ -7,7 +7,7 @@ from click.shell_completion import shell_complete
 
 from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
 
-# {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
+# {section: {verb: ("module:command" in probe.cli, or a table of verbs, one line of help)}}.
 VERBS = {
     "Look": {
         "demo": ("replay:demo", "Replay the embedded rollouts in three arms; write their page."),
@@ -15,7 +15,7 @@ VERBS = {
         "replay": ("replay:replay", "Measure stored rollouts against the direction, in every arm."),
         "analyze": ("analyze:analyze", "The verdict on finished runs, or the decision of a spec."),
         "report": ("report:report", "Runs, or a spec, as one HTML file; records as Parquet or CSV."),
-        "show": ("show:show", "What is there: all of it, one rollout, one direction file."),
+        "show": ("show:show", "List what OUT holds; show one rollout, or one direction file."),
     },
     "Make": {
         "pool": (

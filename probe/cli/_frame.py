@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         return [*self.verbs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb; a verb with verbs of its own is a group of them."""
+        """Import the verb, or make the group of verbs."""
         if cmd_name not in self.verbs:
             return None
         target, line = self.verbs[cmd_name]
@@ -183,7 +183,7 @@ class MapOption(click.Option):
     """`--map TARGET=COLUMN,...` -> `mapping: dict[str, str]`; its help lists the targets."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As click, with the targets, of which only a help has to know."""
+        """List the targets; only a help imports them."""
         from replay_pools.logs.columns import TARGETS
 
         self.help = f"Name columns that are guessed wrong, or not at all. Targets: {', '.join(TARGETS)}."
@@ -268,7 +268,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def echo_json(value: Any) -> None:
-    """Print one strict JSON value (NaN as null) on a line of its own."""
+    """Print one strict JSON value (NaN as null) in one line."""
     # Within a string of JSON an invisible character has an escape, which a reader turns back.
     text = "".join(json.dumps(part)[1:-1] if is_invisible(part) else part for part in dump_json(value).decode())
     click.echo(without_secrets(text))

@@ -5,7 +5,7 @@
     @click.pass_context
     def replay(ctx, ...): config = configured(ctx, "replay", out)
 
-An option of a setting is another way to say `--set KEY=VALUE`: type, meaning and default are those of the field.
+An option of a setting is another way to say `--set KEY=VALUE`: the field gives its type, meaning and default.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class SettingOption(click.Option):
         self.key = key
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        """As click, and keep a value that was given."""
+        """Keep a value that was given."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if ctx.get_parameter_source(str(self.name)) is ParameterSource.COMMANDLINE:
             ctx.meta.setdefault(__name__, {})[self.key] = value
@@ -59,12 +59,12 @@ class SettingsCommand(click.Command):
     """A verb with settings: the error of an option that it lacks names the setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click, but for the hint."""
+        """Parse, and name the setting where there is no such option."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            # The settings of a verb without any of its own name (check, extract) are those of a replay.
+            # check and extract take the settings of a replay.
             configs = [CONFIGS[verb] for verb in CONFIGS if verb == ctx.info_name] or [CONFIGS["replay"]]
             for key in keys_of(configs[0]):
                 if key.rpartition(".")[2] == leaf:
@@ -107,45 +107,45 @@ def given_keys(ctx: click.Context) -> set[str]:
 def configured(
     ctx: click.Context, verb: Verb, out: Path | None = None, *, start: Mapping[str, Any] | None = None
 ) -> Any:
-    """The settings of a run, of the class of its verb, from the options of a command.
+    """Return the settings of a run, an instance of its verb's class, from the options of a command.
 
     Args:
-        verb: of the settings.
-        out: where a direction file that is given by its name is looked up; None: such a name stays.
-        start: settings in the place of a preset; those of `--config` where that was given.
+        verb: the owner of the settings.
+        out: the root folder in which the name of a direction file is looked up; None keeps the name.
+        start: settings in the place of a preset; `--config` takes their place.
 
     Raises:
-        InputError: as `configure`; `--config` beside `--preset`, or not of a run of this verb; no such direction file,
-            or pairs beside one.
+        InputError: as `configure`; `--config` with `--preset`, or not of a run of this verb; no such direction file,
+            or pairs in addition to one.
     """
     said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
     where, settings = said.get(CONFIG, "settings"), said.get(SET, ())
     if CONFIG in said:
         if PRESET in said:
-            raise InputError(PRESET, expected="none beside --config", found=repr(said[PRESET]))
+            raise InputError(PRESET, expected="none with --config", found=repr(said[PRESET]))
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
-            start["preregistered"] = None  # a run with other settings is not the one that a spec announced
+            start["preregistered"] = None  # a run with other settings is no longer the one that a spec announced
     config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
     intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
     if out is None or intervention is None or intervention.v_hack is None:
         return config
     if pairs is not None:
-        raise InputError("--pairs", expected="none beside --v-hack, whose file holds its pairs", found=repr(pairs))
+        raise InputError("--pairs", expected="none with --v-hack, a file that holds its pairs", found=repr(pairs))
     return with_direction_file(config, out)
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:
-    """Say what was not given and so is as the preset has it, as the options that would change it.
+    """Say which options were left to the preset, with their values.
 
     Args:
-        config: the settings that the command made of its options.
+        config: the settings of the command.
     """
     said, given = ctx.meta.get(__name__, {}), given_keys(ctx)
     if CONFIG in said:
         return
     if getattr(config, "intervention", None) is not None and config.intervention.v_hack is not None:
-        given.add("intervention.extraction.pairs")  # the file has pairs of its own
+        given.add("intervention.extraction.pairs")  # the file has its own pairs
     chosen = []
     for option in ctx.command.params:
         key = getattr(option, "key", PRESET)
@@ -157,7 +157,7 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
 
 
 def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
-    """The option of a setting; `usual` has the default of each one."""
+    """Return the option of a setting; `usual` has the default of each one."""
     entry = field_of(CONFIGS[verb], key)
     flag = flag or f"--{key.rpartition('.')[2].replace('_', '-')}"
     hint: Any = entry.annotation
@@ -207,10 +207,10 @@ def _as_option(option: click.Parameter, value: Any) -> str:
 
 
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
-    """The settings that a run's config.json holds."""
+    """Return the settings in the config.json of a run."""
     config = read_json(path)
     settings = settings_of(config) if isinstance(config, dict) else {}
     if settings.get("verb") != verb:
-        actual = f"that of probe {settings['verb']}" if "verb" in settings else "none"
+        actual = f"a run of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)
     return settings

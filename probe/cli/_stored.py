@@ -1,7 +1,7 @@
-"""What is in OUT, a table for each kind, for `probe show`.
+"""The contents of OUT, a table for each kind, for `probe show`.
 
 Every kind has a function `list_KIND(out)` that returns its rows. To add a kind: write one and add it to KINDS, at the
-end of this file. What is there is read and not checked, so that one damaged file hides nothing else.
+end of this file. Files are read and not checked, so that one damaged file hides nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ CARD = {
 
 
 def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
-    """Print what is in OUT, of one kind or of all."""
+    """Print the contents of OUT: one kind, or all."""
     tables = {name: rows_of(out) for name, rows_of in KINDS.items() if kind in (None, name)}
     if as_json:
         echo_json(tables)
@@ -119,7 +119,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    """{key with dots: value} of a JSON file; empty where there is none that can be read."""
+    """Return {key with dots: value} of a JSON file; empty for a file that is missing or broken."""
     try:
         value = read_json(path)
     except (InputError, OSError):

@@ -1,4 +1,4 @@
-"""What a terminal shows, by rich: colours of words, tables that fit its width, and bars while work goes on.
+"""Colours, tables that fit the terminal, and progress bars, by rich.
 
 Where stderr is a file or a pipe, a line now and then takes the place of the bars. NO_COLOR and TERM=dumb mean what they
 mean elsewhere.
@@ -19,7 +19,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from probe.settings.words import TONES
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 
 QUIET_S = 5.0  # before the first line; twice as long before each further one
 MOST_BETWEEN_S = 600.0
@@ -112,7 +112,7 @@ def shown_progress(say: Callable[[str], None]) -> Iterator[None]:
     thread = threading.Thread(target=speak, name="progress", daemon=True)
     thread.start()
     try:
-        with heard_by(show):
+        with on_progress(show):
             yield
     finally:
         ended.set()

@@ -1,8 +1,7 @@
 """probe doctor: check that this machine can run probe, with a fix for every check that fails.
 
-Every check is a function `check_NAME(out)` that returns one line about what is right, or that and the fix of what is
-only a warning; it raises an InputError for what is wrong. To add a check: write such a function and add it to CHECKS,
-at the end of this file.
+Every check is a function `check_NAME(out)`. It returns one line where all is well, a line and a fix for a warning, and
+raises an InputError for a failure. To add a check: write such a function and add it to CHECKS, at the end of this file.
 """
 
 import os
@@ -27,7 +26,7 @@ from replay_pools.pool import BUILTIN, open_pool
 
 REINSTALL = "install gradient-probe again, in a fresh environment"
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism with grading beside it
+LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism while rollouts are graded
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
 
@@ -40,8 +39,8 @@ class CheckResult:
 
     name: str
     status: Literal["ok", "warn", "fail"]
-    found: str  # what is right, or what is wrong
-    fix: str = ""  # the next thing to do; "" where nothing is wrong
+    found: str
+    fix: str = ""  # the next thing to do; "" for `ok`
 
 
 @click.command()

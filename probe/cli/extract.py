@@ -51,9 +51,9 @@ DIVISOR = "objective.max_completion_length"  # of dr_grpo
 @json_option
 @click.pass_context
 def extract(ctx: click.Context, name: str, basis: Basis, out: Path, as_json: bool) -> None:
-    """Extract directions from pairs and write out/directions/NAME.safetensors, card and pair gradients beside it.
+    """Extract directions from pairs and write out/directions/NAME.safetensors with its card and pair gradients.
 
-    Settings are those of a replay along the directions: model, objective (its normaliser), intervention.extraction.
+    It takes the settings of a replay: model, objective (its normaliser), intervention.extraction.
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
@@ -91,7 +91,7 @@ def _pool(model: str, out: Path) -> str:
 
 
 def _more(config: ReplayConfig, basis: Basis) -> str:
-    """What a replay along these directions must be told, because it is not the default."""
+    """Return the options that a replay along these directions needs, since they are not the default."""
     from extraction.library import shared_settings
 
     shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
@@ -106,7 +106,7 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
 
 
 def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
-    """What `probe show FILE` prints: the card, checked against its file; or the angles between two files."""
+    """Print a card, checked against its file, or the angles between two files, for `probe show FILE`."""
     if other is not None:
         _print_angles(file, other, as_json)
         return

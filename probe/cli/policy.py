@@ -32,7 +32,7 @@ DTYPES = get_args(Dtype)
 @click.option(
     "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
 )
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Say what is learnt.")
+@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Learn completions of this kind.")
 @click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @click.option(
@@ -116,7 +116,7 @@ def finetune(
 
 
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
-    """What was trained, read back from its card."""
+    """Print what was trained, by its card."""
     from probe.runs.finetune import CARD
     from replay_pools.base.files import read_sealed
 
@@ -154,7 +154,7 @@ def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json
     """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 
-    The held-out problems are those of RUN, which it has not trained on, or else those of `probe train`. Examples:
+    RUN is asked its own held-out problems, which it has not trained on; a model those of `probe train`. Examples:
 
       probe policy eval out/runs/train --mode run_tests,sentinel --without-hint
 
@@ -165,7 +165,7 @@ def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json
     given, step, trained = given_settings(ctx), 0, None
     if run is not None:
         if clash := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
-            raise InputError(clash[0], expected="none beside RUN, which has its own", found=repr(given[clash[0]]))
+            raise InputError(clash[0], expected="none with RUN, which has its own", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
     config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
     if trained is not None:
@@ -173,7 +173,7 @@ def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json
     elif config.evaluation.modes:  # what `--without-hint` asks without
         config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
     directory = out / "evals" / name
-    if run is None:  # beside one, what was not given is as the run has it
+    if run is None:  # a RUN gives what was not given
         say_defaults(ctx, config, say)
     with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)

@@ -27,7 +27,7 @@ USUAL_K = 4  # of `probe check`
 @column_options
 @click.option("--model", help="Model that sampled LOG, for the command that is printed.")
 @click.option(
-    "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of what is held out."
+    "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of the held-out pairs."
 )
 @out_option
 @json_option
@@ -43,7 +43,7 @@ def draft(
 ) -> None:
     """Propose pairs from the labelled rollouts of half of the prompts; the command that is printed replays the others.
 
-    Pairs whose texts are rollouts of a pool find themselves in it: a replay leaves their prompts out. Read the pairs
+    A replay leaves out the prompts of pairs that are rollouts of its pools. Read the pairs
     before you use them: they are as good as the labels. They go to out/pairs/NAME.jsonl. Example:
 
       probe pool draft rollouts.jsonl --map hacked=is_hack --model Qwen/Qwen3-4B --name drafted

@@ -107,7 +107,7 @@ def generate(ctx: click.Context, name: str, urls: tuple[str, ...], out: Path, as
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
-    """What samples, in words."""
+    """Name the policy and its server."""
     policy, server = header["policy"], header.get("engine")
     text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
     if server is None:
@@ -141,7 +141,7 @@ def regrade(
 ) -> None:
     """Grade every completion of POOL again, write out/pools/NAME, and print how far the labels agree.
 
-    POOL itself is left alone. The manifest of the new pool holds the agreement too, which `probe analyze` reads. A
+    POOL itself is left alone. The manifest of the new pool holds the agreement, too, and `probe analyze` reads it. A
     killed run continues where it stopped. Example:
 
       probe pool regrade teacher --name teacher-again

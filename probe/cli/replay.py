@@ -122,7 +122,7 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
         echo(
-            "NO GRADIENT: all rewards of a step are equal, in every step (those of one rollout always are); "
+            "NO GRADIENT: all rewards of a step are equal, in every step (one rollout alone always has no gradient); "
             "use pools with good and bad rollouts of a problem"
         )
     echo_end(run)

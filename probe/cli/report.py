@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@name_option("report", "that of the spec, or of the runs", default=None)
+@name_option("report", "the name of the spec, or of the runs", default=None)
 @click.option(
     "--figures",
     type=click.Choice(["svg", "pdf", "png"]),
@@ -128,7 +128,7 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
     """A report of the given runs."""
     from probe.report.inputs import Report, slug
 
-    # Files of a run in the report are called by its slug.
+    # The report names the files of a run by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with different names", found=given, fix="rename a directory")

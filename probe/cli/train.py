@@ -12,7 +12,7 @@ from probe.cli._settings import SettingsCommand, configured, say_defaults, setti
 from probe.records.run import elsewhere, read_run
 from probe.settings.words import ALL
 
-# Of steps, whose means are printed at the end.
+# Columns of steps; their means are printed at the end.
 MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
 
 

@@ -25,7 +25,7 @@ from probe.settings.words import DEFAULT_CONDITION
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import decode_jsonl, read_json, read_plain
 from replay_pools.base.tables import flat
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 
 PROJECT = "gradient-probe"
 PACKAGES = {  # tracker: packages, any one of which it needs
@@ -54,7 +54,7 @@ def tracked(names: Sequence[str], directory: Path, *, out_dir: Path, say: Callab
         _check_installed(name)
     trackers = _Trackers(names, directory, out_dir / "tracking", say)
     try:
-        with heard_by(lambda what, done, total: trackers.update()):
+        with on_progress(lambda what, done, total: trackers.update()):
             yield
         trackers.update()
     finally:

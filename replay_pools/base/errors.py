@@ -25,7 +25,7 @@ class InputError(Exception):
         where: file, step, sample, module or option, as precisely as known.
         expected: what should have been there.
         found: what was there instead.
-        fix: the next thing to do (a command where there is one).
+        fix: the next thing to do, as a command where possible.
     """
 
     def __init__(self, where: object, *, expected: str, found: str, fix: str = "") -> None:
@@ -36,16 +36,16 @@ class InputError(Exception):
 
     @property
     def errors(self) -> tuple["InputError", ...]:
-        """Those that this one stands for: itself."""
+        """Return the errors that this one stands for: itself."""
         return (self,)
 
     def at(self, where: object) -> "InputError":
-        """The same error at another place."""
+        """Return the same error at another place."""
         return InputError(where, expected=self.expected, found=self.found, fix=self.fix)
 
 
 def cut(text: str, most: int = MOST_SHOWN) -> str:
-    """A text in an error, which says how long it was where it is cut."""
+    """Cut a text of an error to `most` characters, and say how long it was."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text):,} characters)"
 
 
@@ -63,7 +63,7 @@ class FieldError(InputError, ValueError):
 
 
 class InputErrors(InputError, ValueError):  # noqa: N818 several of them
-    """Several errors at once, at least one; the command line prints each on a line of its own.
+    """Several errors at once, at least one; the command line prints each in one line.
 
     Args:
         errors: in the order in which they are printed; the first stands for all where one place is asked for.
@@ -75,7 +75,7 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
 
     @property
     def errors(self) -> tuple[InputError, ...]:
-        """All of them."""
+        """Return all of them."""
         return self._errors
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class InputErrors(InputError, ValueError):  # noqa: N818 several of them
 
 
 def refuse(errors: Sequence[InputError]) -> None:
-    """Raise what was found wrong: one error as itself, several together; nothing where there is none."""
+    """Raise the errors: one as itself, several together; nothing for an empty list."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -114,18 +114,18 @@ class Faults:
         self.add(error.where, kind, expected=error.expected, found=error.found, fix=error.fix)
 
     def __bool__(self) -> bool:
-        """Whether anything was added."""
+        """Return whether anything was added."""
         return bool(self._found)
 
     def take(self, others: "Faults") -> None:
-        """Note all faults of others, which then have none."""
+        """Move all faults of `others` here."""
         for key, errors in others._found.items():
             self._found[key] = [*self._found.get(key, ()), *errors][:MOST_PLACES]
             self._places[key] += others._places[key]
         others._found, others._places = {}, Counter()
 
     def errors(self) -> list[InputError]:
-        """Each fault at its first place, with the others."""
+        """Return each fault at its first place, with its other places."""
         errors: list[InputError] = []
         for key, (first, *others) in self._found.items():
             count, found = self._places[key] - 1, first.found
@@ -138,7 +138,7 @@ class Faults:
         return errors
 
     def check(self, source: object) -> None:
-        """Raise all faults together, one line each, where there are any."""
+        """Raise all faults together, one line each, if there are any."""
         errors = self.errors()
         if len(errors) > MOST_LINES:
             others = f"{len(errors) - MOST_LINES + 1} other faults"
@@ -147,17 +147,17 @@ class Faults:
 
 
 def unknown_name(where: object, name: str, names: Iterable[str], *, expected: str, fix: str) -> InputError:
-    """The error to raise for `name`.
+    """Return the error to raise for `name`.
 
     >>> str(unknown_name("run dmeo", "dmeo", ["base", "demo"], expected="a run", fix="see probe show"))
     'run dmeo: expected a run, found only demo, base; did you mean demo? (see probe show)'
 
     Args:
-        where: what stands before "expected".
-        name: that was given.
-        names: that exist.
-        expected: what the name would stand for, and where it is looked up.
-        fix: what to do where no name is like it.
+        where: the place, before "expected".
+        name: the unknown name.
+        names: the names that exist.
+        expected: the kind of thing, and where it is looked up.
+        fix: the next thing to do if no name is close.
     """
     names = sorted(names)
     if not names:

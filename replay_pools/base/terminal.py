@@ -1,12 +1,12 @@
-"""What a terminal or a page shows: progress reports of long work, and text of others made safe to look at.
+"""Progress reports of long work, and texts of others made safe to look at on a terminal or a page.
 
-The code that works calls `report`. A caller that wants to show progress wraps the call in `heard_by`:
+The code that works calls `report`. A caller that wants to show progress wraps the call in `on_progress`:
 
-    with heard_by(lambda what, done, total: print(f"{done}/{total} {what}")):
+    with on_progress(lambda what, done, total: print(f"{done}/{total} {what}")):
         generate_pool(...)
 
-Without a hearer a report does nothing. Hearers are no arguments of the functions in between, since they change nothing
-that is computed. `visible` shows characters that a terminal or a browser would obey, or not show.
+Without a listener a report does nothing. Listeners are not arguments of the functions in between, since they change
+nothing that is computed. `visible` shows characters that a terminal or a browser would obey, or not show.
 """
 
 import re
@@ -15,41 +15,41 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Hearer = Callable[[str, int, int], None]  # what, done, total: as in `report`
+OnProgress = Callable[[str, int, int], None]  # what, done, total: as in `report`
 
-_hearers: ContextVar[tuple[Hearer, ...]] = ContextVar("hearers", default=())
+_listeners: ContextVar[tuple[OnProgress, ...]] = ContextVar("listeners", default=())
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Say that `done` of `total` units of `what` (a plural: "steps") are done."""
-    for hearer in _hearers.get():
-        hearer(what, done, total)
+    """Report that `done` of `total` units of `what` (a plural: "steps") are done."""
+    for listener in _listeners.get():
+        listener(what, done, total)
 
 
 @contextmanager
-def heard_by(hearer: Hearer) -> Iterator[None]:
-    """Send every report made inside this context, in this thread, to `hearer` too."""
-    token = _hearers.set((*_hearers.get(), hearer))
+def on_progress(listener: OnProgress) -> Iterator[None]:
+    """Send every report made inside this context, in this thread, to `listener` too."""
+    token = _listeners.set((*_listeners.get(), listener))
     try:
         yield
     finally:
-        _hearers.reset(token)
+        _listeners.reset(token)
 
 
-# Controls (escape sequences begin with one), formats (among them those that turn the direction of text around, and
-# zero-width ones), lone surrogates, and the separators of lines and paragraphs.
+# Controls (escape sequences begin with one), formats (which include changes of direction and zero-width characters),
+# lone surrogates, and the separators of lines and paragraphs.
 INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _USERINFO = re.compile(r"(\w://)[^\s/@'\"]+@")
 _SECRET = re.compile(r"([?&](?:api[_-]?key|access[_-]?token|token|key|password|secret)=)[^&\s'\"]+", re.IGNORECASE)
 
 
 def is_invisible(character: str) -> bool:
-    """Whether a character has no form of its own on a screen; newline and tab are such characters too."""
+    """Return whether a character has no form of its own on a screen, as newline and tab."""
     return unicodedata.category(character) in INVISIBLE
 
 
 def visible(text: str, *, kept: str = "\n\t") -> str:
-    r"""The text with every invisible character as its Python escape, but for those in `kept`.
+    r"""Return the text with every invisible character as its Python escape, but for those in `kept`.
 
     >>> visible("a\x1b[2Jb\u202e")
     'a\\x1b[2Jb\\u202e'
@@ -65,7 +65,7 @@ def visible(text: str, *, kept: str = "\n\t") -> str:
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """The lines of a table: its first `left` columns flush left, the others, mostly numbers, flush right."""
+    """Return the lines of a table: its first `left` columns flush left, the others, mostly numbers, flush right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for row in (header, *rows):
@@ -76,7 +76,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> 
 
 
 def without_secrets(text: str) -> str:
-    """The text with `***` for user and password of every address in it, and for keys in its query.
+    """Return the text with `***` for user and password of every address in it, and for keys in its query.
 
     >>> without_secrets("http://me:pass@host:8000/v1?token=abc")
     'http://***@host:8000/v1?token=***'

@@ -34,7 +34,7 @@ TITLES = {"solve": "Solving", "honest": "Staying honest"}  # of ladders
     help="Rate against this evaluation in OUT/evals; repeatable.",
 )
 @click.option("--bots/--no-bots", default=True, show_default=True, help="Grade the bots, too.")
-@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Bootstrap so many times.")
+@click.option("--draws", type=click.IntRange(99), default=999, show_default=True, help="Number of bootstrap draws.")
 @click.option("--seed", default=0, show_default=True, help="Seed the bootstrap.")
 @out_option
 @json_option
@@ -103,7 +103,7 @@ def ladder(
 
 
 def _grade_bots(sitting: "Sitting") -> "list[Player]":
-    """The bots on the problems of a sitting, graded as it was."""
+    """Return the bots on the problems of a sitting, graded by its grader."""
     from probe.runs.heldout import bot_players
     from replay_pools.environments.registry import all_problems, get_environment
     from replay_pools.grading.grade import Grader, canary
@@ -134,10 +134,10 @@ def _echo_ladder(ladder: "Ladder") -> None:
     for rating in sorted(ladder.ratings, key=lambda rating: -rating.elo):
         is_base = rating.interval is None
         counts = ("-", "-") if is_base else (f"{rating.wins:g}", f"{rating.losses:g}")
-        beside = "higher" if rating.elo > 0 else "lower"
-        beside = "zero" if is_base else beside if rating.told_apart else "not told apart"
-        rows.append((rating.player.name, f"{rating.elo:+.0f}", _bounds(rating.interval), *counts, beside))
-    echo_table(("player", "Elo", "95%", "won", "lost", "beside the base"), rows)
+        against_base = "higher" if rating.elo > 0 else "lower"
+        against_base = "zero" if is_base else against_base if rating.told_apart else "not told apart"
+        rows.append((rating.player.name, f"{rating.elo:+.0f}", _bounds(rating.interval), *counts, against_base))
+    echo_table(("player", "Elo", "95%", "won", "lost", "against the base"), rows)
     best, count = ladder.best(), len(ladder.checkpoints())
     if best is None:
         echo("no checkpoint was evaluated after step 0")

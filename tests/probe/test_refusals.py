@@ -92,7 +92,7 @@ def test_the_config_of_another_verb_is_named(
     many_arms: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(["train", "--config", str(many_arms / "config.json"), "--out", str(out)], capsys)
-    assert "expected the config.json of a run of probe train, found that of probe replay" in line
+    assert "expected the config.json of a run of probe train, found a run of probe replay" in line
     (tmp_path / "other.json").write_text("[1]")
     line = refused(["replay", "--config", str(tmp_path / "other.json"), "--out", str(out)], capsys)
     assert "expected the config.json of a run of probe replay, found none" in line

@@ -14,7 +14,7 @@ from probe.cli import cli, main
 from probe.cli._frame import COMPLETE_VARIABLE, run
 from probe.records.run import read_run
 from probe.records.timings import mean_times
-from replay_pools.base.terminal import heard_by, report
+from replay_pools.base.terminal import on_progress, report
 from replay_pools.pool import BUILTIN, open_pool
 
 
@@ -23,9 +23,9 @@ def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
     outer: list[tuple[str, int, int]] = []
     inner: list[tuple[str, int, int]] = []
     report("steps", 0, 3)
-    with heard_by(lambda *args: outer.append(args)):
+    with on_progress(lambda *args: outer.append(args)):
         report("steps", 1, 3)
-        with heard_by(lambda *args: inner.append(args)):
+        with on_progress(lambda *args: inner.append(args)):
             report("steps", 2, 3)
         report("steps", 3, 3)
     report("steps", 4, 3)

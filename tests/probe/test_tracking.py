@@ -13,7 +13,7 @@ from probe.records import tracking
 from probe.records.run import read_run
 from probe.records.tracking import step_values, tracked
 from replay_pools.base.files import encode_jsonl, write_json
-from replay_pools.base.terminal import heard_by, report
+from replay_pools.base.terminal import on_progress, report
 
 pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install gradient-probe[test]")
 
@@ -65,7 +65,7 @@ def test_evaluations_are_told_in_order_with_the_steps(tmp_path: Path, own_enviro
     write_json(directory / "config.json", {"settings": settings})
     rate = {"count": 1, "rate": 0.25, "interval": None}
     rates = {"num_rollouts": 4, "num_problems": 4, "hack": rate, "exploit": rate, "solve": rate}
-    hearing = heard_by(lambda what, done, total: told.append((what, done, total)))
+    hearing = on_progress(lambda what, done, total: told.append((what, done, total)))
     with hearing, tracked(["tensorboard"], directory, out_dir=tmp_path, say=pytest.fail):
         for done in (0, 1, 2):
             evals = [{"step": step, "weights": "deployed", "rates": {"all": rates}} for step in (0, 2) if step <= done]

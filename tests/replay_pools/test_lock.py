@@ -13,7 +13,7 @@ import pytest
 from replay_pools.base import files
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 from replay_pools.grading.folders import PREFIX, grading_folder
 
 HOLD = """
@@ -79,7 +79,7 @@ def test_a_holder_on_another_machine_has_to_refresh_its_lock(
             os.utime(marker)
 
     marker.write_text(ELSEWHERE)
-    with heard_by(hear):
+    with on_progress(hear):
         if lives:
             expected = "nobody else who writes it, found process 1 on elsewhere"
             with pytest.raises(InputError, match=expected), locked(tmp_path / "a"):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from replay_pools.base.errors import InputError
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 from replay_pools.serving import connection, replica
 from replay_pools.serving.connection import Connection
 from replay_pools.serving.dialects import VllmAnswer
@@ -119,7 +119,7 @@ def test_a_dripping_answer_is_given_up_long_before_the_deadline(serve: Callable[
     monkeypatch.setattr(connection, "TOLD_EVERY_S", 0.05)
     server, told = replace(serve(DRIPS["body"], 0.05), limits=Limits()), list[tuple[str, int, int]]()
     with (
-        heard_by(lambda *words: told.append(words)),
+        on_progress(lambda *words: told.append(words)),
         pytest.raises(InputError, match=r"at 1024 bytes a second or faster, found \d+ bytes in .*server_bytes_per_s"),
     ):
         server.ask("/x", Ids)

@@ -13,7 +13,7 @@ from probe.runs.resume import check_same
 from probe.runs.sources.served import PushedEngine
 from probe.settings.training import ModelConfig
 from replay_pools.base.errors import InputError
-from replay_pools.base.terminal import heard_by
+from replay_pools.base.terminal import on_progress
 from replay_pools.engines import Sampler
 from replay_pools.policy.load import load_policy
 from replay_pools.serving import connection
@@ -106,7 +106,7 @@ def test_a_restart_is_sat_out_and_said(replicated: Callable[..., Replicated], mo
         if len(told) == 3:
             threading.Thread(target=server.open).start()
 
-    with heard_by(hear):
+    with on_progress(hear):
         assert engine.sample(PROMPTS, SHORT, seeds=SEEDS) == calm
     line = f"waiting for server {server.url}/v1/completions (ConnectError: "
     assert told[2].startswith(line), told
