@@ -1,8 +1,7 @@
 """A run on the command line: its trackers, what it would do, what it measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,10 +12,6 @@ from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.terminal import visible
-
-if TYPE_CHECKING:  # numpy, scipy and torch: a help text needs none of them
-    from probe.runs.preview import Preview
-
 
 # `track: tuple[str, ...]`, empty by default.
 track_option = click.option(
@@ -43,17 +38,17 @@ def echo_end(run: Run) -> None:
     say(describe_timings(run.path))
 
 
-def echo_preview(preview: "Preview", as_json: bool) -> None:
+def echo_preview(preview: Mapping[str, Any], as_json: bool) -> None:
     """Print a preview, as text or JSON."""
     if as_json:
-        echo_json(asdict(preview))
+        echo_json(preview)
         return
-    echo(f"{preview.path}: {preview.state}")
-    echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
-    hours = "-" if preview.hours is None else f"{preview.hours:.3g}"
-    peak = "-" if preview.peak_gib is None else f"{preview.peak_gib:.3g} GiB"
-    echo(f"hours: {hours}, peak memory: {peak}; {preview.measured}")
-    echo(f"model {preview.model}: {preview.adapted.caution or preview.adapted}")
+    echo(f"{preview['path']}: {preview['state']}")
+    echo(", ".join(f"{count:,} {what}" for what, count in preview["work"].items()))
+    hours = "-" if preview["hours"] is None else f"{preview['hours']:.3g}"
+    peak = "-" if preview["peak_gib"] is None else f"{preview['peak_gib']:.3g} GiB"
+    echo(f"hours: {hours}, peak memory: {peak}; {preview['measured']}")
+    echo(f"model {preview['model']}: {preview['adapted'].caution or preview['adapted']}")
     echo("nothing was written")
 
 

@@ -1,9 +1,12 @@
-"""A run before it runs, for `--dry-run`: its work, and its hours and memory by steps that were measured. No weights are
-loaded.
+"""A run before it runs, for `--dry-run`: its work, and its hours and memory by steps that were measured.
+
+A preview is the object that `--json` prints: path, state (new, continues after N steps, complete), work {unit: number},
+hours of the steps that are left with a start, peak_gib of memory (on the GPU where one was used), measured (where the
+two come from, which are null where no run like it has timed a step), model and adapted. No weights are loaded.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +25,7 @@ from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import load_skeleton
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """A run that has not been started, or not been finished. Field names are keys of the JSON."""
-
-    path: str
-    state: str  # new, continues after N steps, complete
-    work: Mapping[str, int]  # steps, rollouts, tokens, ...
-    hours: float | None  # of the steps that are left, with a start; None: no run like it has timed a step
-    peak_gib: float | None  # of memory, on the GPU where one was used; None as for hours
-    measured: str  # where hours and memory come from, or how to measure them
-    model: str
-    adapted: Adapted
+Preview = dict[str, Any]
 
 
 def adapted_weights(config: ModelConfig, model: str) -> Adapted:
@@ -82,7 +73,7 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
 def _preview(
     config: StepConfig, model: str, directory: Path, record: Mapping[str, Any], work: Mapping[str, int], out_dir: Path
 ) -> Preview:
-    """The preview of the run with `record`, some keys of its future `config.json`."""
+    """Preview the run with `record`, some keys of its future `config.json`."""
     done = find_run(directory, record, whole=False)
     num_done = len({row.step for row in done or ()})
     state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
@@ -98,13 +89,5 @@ def _preview(
     adapted = adapted_weights(config.model, model)
     if not config.intervention.v_hack:
         selected_pairs(config.intervention.extraction)  # refuses faulty pairs
-    return Preview(
-        path=str(directory),
-        state=state,
-        work=work,
-        hours=hours,
-        peak_gib=peak,
-        measured=measured,
-        model=model,
-        adapted=adapted,
-    )
+    found = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
+    return found | {"measured": measured, "model": model, "adapted": adapted}
