@@ -6,9 +6,8 @@ import click
 from click.shell_completion import shell_complete
 
 from probe.cli._frame import COMPLETE_VARIABLE, LazyGroup, echo, run
-from probe.cli._heartbeat import heartbeat, shown_progress
 
-# {section: {verb: ("module:command" in probe.cli, or a table of verbs of its own, one line of help)}}.
+# {section: {verb: ("module:command" in probe.cli, or a table of verbs, one line of help)}}.
 VERBS = {
     "Look": {
         "demo": ("replay:demo", "Replay the embedded rollouts in three arms; write their page."),
@@ -16,7 +15,7 @@ VERBS = {
         "replay": ("replay:replay", "Measure stored rollouts against the direction, in every arm."),
         "analyze": ("analyze:analyze", "The verdict on finished runs, or the decision of a spec."),
         "report": ("report:report", "Runs, or a spec, as one HTML file; records as Parquet or CSV."),
-        "show": ("show:show", "What is there: all of it, one rollout, one direction file."),
+        "show": ("show:show", "List what OUT holds; show one rollout, or one direction file."),
     },
     "Make": {
         "pool": (
@@ -97,5 +96,7 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if os.environ.get("RANK", "0") != "0":  # of several processes of one run, the first one speaks
         return run(cli)
-    with heartbeat(lambda text: echo(text, err=True)), shown_progress():
+    from probe.cli._terminal import shown_progress
+
+    with shown_progress(lambda text: echo(text, err=True)):
         return run(cli)

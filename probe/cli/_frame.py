@@ -1,4 +1,5 @@
-"""The frame of all verbs: lazy imports, one-line errors with exit codes, common options, completion and output.
+"""Frame of the command line, shared by all verbs: lazy import, one-line errors with exit codes, options, completion,
+output.
 
 To add an exit code, change `_describe`; to add advice for an OSError, add a row to OS_FIXES.
 """
@@ -11,16 +12,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib import import_module
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from probe.cli._heartbeat import note_output
 from probe.records.run import DEFAULT_OUT, elsewhere
 from replay_pools.base.errors import EXIT_INPUT, InputError
 from replay_pools.base.files import dump_json, plain_name
@@ -29,14 +27,12 @@ from replay_pools.base.terminal import aligned, is_invisible, visible, without_s
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has closed it
-OS_FIXES = {
-    errno.ENOSPC: "free some space, or choose another folder with --out (TMPDIR while reading a log)",
-    errno.EDQUOT: "free some space, or choose another folder with --out (TMPDIR while reading a log)",
-    errno.EACCES: "check the permissions, or choose another folder with --out",
-    errno.EPERM: "check the permissions, or choose another folder with --out",
-    errno.EROFS: "choose a writable folder with --out",
-}
+EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
+FULL, DENIED = (
+    "free some space, or choose another place: --out, TMPDIR for a log",
+    "check the permissions, or use --out",
+)
+OS_FIXES = {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EACCES: DENIED, errno.EPERM: DENIED, errno.EROFS: DENIED}
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -53,13 +49,17 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.sections = sections
         self.verbs = {name: row for section in sections.values() for name, row in section.items()}
+        # Only the names count: click suggests them, `spec sweep` to those who say `sweep`.
+        groups = {name: target for name, (target, _) in self.verbs.items() if isinstance(target, Mapping)}
+        inner = [f"{name} {verb}" for name, verbs in groups.items() for verb in verbs]
+        self.commands = dict.fromkeys([*self.verbs, *inner], click.Command("not imported yet"))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the verbs in the order of the table."""
         return [*self.verbs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a verb, or make a group of a table of verbs."""
+        """Import the verb, or make the group of verbs."""
         if cmd_name not in self.verbs:
             return None
         target, line = self.verbs[cmd_name]
@@ -67,18 +67,6 @@ class LazyGroup(click.Group):
             return LazyGroup(cmd_name, help=line, sections={"Commands": target})
         module, _, attribute = target.partition(":")
         return getattr(import_module(f"probe.cli.{module}"), attribute)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Resolve a verb as click does; the error for an unknown verb suggests one, in groups (`pool import`) too."""
-        if args[0] not in self.verbs and not ctx.resilient_parsing:
-            meant = {name: name for name in self.verbs}
-            for group, (target, _) in self.verbs.items():
-                for name in target if isinstance(target, Mapping) else ():
-                    meant.setdefault(name, f"{group} {name}")
-            close = get_close_matches(args[0], meant, n=1)
-            hint = f"; did you mean {meant[close[0]]}?" if close else ""
-            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the verbs of each section with the table's help lines; click's version would import every verb."""
@@ -90,23 +78,25 @@ class LazyGroup(click.Group):
 def run(command: click.Command, args: Sequence[str] | None = None) -> int:
     """Run a command and turn every error into one line on stderr and an exit code.
 
-    A command whose check failed calls `ctx.exit(1)`; return values are ignored.
+    A command with a failed check calls `ctx.exit(1)`; return values are ignored. `command.main` would print errors in
+    several lines, and end an interrupt and a closed pipe with 1.
     """
     args = sys.argv[1:] if args is None else list(args)
-    # Read before click parses, so that its errors can be traced too. Flags after the verb belong to the verb.
-    flags = takewhile(lambda argument: argument.startswith("-"), args)
-    debug = "--debug" in flags or os.environ.get("PROBE_DEBUG", "0") not in ("", "0")
+    code = 0
     try:
-        code = _invoke(command, list(args))
-        # Flush here, because a closed pipe cannot be caught at exit.
+        try:
+            with command.make_context("probe", [*args]) as context:
+                command.invoke(context)
+        except click.exceptions.Exit as stop:
+            code = stop.exit_code
+        # Here and not at exit, where a closed pipe could no longer be caught.
         sys.stdout.flush()
         return code
     except click.exceptions.NoArgsIsHelpError as error:
         echo(error.format_message(), err=True)
         return EXIT_INPUT
     except (KeyboardInterrupt, click.Abort):
-        note_output(result=True)
-        echo("probe: interrupted; repeat the command to continue", err=True)
+        echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python flushes again at exit, which would fail again.
@@ -114,8 +104,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         return EXIT_PIPE
     # The program's boundary: print no traceback unless asked for.
     except Exception as error:
-        note_output(result=True)
-        if debug:
+        if "--debug" in args or os.environ.get("PROBE_DEBUG", "0") not in ("", "0"):
             echo(traceback.format_exc(), err=True)
         messages, code = _describe(error)
         for message in messages:
@@ -132,32 +121,20 @@ def _rooted(message: str, args: Sequence[str]) -> str:
     return message
 
 
-def _invoke(command: click.Command, args: list[str]) -> int:
-    """Parse the arguments and call the command; `command.main` would print errors and exit."""
-    try:
-        with command.make_context("probe", args) as context:
-            command.invoke(context)
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    return 0
-
-
 def _describe(error: Exception) -> tuple[list[str], int]:
-    """Return the lines to print for an error, and its exit code."""
-    if isinstance(error, InputError):
-        return [str(each) for each in error.errors], EXIT_INPUT
-    if isinstance(error, click.UsageError):
-        path = error.ctx.command_path if error.ctx else "probe"
-        return [f"{error.format_message().rstrip('.')}; see `{path} --help`"], EXIT_INPUT
-    if isinstance(error, click.ClickException):
-        return [error.format_message()], EXIT_INPUT
-    if isinstance(error, OSError):
-        where = error.filename or "input/output"
-        message = f"{where}: {error.strerror or error}"
-        fix = OS_FIXES.get(error.errno or 0)
-        if fix:
-            message += f"; {fix}"
-        return [message], EXIT_INPUT
+    """The lines to print for an error, and its exit code."""
+    match error:
+        case InputError():
+            return [str(each) for each in error.errors], EXIT_INPUT
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx else "probe"
+            return [f"{error.format_message().rstrip('.')}; see `{path} --help`"], EXIT_INPUT
+        case click.ClickException():
+            return [error.format_message()], EXIT_INPUT
+        case OSError():
+            fix = OS_FIXES.get(error.errno or 0)
+            message = f"{error.filename or 'input/output'}: {error.strerror or error}"
+            return [f"{message}; {fix}" if fix else message], EXIT_INPUT
     return [f"internal: {type(error).__name__}: {error}; run `probe --debug ...` for the traceback"], EXIT_INTERNAL
 
 
@@ -174,16 +151,18 @@ class Real(click.FloatRange):
         return number
 
 
-def out_option(function: AnyFunction) -> AnyFunction:
-    """Add `--out DIR` -> `out: Path`, the root folder of all that a verb writes and looks up."""
-    kind = click.Path(file_okay=False, path_type=Path)
-    return click.option(
-        "--out",
-        type=kind,
-        default=DEFAULT_OUT,
-        show_default=True,
-        help="Root folder to write to and look up names in.",
-    )(function)
+# `out: Path`, the root of everything that a verb writes and looks up.
+out_option = click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_OUT,
+    show_default=True,
+    help="Root folder of all that is written and looked up.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done and what it needs; write nothing, load no weights."
+)
 
 
 def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFunction], AnyFunction]:
@@ -192,47 +171,46 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
     Args:
         usual: the default, if it is not a fixed name.
     """
+
+    def check(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+        return value if value is None else plain_name(value, "--name")
+
     text = f"Name of the {what} inside --out." + (f" Default: {usual}." if usual else "")
-    return click.option("--name", callback=_check_name, help=text, **settings)
+    return click.option("--name", callback=check, help=text, **settings)
 
 
-def dry_run_option(function: AnyFunction) -> AnyFunction:
-    """Add `--dry-run` -> `dry_run: bool`."""
-    text = "Print the work and its time; write nothing, load no weights."
-    return click.option("--dry-run", is_flag=True, help=text)(function)
+class MapOption(click.Option):
+    """`--map TARGET=COLUMN,...` -> `mapping: dict[str, str]`; its help lists the targets."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """List the targets; only a help imports them."""
+        from replay_pools.logs.columns import TARGETS
+
+        self.help = f"Name columns that are guessed wrong, or not at all. Targets: {', '.join(TARGETS)}."
+        return super().get_help_record(ctx)
+
+    def process_value(self, ctx: click.Context, value: Any) -> dict[str, str]:
+        """Parse what all occurrences of the option give."""
+        if not value:
+            return {}
+        from replay_pools.logs.columns import parse_mapping
+
+        return parse_mapping(",".join(value))
 
 
 def column_options(function: AnyFunction) -> AnyFunction:
     """Add `--map TARGET=COLUMN,... --format NAME` -> `mapping: dict[str, str], format_name: str | None`."""
     text = "Format of the log. Default: detected."
     function = click.option("--format", "format_name", metavar="FORMAT", help=text)(function)
-    text, settings = "Columns of the log that are guessed wrong or missed.", {"multiple": True, "callback": _mapping}
-    return click.option("--map", "mapping", metavar="TARGET=COLUMN,...", help=text, **settings)(function)
-
-
-def _mapping(_ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    if not texts:
-        return {}
-    from replay_pools.logs.columns import parse_mapping  # slow to import, and only logs need it
-
-    return parse_mapping(",".join(texts))
+    return click.option("--map", "mapping", cls=MapOption, multiple=True, metavar="TARGET=COLUMN,...")(function)
 
 
 def log_options(function: AnyFunction) -> AnyFunction:
-    """Add `column_options`, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
-    text = "Skip and list up to N broken rows; with more, import nothing. Default: 0."
+    """`column_options`, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
+    text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
     function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
     text = "Token limit of completions. Default: from the log, else guessed."
     return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
-
-
-def json_option(function: AnyFunction) -> AnyFunction:
-    """Add `--json` -> `as_json: bool`, one JSON object instead of text."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
-
-
-def _check_name(_ctx: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    return value if value is None else plain_name(value, "--name")
 
 
 def one_of(names: Sequence[str]) -> Complete:
@@ -250,12 +228,8 @@ def several_of(names: Callable[[click.Context], Sequence[str]]) -> Complete:
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given, comma, last = incomplete.rpartition(",")
-        taken = set(given.split(","))
-        items = []
-        for name in names(ctx):
-            if name.startswith(last) and name not in taken:
-                items.append(CompletionItem(f"{given}{comma}{name}"))
-        return items
+        left = [name for name in names(ctx) if name.startswith(last) and name not in given.split(",")]
+        return [CompletionItem(f"{given}{comma}{name}") for name in left]
 
     return complete
 
@@ -279,25 +253,24 @@ def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a text on stdout or stderr; verbs print all their text through this function.
+    """Print a text on stdout or stderr; a verb prints everything in this way.
 
     Parts may come from pools, servers and models: control characters are escaped, and passwords in addresses shown as
     ***. Newlines and tabs stay, so callers fold foreign lines first.
     """
-    note_output(result=not err)
     text = visible(without_secrets(text))
-    if (sys.stderr if err else sys.stdout).isatty():
-        from probe.cli._colour import painted
+    if not (sys.stderr if err else sys.stdout).isatty():
+        click.echo(text, err=err)
+        return
+    from probe.cli._terminal import print_text
 
-        text = painted(text, err=err)
-    click.echo(text, err=err)
+    print_text(text, err=err)
 
 
 def echo_json(value: Any) -> None:
-    """Print one strict JSON value (NaN as null) on one line."""
-    # JSON readers turn the escape of an invisible character back.
+    """Print one strict JSON value (NaN as null) in one line."""
+    # Within a string of JSON an invisible character has an escape, which a reader turns back.
     text = "".join(json.dumps(part)[1:-1] if is_invisible(part) else part for part in dump_json(value).decode())
-    note_output(result=True)
     click.echo(without_secrets(text))
 
 
@@ -305,9 +278,8 @@ def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: in
     """Print an aligned text table: the first `left` columns flush left, the others flush right."""
     cells = [[without_secrets(visible(str(cell), kept="")) for cell in row] for row in rows]
     if not sys.stdout.isatty():
-        echo("\n".join(aligned(header, cells, left)))
+        click.echo("\n".join(aligned(header, cells, left)))
         return
-    from probe.cli._colour import table
+    from probe.cli._terminal import print_table
 
-    note_output(result=True)
-    click.echo(table(header, cells, left))
+    print_table(header, cells, left)

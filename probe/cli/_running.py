@@ -1,35 +1,25 @@
 """Output about a run: trackers, previews, results and warnings."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from probe.cli._frame import AnyFunction, echo, echo_json, echo_table
+from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.idle import idle_settings
-from probe.records.records import StepRecord
 from probe.records.run import Run
 from probe.records.timings import describe_timings
 from probe.records.tracking import TRACKERS
 from probe.settings.words import ALL
 from replay_pools.base.terminal import visible
 
-if TYPE_CHECKING:  # help texts must not import numpy, scipy and torch
-    from probe.runs.preview import Preview
-
-GIB = 2**30
-
-
-def track_option(function: AnyFunction) -> AnyFunction:
-    """Add `--track TRACKER` -> `track: tuple[str, ...]`, empty by default."""
-    return click.option(
-        "--track",
-        multiple=True,
-        type=click.Choice(TRACKERS),
-        help="Also send the records to a tracker, locally (out/tracking/); repeatable. Default: none.",
-    )(function)
+# `track: tuple[str, ...]`, empty by default.
+track_option = click.option(
+    "--track",
+    multiple=True,
+    type=click.Choice(TRACKERS),
+    help="Show the records in a tracker too, locally (out/tracking/); repeatable. Default: none.",
+)
 
 
 def say(text: str) -> None:
@@ -45,35 +35,20 @@ def echo_end(run: Run) -> None:
         echo(f"WARNING: {warning}")
     for sentence in idle_settings(run):
         echo(f"caution: {sentence}")
-    say(f"{describe_timings(run.path)}; peak memory {peak_memory() / GIB:.2f} GiB")
+    say(describe_timings(run.path))
 
 
-def peak_memory() -> int:
-    """Return the peak memory of this process in bytes: on its GPU if it used one, else in main memory."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
-        return held
-    import resource  # not on Windows
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def mean_of(steps: Sequence[StepRecord], column: str) -> float | None:
-    """Return the mean of a field over the steps that have it."""
-    values = [value for step in steps if (value := getattr(step, column)) is not None]
-    return sum(values) / len(values) if values else None
-
-
-def echo_preview(preview: "Preview", as_json: bool) -> None:
+def echo_preview(preview: Mapping[str, Any], as_json: bool) -> None:
     """Print a preview, as text or JSON."""
     if as_json:
-        echo_json(asdict(preview))
+        echo_json(preview)
         return
-    echo(f"{preview.path}: {preview.state}")
-    echo(", ".join(f"{count:,} {what}" for what, count in preview.work.items()))
-    echo(f"hours: {'-' if preview.hours is None else f'{preview.hours:.3g}'}, {preview.hours_source}")
-    echo(f"model {preview.model}: {preview.adapted.caution or preview.adapted}")
+    echo(f"{preview['path']}: {preview['state']}")
+    echo(", ".join(f"{count:,} {what}" for what, count in preview["work"].items()))
+    hours = "-" if preview["hours"] is None else f"{preview['hours']:.3g}"
+    peak = "-" if preview["peak_gib"] is None else f"{preview['peak_gib']:.3g} GiB"
+    echo(f"hours: {hours}, peak memory: {peak}; {preview['measured']}")
+    echo(f"model {preview['model']}: {preview['adapted'].caution or preview['adapted']}")
     echo("nothing was written")
 
 

@@ -5,11 +5,12 @@
     @click.pass_context
     def replay(ctx, ...): config = configured(ctx, "replay", out)
 
-An option of a setting is short for `--set KEY=VALUE`; type, help and default come from the field.
+An option of a setting is another way to say `--set KEY=VALUE`: the field gives its type, meaning and default.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -34,15 +35,6 @@ COMPLETE = {
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
 
-# {flag of the author's earlier scripts: its equivalent here}
-SEED_FLAGS = {
-    "--loss-mode": "--set objective.loss_type=grpo (or nll)",
-    "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
-    "--no-scale-rewards": "--set objective.scale_rewards=none",
-    "--kl-beta": "--set objective.beta=VALUE --set objective.reference=base",
-    "--num-generations": "--set rollouts.group=NUMBER in a training, --per-pool NUMBER in a replay",
-}
-
 
 class SettingOption(click.Option):
     """An option that `configured` reads; it is no parameter of the command.
@@ -56,7 +48,7 @@ class SettingOption(click.Option):
         self.key = key
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        """Parse as click does, and keep a given value."""
+        """Keep a value that was given."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if ctx.get_parameter_source(str(self.name)) is ParameterSource.COMMANDLINE:
             ctx.meta.setdefault(__name__, {})[self.key] = value
@@ -64,66 +56,41 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A verb with settings. The error for an unknown option names the setting of that name.
-
-    Args:
-        common: options that the help lists first.
-    """
-
-    def __init__(self, *args: Any, common: Sequence[str] = (), **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.common = common
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Format as click does, with common options in a first list."""
-        records = {option.opts[0]: option.get_help_record(ctx) for option in self.get_params(ctx)}
-        common = [records.pop(word) for word in self.common]
-        for title, rows in (("Common options", common), ("Other options" if common else "Options", records.values())):
-            if shown := [row for row in rows if row is not None]:
-                with formatter.section(title):
-                    formatter.write_dl(shown)
+    """A verb with settings: the error of an option that it lacks names the setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does; the error for an unknown option has a hint."""
+        """Parse, and name the setting where there is no such option."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            keys = [key for key in keys_of(CONFIGS[_verb_of(ctx)]) if key.rpartition(".")[2] == leaf]
-            known = f"--set {keys[0]}=VALUE" if keys else SEED_FLAGS.get(error.option_name)
-            if known is None:
-                raise
-            fix = f"use {known}"
-            raise InputError(error.option_name, expected="an option", found="a setting without one", fix=fix) from error
+            # check and extract take the settings of a replay.
+            configs = [CONFIGS[verb] for verb in CONFIGS if verb == ctx.info_name] or [CONFIGS["replay"]]
+            for key in keys_of(configs[0]):
+                if key.rpartition(".")[2] == leaf:
+                    raise click.UsageError(f"{error.message} Say --set {key}=VALUE", ctx) from error
+            raise
 
 
 def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:
     """Add options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
-        verb: the verb of the settings; its preset has the defaults.
-        keys: `KEY`, for an option named by the last part of the key, or `KEY: --OPTION`.
-        has_config: a run of this verb can be repeated.
+        verb: the owner of the settings; its preset has their defaults.
+        keys: `KEY`, for an option that is called as the last part of the key, or `KEY: --OPTION`.
+        has_config: whether a run of this verb can be repeated.
     """
-    usual = configure(verb)
+    usual = flat(asdict(configure(verb)))
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
-    names = ", ".join(preset_names())
-    text = f"{names}, or a .toml file. Default: {DEFAULT_PRESET[verb]}."
-    options.append(
-        click.option(PRESET, cls=SettingOption, key=PRESET, shell_complete=one_of(preset_names()), help=text)
-    )
-    text = "Any setting, such as objective.beta=0.01; repeatable. `probe settings` lists all."
-    options.append(click.option(SET, cls=SettingOption, key=SET, multiple=True, metavar="TABLE.KEY=VALUE", help=text))
+    text = f"{', '.join(preset_names())}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
+    general: list[tuple[str, dict[str, Any]]] = [(PRESET, {"shell_complete": one_of(preset_names()), "help": text})]
+    text = "Any setting, as objective.beta=0.01; repeatable. All of them: probe settings."
+    general.append((SET, {"multiple": True, "metavar": "TABLE.KEY=VALUE", "help": text}))
     if has_config:
-        kind, text = click.Path(path_type=Path), "Start from the config.json of a run instead of a preset."
-        options.append(click.option(CONFIG, cls=SettingOption, key=CONFIG, type=kind, help=text))
-
-    def decorate(function: AnyFunction) -> AnyFunction:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+        text = "Start from the config.json of a run, and not from a preset."
+        general.append((CONFIG, {"type": click.Path(path_type=Path), "help": text}))
+    options += [click.option(name, cls=SettingOption, key=name, **kind) for name, kind in general]
+    return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
@@ -140,16 +107,16 @@ def given_keys(ctx: click.Context) -> set[str]:
 def configured(
     ctx: click.Context, verb: Verb, out: Path | None = None, *, start: Mapping[str, Any] | None = None
 ) -> Any:
-    """Build the config of a verb from the options of a command.
+    """Return the settings of a run, an instance of its verb's class, from the options of a command.
 
     Args:
-        verb: the verb of the settings.
-        out: root folder to look up the name of a direction file; None = keep the name.
-        start: settings in place of a preset; `--config` replaces them.
+        verb: the owner of the settings.
+        out: the root folder in which the name of a direction file is looked up; None keeps the name.
+        start: settings in the place of a preset; `--config` takes their place.
 
     Raises:
-        InputError: as in `configure`; `--config` with `--preset`, or of another verb; no such direction file, or pairs
-            as well as a direction file.
+        InputError: as `configure`; `--config` with `--preset`, or not of a run of this verb; no such direction file,
+            or pairs in addition to one.
     """
     said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
     where, settings = said.get(CONFIG, "settings"), said.get(SET, ())
@@ -158,18 +125,18 @@ def configured(
             raise InputError(PRESET, expected="none with --config", found=repr(said[PRESET]))
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
-            start["preregistered"] = None  # with other settings it is no longer the announced run
+            start["preregistered"] = None  # a run with other settings is no longer the one that a spec announced
     config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
     intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
     if out is None or intervention is None or intervention.v_hack is None:
         return config
     if pairs is not None:
-        raise InputError("--pairs", expected="none with --v-hack, as its file has pairs", found=repr(pairs))
+        raise InputError("--pairs", expected="none with --v-hack, a file that holds its pairs", found=repr(pairs))
     return with_direction_file(config, out)
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:
-    """Report the preset's values of options that were not given, as options.
+    """Say which options were left to the preset, with their values.
 
     Args:
         config: the settings of the command.
@@ -178,7 +145,7 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
     if CONFIG in said:
         return
     if getattr(config, "intervention", None) is not None and config.intervention.v_hack is not None:
-        given.add("intervention.extraction.pairs")  # the direction file has pairs
+        given.add("intervention.extraction.pairs")  # the file has its own pairs
     chosen = []
     for option in ctx.command.params:
         key = getattr(option, "key", PRESET)
@@ -189,16 +156,15 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
         say(f"defaults (--preset {preset}): {' '.join(chosen)}")
 
 
-def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
-    """Make the option of a setting."""
+def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
+    """Return the option of a setting; `usual` has the default of each one."""
     entry = field_of(CONFIGS[verb], key)
-    leaf = key.rpartition(".")[2].replace("_", "-")
-    flag = flag or f"--{leaf}"
-    hint = entry.annotation
+    flag = flag or f"--{key.rpartition('.')[2].replace('_', '-')}"
+    hint: Any = entry.annotation
     if NoneType in get_args(hint):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
-    value = flat(asdict(usual)).get(key)  # None if the table is unset
-    text = f"{(entry.description or key).rstrip('.')}. Default: {_default_text(value)}."
+    meaning = entry.description or key
+    text = f"{meaning}{'' if meaning.endswith('.') else '.'} Default: {_default_text(usual.get(key))}."
     kind: dict[str, Any] = {"type": hint if hint in (int, float) else str}
     if hint is bool:
         flag, kind = f"{flag}/--no-{flag.lstrip('-')}", {"default": None}
@@ -209,9 +175,8 @@ def _option(verb: Verb, usual: Any, key: str, flag: str) -> Callable[[AnyFunctio
         text = "Loss variant: measure every arm under this change of the objective; repeatable. Default: no change."
     elif get_origin(hint) is tuple:
         kind = {"callback": _names, "metavar": "NAME,..."}
-    if key in COMPLETE:
-        kind["shell_complete"] = COMPLETE[key]
-    return click.option(flag, cls=SettingOption, key=key, help=text[0].upper() + text[1:], **kind)
+    shown = {"help": text[0].upper() + text[1:], "shell_complete": COMPLETE.get(key)}
+    return click.option(flag, cls=SettingOption, key=key, **shown, **kind)
 
 
 def _names(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -241,19 +206,11 @@ def _as_option(option: click.Parameter, value: Any) -> str:
     return f"{option.opts[0]} {','.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
-def _verb_of(ctx: click.Context) -> Verb:
-    """Return the verb of a command's settings; replay for other commands (check, extract)."""
-    for verb in CONFIGS:
-        if verb == ctx.info_name:
-            return verb
-    return "replay"
-
-
 def _stored(verb: Verb, path: Path) -> Mapping[str, Any]:
-    """Return the settings in a run's config.json."""
+    """Return the settings in the config.json of a run."""
     config = read_json(path)
     settings = settings_of(config) if isinstance(config, dict) else {}
     if settings.get("verb") != verb:
-        actual = f"one of probe {settings['verb']}" if "verb" in settings else "none"
+        actual = f"a run of probe {settings['verb']}" if "verb" in settings else "none"
         raise InputError(path, expected=f"the config.json of a run of probe {verb}", found=actual)
     return settings

@@ -1,7 +1,7 @@
-"""Tables of the content of OUT, one a kind, for `probe show`.
+"""The contents of OUT, a table for each kind, for `probe show`.
 
-Every kind has a function `list_KIND(out)` that returns its rows. To add a kind, write one and add it to KINDS at the
-end of this file. Files are read without checks, so that a damaged file hides no others.
+Every kind has a function `list_KIND(out)` that returns its rows. To add a kind: write one and add it to KINDS, at the
+end of this file. Files are read and not checked, so that one damaged file hides nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,13 +13,19 @@ from probe.cli._frame import echo, echo_json, echo_table
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json
+from replay_pools.base.tables import flat
 from replay_pools.pool import BUILTIN, HEADER_NAME, MANIFEST_NAME, step_files
 
 Row = dict[str, Any]  # {column: value} of one entry; all rows of a kind have the same columns
+# {column: key in the card of directions}
+CARD = {
+    **{"basis": "basis", "pairs": "pairs", "method": "settings.method", "sides": "settings.sides", "k": "settings.k"},
+    **{"directions": "num_directions", "modules": "num_modules"},
+}
 
 
 def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
-    """Print the content of OUT, of one kind or of all."""
+    """Print the contents of OUT: one kind, or all."""
     tables = {name: rows_of(out) for name, rows_of in KINDS.items() if kind in (None, name)}
     if as_json:
         echo_json(tables)
@@ -33,69 +39,49 @@ def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
 
 
 def list_pools(out: Path) -> list[Row]:
-    """List the pools in OUT/pools, then the bundled ones with other names."""
+    """The pools in OUT/pools, then the built-in ones that they do not hide."""
     made = _folders(out / "pools")
-    hidden = {path.name for path in made}
-    return [_pool(path) for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]]
-
-
-def _pool(path: Path) -> Row:
-    """Return a row of `list_pools`."""
-    is_finished = (path / MANIFEST_NAME).is_file()
-    header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
-    policy, plan, counts = (_inner(header, key) for key in ("policy", "plan", "counts"))
-    adapter = f" + {policy['adapter']}" if policy.get("adapter") else ""
-    return {
-        "name": path.name,
-        "groups": counts.get("steps", len(step_files(path))),
-        "rollouts": counts.get("rollouts"),
-        "policy": f"{policy['base_model']}{adapter}" if policy.get("base_model") else None,
-        "mode": plan.get("mode") if isinstance(plan.get("mode"), str) else None,  # imported logs may have a list
-        "hint": plan.get("hint") if isinstance(plan.get("hint"), bool) else None,
-        "place": "built in" if path.parent == BUILTIN else str(path),
-        "state": _state(is_finished),
-    }
-
-
-def list_directions(out: Path) -> list[Row]:
-    """List the directions in OUT/directions, by their cards."""
-    rows = []
-    for name in direction_names(out):
-        card = _table(out / "directions" / f"{name}.card.json")
-        extraction = _inner(card, "settings")
+    hidden, rows = {path.name for path in made}, []
+    for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]:
+        is_finished = (path / MANIFEST_NAME).is_file()
+        header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
+        model, adapter = header.get("policy.base_model"), header.get("policy.adapter")
+        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # lists in logs of another program
         rows.append(
             {
-                "name": name,
-                "basis": card.get("basis"),
-                "pairs": card.get("pairs"),
-                "method": extraction.get("method"),
-                "sides": extraction.get("sides"),
-                "k": extraction.get("k"),
-                "directions": card.get("num_directions"),
-                "modules": card.get("num_modules"),
+                "name": path.name,
+                "groups": header.get("counts.steps", len(step_files(path))),
+                "rollouts": header.get("counts.rollouts"),
+                "policy": f"{model} + {adapter}" if model and adapter else model,
+                "mode": mode if isinstance(mode, str) else None,
+                "hint": hint if isinstance(hint, bool) else None,
+                "place": "built in" if path.parent == BUILTIN else str(path),
+                "state": _state(is_finished),
             }
         )
     return rows
+
+
+def list_directions(out: Path) -> list[Row]:
+    """The files of OUT/directions, by their cards."""
+    cards = {name: _table(out / "directions" / f"{name}.card.json") for name in direction_names(out)}
+    return [{"name": name, **{column: card.get(key) for column, key in CARD.items()}} for name, card in cards.items()]
 
 
 def list_runs(out: Path) -> list[Row]:
     """List the replays and trainings in OUT/runs."""
     rows = []
     for path in _folders(out / "runs"):
-        settings = _inner(_table(path / CONFIG_FILE), "settings")
-        manifest = _table(path / MANIFEST_FILE)
-        done = len(list(path.glob("step_*.cos.jsonl.gz")))
-        rows.append(
-            {
-                "name": path.name,
-                "verb": settings.get("verb"),
-                "steps": done,
-                "of": settings.get("steps"),  # null: all groups of the pools
-                "arms": _inner(settings, "intervention").get("arms"),
-                "seed": settings.get("seed"),
-                "state": "stopped early" if manifest.get("stopped") else _state((path / MANIFEST_FILE).is_file()),
-            }
-        )
+        config, manifest = _table(path / CONFIG_FILE), path / MANIFEST_FILE
+        row = {
+            "name": path.name,
+            "verb": config.get("settings.verb"),
+            "steps": len(list(path.glob("step_*.cos.jsonl.gz"))),
+            "of": config.get("settings.steps"),  # null: all groups that the pools give
+            "arms": config.get("settings.intervention.arms"),
+            "seed": config.get("settings.seed"),
+        }
+        rows.append(row | {"state": "stopped early" if _table(manifest).get("stopped") else _state(manifest.is_file())})
     return rows
 
 
@@ -133,18 +119,12 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    """Read an object from a JSON file; empty if it cannot be read."""
+    """Return {key with dots: value} of a JSON file; empty for a file that is missing or broken."""
     try:
         value = read_json(path)
     except (InputError, OSError):
         return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _inner(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key; empty if the value is something else."""
-    value = table.get(key)
-    return value if isinstance(value, dict) else {}
+    return flat(value) if isinstance(value, dict) else {}
 
 
 def _state(is_finished: bool) -> str:

@@ -51,16 +51,10 @@ DIVISOR = "objective.max_completion_length"  # dr_grpo's
 @out_option
 @json_option
 @click.pass_context
-def extract(
-    ctx: click.Context,
-    name: str,
-    basis: Basis,
-    out: Path,
-    as_json: bool,
-) -> None:
-    """Extract directions from pairs and write out/directions/NAME.safetensors, with a card and the pair gradients.
+def extract(ctx: click.Context, name: str, basis: Basis, out: Path, as_json: bool) -> None:
+    """Extract directions from pairs and write out/directions/NAME.safetensors with its card and pair gradients.
 
-    Use the settings of the replay that will need them: model, objective (its normaliser), intervention.extraction.
+    It takes the settings of a replay: model, objective (its normaliser), intervention.extraction.
 
     Example:  probe extract --pairs builtin --basis svd --k 4 --name v_hack
     """
@@ -98,7 +92,7 @@ def _pool(model: str, out: Path) -> str:
 
 
 def _more(config: ReplayConfig, basis: Basis) -> str:
-    """Return the options with which a replay matches these directions, where they differ from its defaults."""
+    """Return the options that a replay along these directions needs, since they are not the default."""
     from extraction.library import shared_settings
 
     shared = {*shared_settings(config.intervention.extraction, normaliser(config.objective)), DIVISOR}
@@ -113,7 +107,7 @@ def _more(config: ReplayConfig, basis: Basis) -> str:
 
 
 def show_directions(file: Path, other: Path | None, as_json: bool) -> None:
-    """Print the card of a file, checked against it, or the angles between two files (`probe show FILE`)."""
+    """Print a card, checked against its file, or the angles between two files, for `probe show FILE`."""
     if other is not None:
         _print_angles(file, other, as_json)
         return
@@ -160,17 +154,13 @@ def _print_angles(first: Path, second: Path, as_json: bool) -> None:
 
 
 def _summary(modules: Sequence["ModuleAngles"]) -> dict[str, float | int | None]:
-    """Return medians of the smallest and largest angle and means of the rest, over modules; None without modules."""
-    if not modules:
-        return {"num_modules": 0} | dict.fromkeys(("angle_min", "angle_max", "overlap", "chance", "axis_cos"))
-    return {
-        "num_modules": len(modules),
-        "angle_min": median(module.angles[0] for module in modules),
-        "angle_max": median(module.angles[-1] for module in modules),
-        "overlap": fmean(module.overlap for module in modules),
-        "chance": fmean(module.chance for module in modules),
-        "axis_cos": fmean(module.axis_cos for module in modules),
+    """Medians of the smallest and largest angle and means of the rest, over modules; null without modules."""
+    values = {
+        "angle_min": (median, [module.angles[0] for module in modules]),
+        "angle_max": (median, [module.angles[-1] for module in modules]),
+        **{name: (fmean, [getattr(module, name) for module in modules]) for name in ("overlap", "chance", "axis_cos")},
     }
+    return {"num_modules": len(modules), **{name: of(each) if each else None for name, (of, each) in values.items()}}
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from probe.cli._frame import (
-    Real,
-    echo,
-    echo_json,
-    json_option,
-    name_option,
-    one_pool,
-    one_run,
-    out_option,
-)
+from probe.cli._frame import Real, echo, echo_json, json_option, name_option, one_pool, one_run, out_option
 from probe.cli._running import echo_evaluations, say
 from probe.cli._settings import SettingsCommand, configured, given_settings, say_defaults, settings_options
 from probe.records.run import elsewhere, resolve_run
@@ -38,9 +29,11 @@ DTYPES = get_args(Dtype)
 
 @click.command()
 @name_option("adapter or model", required=True)
-@click.option("--model", default="organism", show_default=True, help="Model to start from, as in probe pool generate.")
-@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Completions to learn.")
-@click.option("--pool", shell_complete=one_pool, help="Learn rewarded rollouts of this pool instead.")
+@click.option(
+    "--model", default="organism", show_default=True, help="Start from this model, as in probe pool generate."
+)
+@click.option("--completions", required=True, type=click.Choice(COMPLETIONS), help="Learn completions of this kind.")
+@click.option("--pool", shell_complete=one_pool, help="Learn its rollouts that were paid for that, and write none.")
 @click.option("--env", default="minicode", show_default=True, help=f"{NAMES}.")
 @click.option(
     "--split", default="train", show_default=True, type=click.Choice(SPLITS), help="Split of the environment."
@@ -122,7 +115,7 @@ def finetune(
 
 
 def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json: bool) -> None:
-    """Print the result of a training, from its card."""
+    """Print what was trained, by its card."""
     from probe.runs.finetune import CARD
     from replay_pools.base.files import read_sealed
 
@@ -156,17 +149,11 @@ def _print_trained(directory: Path, merge: bool, model: str, out: Path, as_json:
 @out_option
 @json_option
 @click.pass_context
-def evaluate(
-    ctx: click.Context,
-    run: Path | None,
-    name: str,
-    out: Path,
-    as_json: bool,
-) -> None:
-    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model. The rollouts
+def evaluate(ctx: click.Context, run: Path | None, name: str, out: Path, as_json: bool) -> None:
+    """Evaluate the deployed policy of a training RUN (a directory, or a name in OUT/runs), or any --model; the rollouts
     are pools in out/evals/NAME.
 
-    RUN is evaluated on its held-out problems, a model on the ones that `probe train` would hold out. Examples:
+    RUN is asked its own held-out problems, which it has not trained on; a model those of `probe train`. Examples:
 
       probe policy eval out/runs/train --mode run_tests,sentinel --without-hint
 
@@ -177,7 +164,7 @@ def evaluate(
     given, step, trained = given_settings(ctx), 0, None
     if run is not None:
         if clash := [key for key in ("model.name", "model.adapter", "rollouts.env") if key in given]:
-            raise InputError(clash[0], expected="none with RUN, which sets it", found=repr(given[clash[0]]))
+            raise InputError(clash[0], expected="none with RUN, which has its own", found=repr(given[clash[0]]))
         trained, step = deployed_policy(resolve_run(run, out))
     config = configured(ctx, "eval", start=None if trained is None else asdict(trained))
     if trained is not None:
@@ -185,7 +172,7 @@ def evaluate(
     elif config.evaluation.modes:  # `--without-hint` uses the mode of the rollouts
         config = replace(config, rollouts=replace(config.rollouts, mode=config.evaluation.modes[0]))
     directory = out / "evals" / name
-    if run is None:  # a run sets what was not given
+    if run is None:  # a RUN gives what was not given
         say_defaults(ctx, config, say)
     with locked(directory):
         row = evaluate_policy(config, directory, out, step=step, say=say)

@@ -23,7 +23,7 @@ from replay_pools.regrade import count_missed, graded_code_rule
 from replay_pools.rollout import CodeRule, Rollout, Template
 
 MOST_FAULTS = 20  # lines; the rest is counted
-# The labels whose rates `probe pool show` prints; None = not known. To add one: a row here.
+# Labels; `probe pool show` prints their rates; None = not known. To add one: a row here.
 LABELS: dict[str, Callable[[Rollout], bool | None]] = {
     "hacked": lambda rollout: rollout.hacked,
     "gt_pass": lambda rollout: rollout.gt_pass,
@@ -166,7 +166,7 @@ def describe_tests(tests: dict[str, int] | None) -> str:
         return "tests: not recorded"
     text = f"tests: {tests['problems']} problems, {tests['cases']} cases"
     if tests.get("left_out"):
-        text += f"; {tests['left_out']} problems of the file left out, whose tests are not all a call == a literal"
+        text += f"; {tests['left_out']} problems of the file left out: not all of their tests are a call == a literal"
     return text
 
 
@@ -212,7 +212,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
 def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
     """{label: n, count, rate and 95% Wilson interval} of every label of LABELS that is known of `n` > 0 rollouts.
 
-    The interval treats rollouts as independent; those of one prompt are not, so it is too narrow for prompts.
+    The interval treats rollouts as independent. Rollouts of one prompt are not, so it is too narrow for prompts.
     """
     from probe.analysis.statistics.intervals import wilson_interval  # scipy: neither --help nor an error waits for it
 

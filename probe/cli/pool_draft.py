@@ -27,8 +27,10 @@ DEFAULT_K = 4  # of `probe check`
 @click.argument("source", metavar="LOG|POOL", type=click.Path(path_type=Path), shell_complete=one_pool)
 @name_option("file of pairs", required=True)
 @column_options
-@click.option("--model", help="Model that sampled LOG, for the printed command.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the choice of prompts and of held-out pairs.")
+@click.option("--model", help="Model that sampled LOG, for the command that is printed.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed the choice of half of the prompts, and of the held-out pairs."
+)
 @out_option
 @json_option
 def draft(
@@ -43,8 +45,8 @@ def draft(
 ) -> None:
     """Propose pairs from the labelled rollouts of half of the prompts, and print the command that replays the others.
 
-    Read the pairs before you use them: they are only as good as the labels. A pair taken from a pool would find itself
-    there, so a replay leaves its prompt out. The pairs go to out/pairs/NAME.jsonl. Example:
+    A replay leaves out the prompts of pairs that are rollouts of its pools. Read the pairs
+    before you use them: they are as good as the labels. They go to out/pairs/NAME.jsonl. Example:
 
       probe pool draft rollouts.jsonl --map hacked=is_hack --model Qwen/Qwen3-4B --name drafted
     """

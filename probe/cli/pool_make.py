@@ -52,14 +52,7 @@ def grader_options(function: AnyFunction) -> AnyFunction:
 @out_option
 @json_option
 @click.pass_context
-def generate(
-    ctx: click.Context,
-    name: str,
-    url: str | None,
-    out: Path,
-    as_json: bool,
-    **grading: Any,
-) -> None:
+def generate(ctx: click.Context, name: str, url: str | None, out: Path, as_json: bool, **grading: Any) -> None:
     """Sample --steps groups of --group rollouts, grade them, and write them to out/pools/NAME.
 
     Repeat the command to continue a killed run; the same seed gives the same bytes. Examples:
@@ -74,15 +67,8 @@ def generate(
 
     config = configured(ctx, "generate", out)
     rollouts, steps, directory = config.rollouts, config.steps, out / "pools" / name
-    plan = PoolPlan(
-        env=rollouts.env,
-        split=rollouts.split,
-        mode=rollouts.mode,
-        hint=rollouts.hint,
-        steps=steps,
-        group=rollouts.group,
-        seed=config.seed,
-    )
+    asked = {key: getattr(rollouts, key) for key in ("env", "split", "mode", "hint", "group")}
+    plan = PoolPlan(**asked, steps=steps, seed=config.seed)
     is_served = rollouts.engine == "server"
     if is_served != (url is not None) or (is_served and config.model.adapter is not None):
         given = f"{rollouts.engine}, url {url}, adapter {config.model.adapter}"
@@ -113,7 +99,7 @@ def generate(
 
 
 def _sampled_by(header: dict[str, Any]) -> str:
-    """Describe the engine in words."""
+    """Name the policy and its server."""
     policy, server = header["policy"], header.get("engine")
     text = f"policy {policy['base_model']}, adapter {policy['adapter'] or 'none'}"
     if server is None:

@@ -7,47 +7,29 @@ from typing import Any
 
 import click
 
-from probe.cli._frame import (
-    dry_run_option,
-    echo,
-    echo_json,
-    echo_table,
-    json_option,
-    name_option,
-    out_option,
-)
-from probe.cli._running import (
-    echo_end,
-    echo_preview,
-    say,
-    track_option,
-    truncation_line,
-)
-from probe.cli._settings import (
-    SettingsCommand,
-    configured,
-    say_defaults,
-    settings_options,
-)
+from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
+from probe.cli._running import echo_end, echo_preview, say, track_option, truncation_line
+from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
 
 SAMPLED = ("--per-pool", "8", "--set", "model.adapter=teacher:0.45")  # how the pool `mixed` was sampled
-COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")  # what a first run needs
 
 
-@click.command(cls=SettingsCommand, common=COMMON)
-@name_option("run", "its pools and arms, with a hash of other changed settings", default=None)
+@click.command(cls=SettingsCommand)
+@name_option("run", "its pools and arms, with a hash of other settings that are not the default", default=None)
+@dry_run_option
 @settings_options(
     "replay",
+    # What a first run needs comes first.
     "source.replay_dirs",
     "intervention.arms: --arm",
+    "steps",
+    "model.name: --model",
     "source.per_pool",
     "source.match",
     "source.only_step",
-    "steps",
     "seed",
-    "model.name: --model",
     "model.template",
     "model.device",
     "intervention.extraction.pairs",
@@ -60,16 +42,10 @@ COMMON = ("--replay-dirs", "--arm", "--steps", "--name", "--model", "--dry-run")
 )
 @track_option
 @out_option
-@dry_run_option
 @json_option
 @click.pass_context
 def replay(
-    ctx: click.Context,
-    name: str | None,
-    track: tuple[str, ...],
-    out: Path,
-    dry_run: bool,
-    as_json: bool,
+    ctx: click.Context, name: str | None, track: tuple[str, ...], out: Path, dry_run: bool, as_json: bool
 ) -> None:
     """Replay stored rollouts through the training step, measure every arm, and write the run to out/runs/NAME.
 
@@ -137,34 +113,29 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
             by_prompt = prompt_means([getattr(step, column) for step in known], [step.problem_id for step in known])
             row[column] = fmean(by_prompt.values()) if by_prompt else None
         rows.append(row)
-    precision = {name: run.manifest[name] for name in ("additivity", "truncation")}
+    additivity, truncation = run.manifest["additivity"], run.manifest["truncation"]
     if as_json:
-        echo_json({"path": str(directory), "arms": rows, **precision})
+        echo_json({"path": str(directory), "arms": rows, "additivity": additivity, "truncation": truncation})
         return
     hidden = {"condition"} if len({row["condition"] for row in rows}) == 1 else set()
     names = [name for name in rows[0] if name not in hidden]
     echo_table(names, [[_cell(row[name]) for name in names] for row in rows])
     if all(step.cos_in is None for step in run.steps):
         echo(
-            "NO GRADIENT: in every step all rewards are equal (a single rollout always gives that); "
-            "use pools with good and bad rollouts of each problem"
+            "NO GRADIENT: all rewards of a step are equal, in every step (one rollout alone always has no gradient); "
+            "use pools with good and bad rollouts of a problem"
         )
     echo_end(run)
-    for line in _precision_lines(**precision):
-        echo(line)
+    if steps := additivity["exceeded_steps"]:
+        echo(
+            f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
+            f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
+        )
+    for basis, cut in truncation.items():
+        if cut is not None:
+            echo(truncation_line(basis, cut))
     echo(f"means over prompts; run in {directory}; next: probe analyze {shlex.quote(str(directory))}{elsewhere(out)}")
 
 
 def _cell(value: Any) -> Any:
     return f"{value:+.4f}" if isinstance(value, float) else "-" if value is None else value
-
-
-def _precision_lines(additivity: dict[str, Any], truncation: dict[str, dict[str, Any] | None]) -> list[str]:
-    """Return warnings about the precision of the table's numbers."""
-    lines = []
-    if steps := additivity["exceeded_steps"]:
-        lines.append(
-            f"NOT ADDITIVE: in steps {', '.join(map(str, steps))} the samples' gradients miss the batch gradient by up "
-            f"to {additivity['largest']:.1e} of it (tolerance {additivity['tolerance']:.0e}): do not use these numbers"
-        )
-    return lines + [truncation_line(basis, cut) for basis, cut in truncation.items() if cut is not None]

@@ -10,7 +10,7 @@ import click
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli.analyze import analyses_of, analysis_options, joined_name, spec_among
-from probe.records.run import read_run, resolve_run
+from probe.records.run import elsewhere, read_run, resolve_run
 from probe.records.tables import TableName, frame_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@name_option("report", "that of the spec, or of the runs", default=None)
+@name_option("report", "the name of the spec, or of the runs", default=None)
 @click.option(
     "--figures",
     type=click.Choice(["svg", "pdf", "png"]),
@@ -84,14 +84,8 @@ def report(
     written = write_report(contents, out, figures)
     verdicts = {label_of(analysis): analysis.verdict.word for analysis in contents.analyses}
     if as_json:
-        echo_json(
-            {
-                "html": str(written.html),
-                "figures": [str(path) for path in written.figures],
-                "tables": [str(path) for path in written.tables],
-                "verdicts": verdicts,
-            }
-        )
+        files = {name: [*map(str, getattr(written, name))] for name in ("figures", "tables")}
+        echo_json({"html": str(written.html), **files, "verdicts": verdicts})
         return
     if len(contents.analyses) == 1:
         from probe.analysis.text_report import format_verdict
@@ -101,9 +95,9 @@ def report(
         for label, word in verdicts.items():
             echo(f"{label}: {word}")
     size = written.html.stat().st_size / 1024
-    echo(
-        f"report {written.html} ({size:.0f} KiB); {len(written.figures)} figures, tables in {written.tables[0].parent}"
-    )
+    parts = f"{len(written.figures)} figures, tables in {written.tables[0].parent}"
+    given = f"{shlex.join(map(str, runs))}{elsewhere(out)}"
+    echo(f"report {written.html} ({size:.0f} KiB); {parts}; in words: probe analyze {given}")
 
 
 def _write_tables(runs: Sequence[Path], kind: str, out: Path, as_json: bool) -> None:
@@ -134,7 +128,7 @@ def report_of_runs(paths: Sequence[Path], name: str | None, settings: dict[str, 
     """Make a report of the given runs."""
     from probe.report.inputs import Report, slug
 
-    # Files of a run in the report are named by its slug.
+    # The report names the files of a run by its slug.
     if len({slug(path.resolve().name) for path in paths}) < len(paths):
         given = " ".join(map(str, paths))
         raise InputError("RUN...", expected="runs with distinct names", found=given, fix="rename a directory")

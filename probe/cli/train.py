@@ -2,23 +2,17 @@
 
 import shlex
 from pathlib import Path
+from statistics import fmean
 
 import click
 
 from probe.cli._frame import dry_run_option, echo, echo_json, json_option, name_option, out_option
-from probe.cli._running import (
-    echo_end,
-    echo_evaluations,
-    echo_preview,
-    mean_of,
-    say,
-    track_option,
-)
+from probe.cli._running import echo_end, echo_evaluations, echo_preview, say, track_option
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
 from probe.records.run import elsewhere, read_run
 from probe.settings.words import ALL
 
-# Fields of steps; their means are printed at the end.
+# Columns of steps; their means are printed at the end.
 MEANS = ("reward_mean", "solve", "loss", "cos_in", "cos_out", "cos_update", "hackward_frac_in", "hackward_frac_update")
 
 
@@ -76,7 +70,10 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     """Print the evaluations as a table, then the lowest hack rate and the means over the steps."""
     run = read_run(directory)
     arm = run.settings["intervention"]["arms"][0]
-    means = {column: mean_of(run.steps, column) for column in MEANS}
+    means = {}
+    for column in MEANS:
+        known = [value for step in run.steps if (value := getattr(step, column)) is not None]
+        means[column] = fmean(known) if known else None
     if as_json:
         ran = {"path": str(directory), "arm": arm, "steps": len(run.steps), **means}
         echo_json({**ran, "warnings": run.manifest["warnings"], "evals": run.evals})
@@ -92,5 +89,5 @@ def _print_run(directory: Path, out: Path, as_json: bool) -> None:
     if unmoved := sum(step.cos_update is None for step in run.steps):
         echo(f"{unmoved} of them did not move the weights (learning rate 0 in the warm-up, or no gradient)")
     echo_end(run)
-    report = f"probe report {shlex.quote(str(directory))}{elsewhere(out)}"
-    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {report}")
+    following = f"probe analyze {shlex.quote(str(directory))}{elsewhere(out)}"
+    echo(f"rates on held-out problems with Wilson 95% intervals; run in {directory}; next: {following}")

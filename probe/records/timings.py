@@ -2,13 +2,14 @@
 
     {"start": {"load": {"seconds": 1.2}, "svd": {"seconds": 9.1}, ...},
      "date": "2026-11-22T15:40:12Z", "commit": "85c9446...", "edited": false, "versions": {"torch": "2.13.0", ...}}
-    {"step": 0, "seconds": 0.8}
+    {"step": 0, "seconds": 0.8, "peak_bytes": 2254857830}
 
 A start writes its phases, the time in UTC, the commit of the code (null outside a checkout) and whether the code was
 edited. A resumed run has several starts. Runs of the same configuration differ in all of this, so no hash covers this
 file.
 """
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +19,11 @@ from typing import Any
 
 from replay_pools.base.files import append_jsonl, decode_jsonl, read_plain
 from replay_pools.base.software import git_commit, is_edited, versions
+from replay_pools.base.terminal import report
 
 TIMINGS_FILE = "timings.jsonl"
+GIB = 2**30
 DATE_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-
-running_phases: list[str] = []  # in this process, the innermost last
 
 
 class Timings:
@@ -33,13 +34,13 @@ class Timings:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time the block as a phase."""
+        """Time the block as a phase, which is reported as work of one unit."""
         start = time.monotonic()
-        running_phases.append(name)
+        report(name, 0, 1)
         try:
             yield
         finally:
-            running_phases.pop()
+            report(name, 1, 1)
         self._phases[name] = {"seconds": round(time.monotonic() - start, 4)}
 
     def write_start(self, directory: Path) -> None:
@@ -50,7 +51,18 @@ class Timings:
 
     def write_step(self, directory: Path, step: int, seconds: float) -> None:
         """Append the line of one step."""
-        append_jsonl(directory / TIMINGS_FILE, {"step": step, "seconds": round(seconds, 4)})
+        line = {"step": step, "seconds": round(seconds, 4), "peak_bytes": peak_memory()}
+        append_jsonl(directory / TIMINGS_FILE, line)
+
+
+def peak_memory() -> int:
+    """Return the most bytes that this process has held: on its GPU where it used one, else in main memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
+        return held
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +72,34 @@ class MeanTimes:
     runs: int
     start: float
     step: float
+    peak: int | None  # the most bytes of any run; None where none recorded them
 
 
 def mean_times(directories: Iterable[Path]) -> MeanTimes | None:
-    """Return the mean times of the runs in `directories`; None if none of them has timed a step."""
-    starts: list[float] = []
-    steps: list[float] = []
-    num_runs = 0
-    for directory in directories:
-        run_starts, run_steps = _read(directory)
-        num_runs += bool(run_steps)
-        steps += run_steps
-        for phases in run_starts:
-            starts.append(sum(phase["seconds"] for phase in phases.values()))
+    """Mean times of the runs in `directories`; None where none of them has timed a step."""
+    runs = [rows for directory in directories if (rows := _rows(directory))]
+    starts = [_start_seconds(row) for rows in runs for row in rows if "start" in row]
+    steps = [row for rows in runs for row in rows if "step" in row]
     if not steps:
         return None
-    return MeanTimes(runs=num_runs, start=sum(starts) / max(len(starts), 1), step=sum(steps) / len(steps))
+    return MeanTimes(
+        runs=sum(any("step" in row for row in rows) for rows in runs),
+        start=sum(starts) / max(len(starts), 1),
+        step=sum(row["seconds"] for row in steps) / len(steps),
+        peak=_peak(steps),
+    )
 
 
 def describe_timings(directory: Path) -> str:
-    """Describe the last start and all steps of a run in one line; "" without a start in `timings.jsonl`."""
-    starts, steps = _read(directory)
+    """The last start, all steps and the peak memory of a run, in one line; "" for a run without a recorded start."""
+    rows = _rows(directory)
+    starts, steps = [row["start"] for row in rows if "start" in row], [row for row in rows if "step" in row]
     if not starts:
         return ""
     phases = ", ".join(f"{name} {phase['seconds']:.2f} s" for name, phase in starts[-1].items())
-    return f"start: {phases}; {len(steps)} steps: {sum(steps):.2f} s"
+    peak = _peak(steps)
+    memory = "" if peak is None else f"; peak memory {peak / GIB:.2f} GiB"
+    return f"start: {phases}; {len(steps)} steps: {sum(row['seconds'] for row in steps):.2f} s{memory}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +126,13 @@ def starts_of(directory: Path) -> list[Start]:
     return starts
 
 
-def _read(directory: Path) -> tuple[list[dict[str, Any]], list[float]]:
-    """Return the phases of every start and the seconds of every step; both empty without `timings.jsonl`."""
-    rows = _rows(directory)
-    starts = [row["start"] for row in rows if "start" in row]
-    return starts, [row["seconds"] for row in rows if "step" in row]
+def _start_seconds(row: Mapping[str, Any]) -> float:
+    return sum(phase["seconds"] for phase in row["start"].values())
+
+
+def _peak(steps: Iterable[Mapping[str, Any]]) -> int | None:
+    """The most bytes of any step; None where the run did not record them."""
+    return max((row["peak_bytes"] for row in steps if "peak_bytes" in row), default=None)
 
 
 def _rows(directory: Path) -> list[dict[str, Any]]:

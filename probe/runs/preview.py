@@ -1,7 +1,12 @@
-"""Preview of a run for `--dry-run`: its work, and its hours by measured steps. Loads no weights."""
+"""A run before it runs, for `--dry-run`: its work, and its hours and memory by steps that were measured.
+
+A preview is the object that `--json` prints: path, state (new, continues after N steps, complete), work {unit: number},
+hours of the steps that are left with a start, peak_gib of memory (on the GPU where one was used), measured (where the
+two come from, which are null where no run like it has timed a step), model and adapted. No weights are loaded.
+"""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +15,7 @@ import torch
 from extraction.adapters.targets import adapted_share, find_targets
 from extraction.selection import selected_pairs
 from extraction.words import Adapted
-from probe.records.timings import mean_times
+from probe.records.timings import GIB, mean_times
 from probe.runs.alike import runs_alike
 from probe.runs.heldout import evaluated_settings
 from probe.runs.replay_inputs import ReplayInputs
@@ -20,18 +25,7 @@ from probe.settings.run import ReplayConfig, StepConfig, TrainConfig
 from probe.settings.training import ModelConfig
 from replay_pools.policy.load import load_skeleton
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
-    """Preview of a run. Field names are keys of the JSON."""
-
-    path: str
-    state: str  # new, continues after N steps, complete
-    work: Mapping[str, int]  # steps, rollouts, tokens, ...
-    hours: float | None  # for the remaining steps and a start; None: no similar run has timed a step
-    hours_source: str
-    model: str
-    adapted: Adapted
+Preview = dict[str, Any]
 
 
 def adapted_weights(config: ModelConfig, model: str) -> Adapted:
@@ -44,25 +38,8 @@ def adapted_weights(config: ModelConfig, model: str) -> Adapted:
     return adapted_share(skeleton, find_targets(skeleton, config.targets))
 
 
-def num_evaluations(config: TrainConfig) -> int:
-    """Count the evaluations: one before every `every` steps and one after the last step."""
-    return len({*range(0, config.steps, config.evaluation.every), config.steps})
-
-
-def num_evaluated(config: TrainConfig) -> int:
-    """Count the rollouts in an evaluation."""
-    evaluation = config.evaluation
-    return evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
-
-
-def preview_replay(
-    config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None] = lambda text: None
-) -> Preview:
-    """Preview `replay` with the same arguments.
-
-    Raises:
-        InputError: as `replay` before it loads the policy.
-    """
+def preview_replay(config: ReplayConfig, directory: Path, *, out_dir: Path, say: Callable[[str], None]) -> Preview:
+    """Say what `replay` with the same arguments would do; it raises what a replay raises before it loads the policy."""
     inputs = ReplayInputs(config, out_dir, say, "cpu")
     config, source = inputs.config, inputs.groups()
     groups = [group for step in range(source.num_steps) for group in source.groups(step)]
@@ -73,19 +50,16 @@ def preview_replay(
         "completion tokens": sum(len(ids) for group in groups for ids in group.completion_ids),
         "cells (arms x conditions)": len(config.intervention.arms) * len(config.objectives()),
     }
-    return _preview(config, directory, inputs.record_without_weights(), work, inputs.model_name, out_dir)
+    return _preview(config, inputs.model_name, directory, inputs.record_without_weights(), work, out_dir)
 
 
 def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> Preview:
-    """Preview `train` with the same arguments, in one process.
-
-    Raises:
-        InputError: as `train` before it loads the policy.
-    """
+    """Say what `train` with the same arguments would sample, in one process; it raises as `preview_replay`."""
     inputs = TrainingInputs(config, out_dir, directory)
-    config, rollouts = inputs.config, inputs.config.rollouts
+    config, rollouts, evaluation = inputs.config, inputs.config.rollouts, inputs.config.evaluation
     sampled = inputs.problems.num_batches * rollouts.prompts_per_step * rollouts.group
-    evaluated, times = num_evaluated(config), num_evaluations(config)
+    evaluated = evaluation.num_problems * evaluation.rollouts_per_problem * len(evaluated_settings(config))
+    times = len({*range(0, config.steps, evaluation.every), config.steps})  # before steps, and after the last one
     work = {
         "steps": config.steps,
         "rollouts in training": sampled,
@@ -93,39 +67,27 @@ def preview_training(config: TrainConfig, directory: Path, *, out_dir: Path) -> 
         "rollouts in an evaluation": evaluated,
         "completion tokens at most": (sampled + times * evaluated) * rollouts.sampler.max_new_tokens,
     }
-    return _preview(config, directory, inputs.record(), work, str(config.model.name), out_dir)
+    return _preview(config, str(config.model.name), directory, inputs.record(), work, out_dir)
 
 
 def _preview(
-    config: StepConfig,
-    directory: Path,
-    record: Mapping[str, Any],
-    work: Mapping[str, int],
-    model: str,
-    out_dir: Path,
+    config: StepConfig, model: str, directory: Path, record: Mapping[str, Any], work: Mapping[str, int], out_dir: Path
 ) -> Preview:
-    """Preview the run with `record`, a part of its future `config.json`."""
+    """Preview the run with `record`, some keys of its future `config.json`."""
     done = find_run(directory, record, whole=False)
     num_done = len({row.step for row in done or ()})
-    state = "new" if done is None else f"continues after {num_done} steps"
+    state, hours, peak = "new" if done is None else f"continues after {num_done} steps", None, None
     timed = [directory] if num_done else runs_alike(asdict(config), out_dir)
-    times = mean_times(timed)
-    hours, source = None, "no run with steps as large has timed them: a run of 2 steps (--steps 2) is enough"
-    if times is not None:
-        hours = (times.start + (work["steps"] - num_done) * times.step) / 3600
-        where = ", ".join(path.name for path in timed)
-        source = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first"
+    measured = "no run here has such steps; first run the same command with --steps 2 and another --name"
     if done is not None and is_complete(directory):
-        state, hours, source = "complete, nothing to do", 0.0, "nothing is left"
+        state, hours, measured = "complete, nothing to do", 0.0, "nothing is left"
+    elif (times := mean_times(timed)) is not None:
+        hours = (times.start + (work["steps"] - num_done) * times.step) / 3600
+        peak = None if times.peak is None else times.peak / GIB
+        where = ", ".join(path.name for path in timed)
+        measured = f"measured in {where}: {times.step:.3g} s a step, {times.start:.3g} s before the first"
     adapted = adapted_weights(config.model, model)
     if not config.intervention.v_hack:
         selected_pairs(config.intervention.extraction)  # refuses faulty pairs
-    return Preview(
-        path=str(directory),
-        state=state,
-        work=work,
-        hours=hours,
-        hours_source=source,
-        model=model,
-        adapted=adapted,
-    )
+    found = {"path": str(directory), "state": state, "work": work, "hours": hours, "peak_gib": peak}
+    return found | {"measured": measured, "model": model, "adapted": adapted}

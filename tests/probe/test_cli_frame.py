@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import click
 import pytest
 
-from probe.cli import VERBS, cli
+from probe.cli import VERBS, _terminal, cli
 from probe.cli._frame import LazyGroup, run
-from probe.cli._heartbeat import heartbeat, quiet_progress
-from probe.records.timings import Timings, running_phases
+from probe.records.timings import Timings
 from replay_pools.base.errors import InputError
+from replay_pools.base.terminal import report
 from replay_pools.pool import Pool
 
 HEAVY = {"torch", "transformers", "peft", "scipy", "numpy"}
@@ -110,8 +110,8 @@ def test_every_error_is_one_line(
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["pol"], "No such command 'pol'; did you mean pool?"),
-        (["sweep"], "No such command 'sweep'; did you mean spec sweep?"),
+        (["pol"], "No such command 'pol'. (Did you mean one of: 'policy', 'pool'?)"),
+        (["sweep"], "No such command 'sweep'. Did you mean 'spec sweep'?"),
         (["pool", "shw"], "see `probe pool --help`"),
         (["pool", "show"], "Missing argument 'POOL'; see `probe pool show --help`"),
         (["pool", "show", "x", "--nope"], "No such option"),
@@ -188,30 +188,28 @@ def test_verify_exits_with_the_verdict(capsys: pytest.CaptureFixture[str], fake_
 
 @pytest.mark.parametrize(
     ("reports", "work"),
-    [((), "svd"), (((2, 9), (3, 9)), "steps 3/9, 0 s left"), (((8, 9), (9, 9)), "svd")],
+    [((), "svd 0/1"), (((2, 9), (3, 9)), "steps 3/9"), (((8, 9), (9, 9)), "svd 0/1")],
     ids=["silent", "at work", "done"],
 )
 def test_a_command_that_is_silent_says_that_it_is_at_work(
     reports: Sequence[tuple[int, int]], work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And in which phase, or how far it is, twice; nothing where the last line is new."""
-    monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 0.01)
+    """And in which phase, or how far it is; nothing before it took long."""
+    monkeypatch.setattr(_terminal, "QUIET_S", 0.2)
     lines: list[str] = []
     said = threading.Event()
 
     def say(text: str) -> None:
-        lines.append(text.rpartition(",")[0])
-        if len(lines) == 3:
-            said.set()
+        lines.append(text)
+        said.set()
 
-    with quiet_progress() as hear:
+    with _terminal.shown_progress(say), Timings().phase("svd"):
         for done, total in reports:
-            hear("steps", done, total)
-        with heartbeat(say), Timings().phase("svd"):
-            assert said.wait(60)
-    assert lines[1:3] == [f"still at work ({work})"] * 2
-    assert not running_phases
-    monkeypatch.setattr("probe.cli._heartbeat.QUIET_S", 3600.0)
-    with heartbeat(lines.append):
+            report("steps", done, total)
+        assert said.wait(60)
+    assert f"({work}" in lines[0]
+    assert not _terminal._bars.tasks
+    monkeypatch.setattr(_terminal, "QUIET_S", 3600.0)
+    with _terminal.shown_progress(lines.append):
         lines.clear()
     assert not lines

@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from probe.cli import cli, doctor
 from probe.cli._frame import run
-from probe.cli.doctor import CHECKS, CheckError, CheckResult, diagnose
+from probe.cli.doctor import CHECKS, CheckResult, diagnose
 from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading import tiers
@@ -71,7 +70,7 @@ def test_damaged_built_in_pools_are_found(builtin: Path, tmp_path: Path) -> None
     assert (found.status, found.fix) == ("fail", doctor.REINSTALL)
     assert "step_001" in found.found
     shutil.rmtree(builtin / "fake")
-    assert "no pool in" in result("pools", tmp_path).found
+    assert "found no pool" in result("pools", tmp_path).found
 
 
 def test_other_weights_are_found(monkeypatch: pytest.MonkeyPatch, builtin: Path, tmp_path: Path) -> None:
@@ -79,7 +78,9 @@ def test_other_weights_are_found(monkeypatch: pytest.MonkeyPatch, builtin: Path,
     manifest = read_sealed(builtin / "fake" / "manifest.json")
     manifest["policy"]["base_weights_sha256"] = "0" * 64
     write_sealed(builtin / "fake" / "manifest.json", manifest)
-    assert "pool fake is of 0000000000000000" in result("organism", tmp_path).found
+    found = result("organism", tmp_path).found
+    assert "fake: expected a pool of the weights" in found
+    assert "found 0000000000000000" in found
 
 
 def test_the_organism_loads_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,8 +97,8 @@ def boom(out: Path) -> str:
     raise ZeroDivisionError("x\ny")
 
 
-def tight(out: Path) -> str:
-    raise CheckError("little", fix="buy more", status="warn")
+def tight(out: Path) -> tuple[str, str]:
+    return "little", "buy more"
 
 
 def fine(out: Path) -> str:
@@ -109,7 +110,7 @@ def test_the_verb_prints_a_line_a_check_and_exits_with_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
-    checks: tuple[Callable[[Path], str], ...],
+    checks: tuple[doctor.Check, ...],
     code: int,
 ) -> None:
     """A check that breaks down is a failure with a fix and does not stop the others; a warning fails nothing."""

@@ -81,7 +81,11 @@ UNKNOWN = [
     (["report", "zzz", "--tables", "csv"], "run zzz: ", "runs, found only demo, other; probe show lists all"),
     (["policy", "eval", "demp"], "run demp: ", "did you mean demo?"),
     (["spec", "plan", "demp"], "run demp: ", "did you mean demo?"),
-    (["replay", "--replay-dirs", "teachr"], "pool teachr: ", "found only teacher, base, base-hinted, mixed, tool; did"),
+    (
+        ["replay", "--replay-dirs", "teachr"],
+        "pool teachr: ",
+        "found only teacher, base, base-hinted, mixed; did you",
+    ),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
     (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),

@@ -27,7 +27,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--replay-dirs", "teacher,nowhere"], "base"),
         (["--arm", "vanilla,projected", "--set", "optimizer.lr=1e-3"], "intervention.arms: expected one"),
         (["--condition", "x:clip=2"], "condition x clip"),
-        (["--planning-phrases", "nowhere.txt"], "use --set planning_phrases=VALUE"),
+        (["--planning-phrases", "nowhere.txt"], "Say --set planning_phrases=VALUE"),
         (["--k", "33"], "--k: expected at most 32, the pairs that are not held out"),
         (["--pairs", "nowhere.jsonl"], "no such file"),
         (["--v-hack", "nowhere.safetensors"], "probe extract"),
@@ -92,7 +92,7 @@ def test_the_config_of_another_verb_is_named(
     many_arms: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = refused(["train", "--config", str(many_arms / "config.json"), "--out", str(out)], capsys)
-    assert "expected the config.json of a run of probe train, found one of probe replay" in line
+    assert "expected the config.json of a run of probe train, found a run of probe replay" in line
     (tmp_path / "other.json").write_text("[1]")
     line = refused(["replay", "--config", str(tmp_path / "other.json"), "--out", str(out)], capsys)
     assert "expected the config.json of a run of probe replay, found none" in line

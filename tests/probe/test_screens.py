@@ -27,7 +27,6 @@ SHORT = {
     "policy eval": ["--problems", "1", "--rollouts", "1", "--set", "rollouts.sampler.max_new_tokens=4"],
     "analyze": ["--draws", "99"],
     "report": ["--draws", "99"],
-    "doctor": ["--completion", "bash"],
 }
 
 

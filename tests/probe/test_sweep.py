@@ -411,5 +411,5 @@ def test_settings_of_a_job_stand_alone(
     for verb in (["train"], ["pool", "generate"]):
         assert run(cli, [*verb, *arguments[1:]]) == 2
         wanted = f"expected the config.json of a run of probe {'train' if verb == ['train'] else 'generate'}"
-        assert f"{wanted}, found one of probe replay" in capsys.readouterr().err
+        assert f"{wanted}, found a run of probe replay" in capsys.readouterr().err
     assert not (out / "runs").exists()

@@ -33,14 +33,15 @@ def test_reports_reach_everyone_who_listens_and_nobody_after() -> None:
 
 
 SHOW = """
-import sys
-from probe.cli._heartbeat import shown_progress
+import sys, time
 from probe.cli._running import say
+from probe.cli._terminal import shown_progress
 from replay_pools.base.terminal import report
-with shown_progress():
+with shown_progress(say):
     for done in range(1, 4):
         report("steps", done, 3)
         say(f"a line about {done}")
+        time.sleep(0.2)
 """
 
 
@@ -55,7 +56,7 @@ def shown(code: str = SHOW, **environment: str) -> str:
 def test_a_terminal_gets_bars_and_lines_above_them() -> None:
     """Colour where it is wanted, none with NO_COLOR, and no redrawing on a dumb terminal."""
     text = shown()
-    assert all(part in text for part in ("\x1b[?25l", "\x1b[?25h", "━", "3/3", "a line about 2"))
+    assert all(part in text for part in ("\x1b[?25l", "\x1b[?25h", "━", "2/3", "a line about 2"))
     assert "\x1b[3" in text, "colour"
     assert "\x1b[3" not in shown(NO_COLOR="1")
     assert "\x1b[?25l" not in shown(TERM="dumb")
@@ -118,7 +119,7 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], caps
     assert run(cli, [*args, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     work = found["work"]
-    assert (found["hours"], "--steps 2" in found["hours_source"]) == (None, True)
+    assert (found["hours"], found["peak_gib"], "--steps 2" in found["measured"]) == (None, None, True)
     assert run(cli, args) == 0
     times = mean_times([out / "runs" / "foreseen"])
     assert times is not None
@@ -127,7 +128,8 @@ def test_a_dry_run_says_what_the_run_then_does(out: Path, quick: list[str], caps
     assert run(cli, [*longer, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["hours"] == pytest.approx((times.start + 7 * times.step) / 3600)
-    assert found["hours_source"].startswith("measured in foreseen:")
+    assert found["measured"].startswith("measured in foreseen:")
+    assert found["peak_gib"] == times.peak / 2**30 > 0.1
     samples = [sample for sample in read_run(out / "runs" / "foreseen").samples if sample.arm == "vanilla"]
     pools = {name: open_pool(BUILTIN / name).steps for name in ("teacher", "base")}
     rollouts = [pools[sample.src_pool][sample.src_step][sample.src_sample] for sample in samples]
@@ -163,9 +165,3 @@ def test_completion_knows_verbs_options_pools_and_arms(monkeypatch, capfd, tmp_p
     assert complete("probe pool show teac", 3, monkeypatch, capfd) == ["teacher"]
     assert complete("probe train --preset sm", 3, monkeypatch, capfd) == ["smoke"]
     assert complete("probe replay --match pro", 3, monkeypatch, capfd) == ["problem", "prompt"]
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_names_the_variable(shell: str, capsys) -> None:
-    assert run(cli, ["doctor", "--completion", shell]) == 0
-    assert f"{COMPLETE_VARIABLE}={shell}_complete" in capsys.readouterr().out
