@@ -121,7 +121,7 @@ class Chat(ABC):
     def _marked_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
     ) -> Conversation | str:
-        """Do what `_rendered_turns` does, by the marks of the template, each moved to the stop token in or behind it."""
+        """Do what `_rendered_turns` does, by the marks of the template, each moved to the stop token in or after it."""
         text = str(self._rendered(prompt, add_generation_prompt=True, **options))
         prompt_ids = self.tokenizer.encode(text, add_special_tokens=False)
         marks = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
