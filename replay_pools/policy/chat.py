@@ -71,8 +71,8 @@ class Chat(ABC):
 
         Args:
             prompt: the messages before the policy's first turn.
-            turns: the policy's turns (`assistant`) with the turns of tools and users between them. Others' turns after
-                the policy's last one have no effect and are left out.
+            turns: the policy's turns (`assistant`) and the turns of tools and users between them. What follows the
+                policy's last turn has no effect and is left out.
             tools: schemas that the template shows in the prompt.
 
         Raises:
@@ -93,7 +93,7 @@ class Chat(ABC):
             if isinstance(found, Conversation):
                 return found
         fix = "log the token ids with a mask of the ids that the policy sampled"
-        raise self._template_error("a template that leaves earlier turns as they are", found, fix)
+        raise self._template_error("a template that does not change earlier turns", repr(found), fix)
 
     def _rendered_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
@@ -110,7 +110,7 @@ class Chat(ABC):
             answer = whole[len(seen) :]
             ends = [answer.rfind(stop) + len(stop) for stop in self._stops() if stop in answer]
             if not ends:
-                raise self._template_error(NO_STOP, answer[-40:])
+                raise self._template_error(NO_STOP, repr(answer[-40:]))
             texts += [seen[len(written) :], answer[: max(ends)]]
             written = seen + texts[-1]
         # Each turn is tokenized alone, as prompts and answers are.
@@ -121,7 +121,7 @@ class Chat(ABC):
     def _marked_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
     ) -> Conversation | str:
-        """Do what `_rendered_turns` does, by the marks of the template, each moved to the stop token in or after it."""
+        """Return the same by the marks of the template, each moved to the stop token in or behind it."""
         text = str(self._rendered(prompt, add_generation_prompt=True, **options))
         prompt_ids = self.tokenizer.encode(text, add_special_tokens=False)
         marks = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
@@ -137,7 +137,7 @@ class Chat(ABC):
         for start, stop in runs:
             last = max((i for i in range(start, min(stop + 1, len(ids))) if ids[i] in self.eos_ids), default=-1)
             if last < 0:
-                raise self._template_error(NO_STOP, self.decode(ids[start:stop])[-40:])
+                raise self._template_error(NO_STOP, repr(self.decode(ids[start:stop])[-40:]))
             mask[start : last + 1] = [True] * (last + 1 - start)
         return Conversation(text, prompt_ids, ids[: last + 1], mask[: last + 1])
 
