@@ -87,7 +87,7 @@ class Pool:
             if path.name not in files:
                 faults.append(InputError(path, expected="a file that the manifest lists", found="one that it does not"))
         num_rollouts = 0
-        for number, (name, entry) in enumerate(files.items()):
+        for number, (name, entry) in enumerate(files.items(), 1):
             report("steps", number, len(files))
             try:
                 group = _read_listed(self.path / name, entry)
@@ -192,7 +192,7 @@ class PoolWriter:
         tiers: set[str] = set()
         # From the disk, since an earlier process may have written some of them.
         paths = step_files(self.directory)
-        for number, path in enumerate(paths):
+        for number, path in enumerate(paths, 1):
             report("steps checked", number, len(paths))
             plain = read_gz(path)
             group = self._parsed(plain, path, _step(path))

@@ -209,7 +209,7 @@ class ReplaySource:
         }
         table: dict[Hashable, list[_Stored]] = {}
         for place, rollouts in enumerate(pool.steps):
-            report(f"groups of pool {pool.name} read", place, len(pool.steps))
+            report(f"groups of pool {pool.name} read", place + 1, len(pool.steps))
             self._places[pool.name, rollouts[0].step] = pool, place
             stored = [_Stored(pool, place, number, rollout.reward) for number, rollout in enumerate(rollouts)]
             table.setdefault(marks[match](place, rollouts[0]), []).extend(stored)

@@ -15,6 +15,7 @@ from probe.cli._frame import LazyGroup, run
 from probe.records.timings import Timings
 from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import report
+from replay_pools.logs.columns import TARGETS
 from replay_pools.pool import Pool
 
 HEAVY = {"torch", "transformers", "peft", "scipy", "numpy"}
@@ -49,10 +50,15 @@ def test_help_is_light() -> None:
     """`probe ... --help` imports no numeric library; all in one process, which imports the more with every verb."""
     arguments = [json.dumps(HELP), json.dumps(sorted(HEAVY))]
     done = subprocess.run([sys.executable, "-c", EVERY_HELP, *arguments], capture_output=True, text=True, check=True)
+    texts: dict[str, str] = {}
     for args, (code, modules, text) in zip(HELP, json.loads(done.stdout), strict=True):
         assert not modules, f"{args} imports {modules}: import it inside the verb"
         assert code == 0
         assert text, args
+        texts[" ".join(args)] = " ".join(text.split())
+    assert "`cuda:1`, ... Default: auto." in texts["replay --help"]
+    for verb in ("check", "pool import", "pool draft"):
+        assert f"Targets: {', '.join(TARGETS)}." in texts[f"{verb} --help"]
 
 
 def test_help_lists_the_verbs_in_sections(capsys: pytest.CaptureFixture[str]) -> None:
