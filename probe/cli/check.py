@@ -22,7 +22,7 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import Pool
 
 if TYPE_CHECKING:
-    from replay_pools.logs.sources import Log
+    from replay_pools.logs.importing import CheckedLog
 
 SCALE = "objective.scale_rewards"
 # Settings that follow from what the command is given: a value of one's own would be ignored.
@@ -107,7 +107,7 @@ def _checked(
     skip_bad: int,
     config: ReplayConfig,
     given: set[str],
-) -> "tuple[Log, list[str]]":
+) -> "tuple[CheckedLog, list[str]]":
     """The log without faults, and what was decided of the pairs.
 
     Raises:
@@ -145,7 +145,7 @@ def _checked(
     return log, notes
 
 
-def _no_update(log: "Log") -> InputError | None:
+def _no_update(log: "CheckedLog") -> InputError | None:
     """Why no group of a log has an update, whatever the settings are; None where one has."""
     by_problem: dict[str, list[Any]] = {}
     for problem, rows in zip(log.problem_ids, log.groups, strict=True):
@@ -163,7 +163,7 @@ def _no_update(log: "Log") -> InputError | None:
     return None
 
 
-def _group_size(log: "Log") -> int:
+def _group_size(log: "CheckedLog") -> int:
     """Rollouts in a group that every problem with rewards fills; two at least, since one alone has no update."""
     sizes = [sum(row.reward is not None for row in group) for group in log.groups]
     return max(2, min(filter(None, sizes), default=2))
@@ -192,7 +192,7 @@ def _checked_pairs(config: ReplayConfig) -> list[str]:
     return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
 
 
-def _without_pairs(rollouts: Path, log: "Log") -> list[str]:
+def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
     """What a log says by itself."""
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
@@ -201,28 +201,36 @@ def _without_pairs(rollouts: Path, log: "Log") -> list[str]:
     return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
-def _default_name(rollouts: Path, log: "Log", config: ReplayConfig, limit: int | None) -> str:
+def _default_name(rollouts: Path, log: "CheckedLog", config: ReplayConfig, limit: int | None) -> str:
     """The name of the file, with a hash of all that shapes the result: no two results share a name."""
     from extraction.pairs import pairs_sha
     from extraction.selection import selected_pairs
 
     pairs = pairs_sha(selected_pairs(config.intervention.extraction))
-    shape = [log.sha256, log.groups, log.mapping, log.format, asdict(config), pairs, limit]
+    shape = [
+        log.sha256,
+        [len(group) for group in log.groups],
+        log.mapping,
+        log.format.name,
+        asdict(config),
+        pairs,
+        limit,
+    ]
     return default_name(rollouts.name.partition(".")[0] or "log", shape)
 
 
-def _mapped(rollouts: Path, log: "Log") -> str:
+def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     """What was recognised of a log, and how to correct it."""
     from replay_pools.logs.columns import as_option
 
     num_rollouts = sum(map(len, log.groups))
     return (
-        f"log {rollouts}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format {log.format} "
+        f"log {rollouts}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format {log.format.name} "
         f"{as_option(log.mapping)}: give these with other columns to correct them"
     )
 
 
-def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: ModelConfig, out: Path) -> list[str]:
+def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: ModelConfig, out: Path) -> list[str]:
     """What was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
     from replay_pools.vocabulary import load_vocabulary
 
@@ -240,7 +248,7 @@ def _log_lines(rollouts: Path, log: "Log", pool: Pool, model: ModelConfig, out: 
         lines.append(f"  {sizes}: {size} are compared at a time (--set source.per_pool=N)")
     details = f"probe pool show {pool.name}{elsewhere(out)}"
     others = f"; {num_others} details: {details}" if num_others else ""
-    return [*lines, f"  cannot know: {log.cannot_know.rstrip('.')}{others}"]
+    return [*lines, f"  cannot know: {log.format.cannot_know.rstrip('.')}{others}"]
 
 
 def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
