@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from extraction.pair_files import split_by_prompt
-from extraction.pairs import Pair
+from extraction.pairs import Pair, Turns
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json, sha256
 
@@ -19,9 +19,10 @@ class Answer:
 
     problem_id: str
     messages: list[dict[str, str]]
-    text: str
+    text: str  # what the policy wrote
     hacked: bool | None
     gt_pass: bool | None
+    turns: Turns | None = None  # of a rollout with several
 
 
 def side(hacked: bool | None, gt_pass: bool | None) -> bool | None:
@@ -76,8 +77,8 @@ def _pairs(matched: Mapping[str, Sequence[tuple[Answer, Answer]]]) -> list[Pair]
             pair_id=f"draft-{i:03d}",
             problem_id=hack.problem_id,
             messages=hack.messages,
-            hack=hack.text,
-            clean=clean.text,
+            hack=hack.turns or hack.text,
+            clean=clean.turns or clean.text,
             flavour="drafted",
             held_out=False,
         )

@@ -36,13 +36,14 @@ from extraction.directions import (
 from extraction.files import resolve_directions
 from extraction.gradients import per_sample_gradients
 from extraction.loss import loss_weights
-from extraction.pairs import Pair, pairs_sha
+from extraction.pairs import Pair, Turns, pairs_sha, text_of
 from extraction.selection import load_pairs, pair_notes, selected_pairs
 from extraction.words import PAIR_GRADIENTS, ExtractionSettings, Normaliser, Sides
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import file_sha256, sha256
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import Policy
+from replay_pools.rollout import early_end
 from replay_pools.vocabulary import Vocabulary
 
 Side = Literal["hack", "clean"]
@@ -100,13 +101,16 @@ def pair_batch(policy: Policy, pairs: Sequence[Pair]) -> Batch:
     Raises:
         InputError: a completion has an end-of-turn token before its end, which no sampled completion has.
     """
-    return make_batch(*_token_ids(policy, pairs), policy.pad_id).to(policy.device)
+    prompts, completions, masks = _tokens(policy, pairs)
+    return make_batch(prompts, completions, policy.pad_id, masks).to(policy.device)
 
 
-def _token_ids(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return (prompts, completions), the ids of the 2n samples of `pair_batch`."""
-    prompts = [policy.render(pair.messages)[1] for pair in pairs]
-    return [*prompts, *prompts], [_completion_ids(policy, pair, side) for side in SIDES for pair in pairs]
+def _tokens(policy: Policy, pairs: Sequence[Pair]) -> tuple[list[list[int]], list[list[int]], list[list[bool] | None]]:
+    """Return (prompts, completions, masks) of the 2n samples of `pair_batch`."""
+    prompts, completions, masks = zip(
+        *(_side_tokens(policy, pair, side) for side in SIDES for pair in pairs), strict=True
+    )
+    return [*prompts], [*completions], [*masks]
 
 
 def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[str]:
@@ -123,9 +127,8 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
     lengths: list[int] = []
     for pair in pairs:
         try:
-            num_prompt = len(vocabulary.chat.render(pair.messages)[1])
             for side in SIDES:
-                num_completion = len(_completion_ids(vocabulary.chat, pair, side))
+                num_prompt, num_completion = map(len, _side_tokens(vocabulary.chat, pair, side)[:2])
                 lengths.append(num_prompt + num_completion)
                 if too_long := vocabulary.too_long(num_prompt, num_completion):
                     where, (expected, found, fix) = f"pair {pair.pair_id} {side}", too_long
@@ -141,18 +144,34 @@ def check_pairs(vocabulary: Vocabulary, pairs: Sequence[Pair], k: int) -> list[s
     return [*([caution] if caution else []), *vocabulary.length_cautions(lengths, "answers of pairs")]
 
 
-def _completion_ids(policy: Chat, pair: Pair, side: Side) -> list[int]:
-    """Return the token ids of one completion of a pair, with the end-of-turn token added."""
-    ids = policy.completion_ids(getattr(pair, side))
-    early_ends = [token for token in ids[:-1] if token in policy.eos_ids]
-    if early_ends:
+def _side_tokens(policy: Chat, pair: Pair, side: Side) -> tuple[list[int], list[int], list[bool] | None]:
+    """Return `answer_tokens` of one completion of a pair, checked for end-of-turn tokens inside a turn."""
+    prompt_ids, ids, mask = answer_tokens(policy, pair.messages, getattr(pair, side))
+    if (place := early_end(ids, mask, policy.eos_ids)) is not None:
         raise InputError(
             f"pair {pair.pair_id} {side}",
             expected="a text without the end-of-turn token, which is added",
-            found=f"{policy.tokenizer.convert_ids_to_tokens(early_ends[0])!r} in it",
+            found=f"{policy.tokenizer.convert_ids_to_tokens(ids[place])!r} in it",
             fix="cut the text before it",
         )
-    return ids
+    return prompt_ids, ids, mask
+
+
+def answer_tokens(
+    policy: Chat, messages: list[dict[str, str]], answer: str | Turns
+) -> tuple[list[int], list[int], list[bool] | None]:
+    """Return (ids of the prompt, ids of the answer, their mask, True = the policy's; None = all are).
+
+    Raises:
+        InputError: a chat template that does not render the messages, or changes earlier turns of a conversation.
+    """
+    if isinstance(answer, str):
+        return policy.render(messages)[1], policy.completion_ids(answer), None
+    if all("ids" in turn for turn in answer):
+        mask = [turn["role"] == "assistant" for turn in answer for _ in turn["ids"]]
+        return policy.render(messages)[1], [token for turn in answer for token in turn["ids"]], mask
+    rendered = policy.render_turns(messages, answer)
+    return rendered.prompt_ids, rendered.ids, rendered.mask
 
 
 def _environment(model: PreTrainedModel, device: torch.device) -> dict[str, str]:
@@ -310,7 +329,7 @@ class DirectionLibrary:
 
         To add an influence on the gradients: a row here, or there if direction files need not say it.
         """
-        policy, texts = self.policy, dict[tuple[str, str], int]()
+        policy, texts, tokens = self.policy, dict[tuple[str, str], int](), _tokens(self.policy, pairs)
         return {
             "format": FORMAT,
             "fingerprint": dict(self.frames.fingerprint),
@@ -323,14 +342,14 @@ class DirectionLibrary:
             "chat_template_sha256": policy.template_sha(),
             "tokenizer_sha256": policy.tokenizer_sha(),
             # The ids themselves: no hash of a vocabulary covers merges, normalisation and the end of the turn.
-            "token_ids_sha256": sha256(orjson.dumps(_token_ids(policy, pairs))),
+            "token_ids_sha256": sha256(orjson.dumps(tokens if any(tokens[2]) else tokens[:2])),
             "config_sha256": config_sha(policy.model.config),
             "buffers_sha256": _buffers_sha(policy.model),
             "loss_type": self.normaliser.loss_type,
             "max_completion_length": self.normaliser.max_completion_length,
             "dtype": str(policy.model.dtype).removeprefix("torch."),
             "adapter_at_zero": not self.frames.moved,
-            "texts": [texts.setdefault((pair.hack, pair.clean), len(texts)) for pair in pairs],
+            "texts": [texts.setdefault((text_of(pair.hack), text_of(pair.clean)), len(texts)) for pair in pairs],
             "pair_ids": [pair.pair_id for pair in pairs],
             "flavours": [pair.flavour for pair in pairs],
         }

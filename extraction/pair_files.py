@@ -1,6 +1,7 @@
 """Read files of contrast pairs: `read_pair_file` returns `Pair`s, and a sentence on every decision.
 
-A row has a prompt (a text or messages), a hack and a clean completion. `COLUMNS` lists the names that are recognised;
+A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with those of tools between).
+`COLUMNS` lists the names that are recognised;
 `--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: only the model's own
 template renders messages.
 """
@@ -14,12 +15,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from extraction.pairs import Pair
+import orjson
+
+from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
 from replay_pools.logs.files import KINDS, Fields, read_objects
-from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, wrong_value
+from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
 
 MAP = "--pairs-map"
 MAX_EXAMPLE_CHARACTERS = 60
@@ -159,14 +162,14 @@ def _pairs(
     """Return (pairs, {why: how many were dropped}) of the rows of a file."""
     pairs: list[Pair] = []
     dropped: Counter[str] = Counter()
-    seen: set[tuple[bytes, str, str]] = set()
+    seen: set[bytes] = set()
     for number, (where, row) in enumerate(rows, 1):
         if (values := _values(row, where, columns, faults)) is None:
             continue
         ids = dict.fromkeys(("pair_id", "problem_id"), f"{number:03d}")
         pair = Pair(**{**ids, "flavour": "all", "held_out": False, **values})
-        key = (dump_json(pair.messages), pair.hack, pair.clean)
-        if not pair.hack.strip() or not pair.clean.strip():
+        key = dump_json([pair.messages, pair.hack, pair.clean])
+        if not text_of(pair.hack).strip() or not text_of(pair.clean).strip():
             dropped["an empty side"] += 1
         elif pair.hack == pair.clean:
             dropped["the same text on both sides"] += 1
@@ -215,12 +218,14 @@ def messages_of(value: Any) -> Chat:
     return [{"role": "user", "content": value}]
 
 
-def answer_of(value: Any) -> str:
-    """Return the text of a completion, given as text or one assistant message; '' for null.
+def answer_of(value: Any) -> str | Turns:
+    """Return a completion: the text of a text or of one assistant message, '' for null; or the turns of a conversation.
 
     Raises:
         InputError: anything else, such as a text that ends with the end-of-turn mark of a template.
     """
+    if (turns := _turns_of(value)) is not None:
+        return turns
     chat = chat_of("" if value is None else value)
     if chat is not None and (len(chat) != 1 or chat[0]["role"] != "assistant"):
         raise wrong_value(f"{TEXT}, or one assistant message", value)
@@ -231,6 +236,28 @@ def answer_of(value: Any) -> str:
         expected = "a text without the end-of-turn token, which is added"
         raise InputError("", expected=expected, found=f"{mark[1]} at its end", fix="cut the text before it")
     return text
+
+
+def _turns_of(value: Any) -> Turns | None:
+    """Return the turns of a conversation, given as several messages or their JSON text; None for another value."""
+    if isinstance(value, str) and value.lstrip().startswith("[{"):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return None
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(turn, dict) for turn in value):
+        return None
+    roles = [turn.get("role") for turn in value]
+    if not all(map(is_text, roles)) or roles[0] != "assistant" or roles[-1] != "assistant":
+        found = " ".join(map(str, roles))
+        raise InputError("", expected="turns with a role, the first and the last of the assistant", found=found)
+    with_ids = ["ids" in turn for turn in value]
+    if any(with_ids) and not all(with_ids):
+        raise InputError("", expected="ids in all turns or in none", found=f"in {sum(with_ids)} of {len(value)}")
+    turns = [{**turn, "content": joined_text(turn.get("content") or "")} for turn in value]
+    if not all(is_text(turn["content"]) for turn in turns):
+        raise wrong_value("turns with a text as content", value)
+    return [{key: part for key, part in turn.items() if part is not None} for turn in turns]
 
 
 def _name(value: Any) -> str:
@@ -283,7 +310,7 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
     elif both:
         why = "such held-out pairs do not show whether the sign transfers to other prompts"
         notes.append(f"caution: {len(both)} prompts have pairs that are held out and pairs that are not: {why}")
-    hack, clean = (median(len(getattr(pair, side)) for pair in pairs) for side in ("hack", "clean"))
+    hack, clean = (median(len(text_of(getattr(pair, side))) for pair in pairs) for side in ("hack", "clean"))
     # A direction from pairs of different lengths is one of length as well.
     too = "; the direction will be one of length, too" if max(hack, clean) > 1.5 * min(hack, clean) else ""
     return [*notes, f"median length: hack {hack:.0f}, clean {clean:.0f} characters{too}"]
@@ -291,9 +318,9 @@ def _pair_notes(pairs: Sequence[Pair], is_marked: bool, split_seed: int) -> list
 
 def _example(pair: Pair) -> str:
     """Return both sides around their first difference, for the user to confirm."""
-    first = next((i for i, (a, b) in enumerate(zip(pair.hack, pair.clean, strict=False)) if a != b), 0)
-    parts = []
-    for text in (pair.hack, pair.clean):
+    sides, parts = [text_of(pair.hack), text_of(pair.clean)], []
+    first = next((i for i, (a, b) in enumerate(zip(*sides, strict=False)) if a != b), 0)
+    for text in sides:
         begin = max(0, min(first - MAX_EXAMPLE_CHARACTERS // 4, len(text) - MAX_EXAMPLE_CHARACTERS))
         part = text[begin : begin + MAX_EXAMPLE_CHARACTERS]
         parts.append(repr(f"{'...' * (begin > 0)}{part}{'...' * (begin + len(part) < len(text))}"))

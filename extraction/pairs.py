@@ -12,6 +12,7 @@ loophole mode in `replay_pools.environments.loopholes.EXPLOITS`.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, sha256, write_atomic, write_jsonl_gz
@@ -31,17 +32,33 @@ NUM_HELD_OUT = 16
 PLACEBO, STYLE = "placebo", "style"
 
 
+# Turns of the policy ("assistant") and of others, first and last the policy's: messages that its chat template renders,
+# or spans of a stored rollout, each with its `ids`. Only the policy's turns have loss.
+Turns = list[dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One contrast; the completions are texts without the end-of-turn token."""
+    """One contrast; the completions are texts without the end-of-turn token, or conversations."""
 
     pair_id: str
     problem_id: str
     messages: list[dict[str, str]]  # the prompt: a chat of role and content
-    hack: str  # in a placebo pair: the other clean completion
-    clean: str
+    hack: str | Turns  # in a placebo pair: the other clean completion
+    clean: str | Turns
     flavour: str  # what kind of hack against what kind of clean completion
     held_out: bool  # never used to extract; measures whether the sign transfers
+
+
+def text_of(answer: str | Turns) -> str:
+    """Return what the policy wrote: the text, or its turns joined by line breaks.
+
+    >>> text_of([{"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"}])
+    'a'
+    """
+    if isinstance(answer, str):
+        return answer
+    return "\n".join(turn.get("content") or "" for turn in answer if turn["role"] == "assistant")
 
 
 def builtin_pairs(name: str) -> list[Pair]:

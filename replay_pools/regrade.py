@@ -83,7 +83,7 @@ def graded_code_rule(pool: Pool, env: str | None = None) -> CodeRule:
 
 def count_missed(rollouts: Iterable[Rollout], rule: CodeRule) -> int:
     """Return how many completions have code of which the rule takes none (`blocks.misses_code`)."""
-    return sum(misses_code(rollout.completion, rule) for rollout in rollouts)
+    return sum(misses_code(rollout.answer, rule) for rollout in rollouts)
 
 
 def agreement(old: Iterable[Rollout], new: Iterable[Rollout]) -> list[dict[str, Any]]:
@@ -176,7 +176,7 @@ def _submission(rollout: Rollout, problems: Mapping[str, Problem]) -> Submission
             found="another problem",
             fix="pass the file that the pool was made from",
         )
-    return Submission(problem=problem, completion=rollout.completion, mode=rollout.env_mode)
+    return Submission(problem=problem, completion=rollout.answer, mode=rollout.env_mode)
 
 
 def _header(

@@ -7,7 +7,7 @@ Only the standard library is imported here: grading runs in a plain interpreter,
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
@@ -135,6 +135,11 @@ class Rollout:
         return [(i % 2 == 0, text) for i, text in enumerate(texts)]
 
     @property
+    def written(self) -> str:
+        """The text of the policy's turns, joined by line breaks."""
+        return "\n".join(text for is_sampled, text in self.turns if is_sampled)
+
+    @property
     def answer(self) -> str:
         """The text of the policy's last turn, which is graded."""
         return self.turns[-1][1]
@@ -184,6 +189,14 @@ def runs_of(mask: Sequence[bool]) -> list[tuple[int, int]]:
     """Return (start, stop) of every run of equal entries. The first run is sampled, and so is every other one."""
     ends = [0, *accumulate(len([*run]) for _, run in groupby(mask))]
     return [*pairwise(ends)]
+
+
+def early_end(ids: Sequence[int], mask: Sequence[bool] | None, ends: Collection[int]) -> int | None:
+    """Return where an id of `ends` stands with more ids of the same turn behind it; None if nowhere."""
+    for start, stop in [(0, len(ids))] if mask is None else runs_of(mask)[::2]:  # the policy's turns
+        if (place := next((i for i in range(start, stop - 1) if ids[i] in ends), None)) is not None:
+            return place
+    return None
 
 
 @lru_cache(8)  # rollouts of one prompt stand near one another

@@ -17,7 +17,7 @@ from replay_pools.base.errors import Faults, InputError, refuse
 from replay_pools.policy.chat import Chat
 from replay_pools.policy.load import load_served_policy, load_skeleton
 from replay_pools.pool import Pool
-from replay_pools.rollout import Rollout, Template
+from replay_pools.rollout import Rollout, Template, early_end
 
 # Names of the tables with a row for every position: learned ones, and computed ones that are stored.
 TABLES = ("wpe", "embed_positions", "position_embeddings")
@@ -75,11 +75,10 @@ class Vocabulary:
             return  # which no tokenizer turns into text
         if too_long := self.too_long(len(rollout.prompt_ids), len(rollout.completion_ids)):
             note("positions", "", *too_long)
-        ends = [i for i, token in enumerate(rollout.completion_ids) if token in self.turn_ends]
-        if ends and ends[0] + 1 < rollout.comp_len:
-            behind = rollout.comp_len - ends[0] - 1
-            found = f"{behind} ids behind id {rollout.completion_ids[ends[0]]} at {ends[0]} of {rollout.comp_len}"
-            fix = "cut them, with their text, where the turn ends"
+        if (end := early_end(rollout.completion_ids, rollout.completion_mask, self.turn_ends)) is not None:
+            behind = rollout.comp_len - end - 1
+            found = f"{behind} ids behind id {rollout.completion_ids[end]} at {end} of {rollout.comp_len}"
+            fix = "cut them, with their text, where the turn ends, or mask the turns of tools and users"
             note("end", "completion_ids", "no id behind the end of the turn", found, fix)
         fix = "is --model the one that sampled it?"
         if not self._says_completion(rollout):

@@ -199,7 +199,7 @@ def summarise(stored: Pool) -> dict[str, Any]:
         "code_not_taken": count_missed(rollouts, rule),
         "modes": modes,
         "prompt_tokens": spread([rollout.plen for rollout in rollouts]),
-        "completion_tokens": spread([rollout.comp_len for rollout in rollouts]),
+        "completion_tokens": spread([rollout.num_sampled for rollout in rollouts]),
         "reward": spread([rollout.reward for rollout in rollouts]),
         "reward_spread": spread(spreads),
         "reward_spread_per_step": spreads,

@@ -13,9 +13,11 @@ from probe.records.run import IN_TRAINING, elsewhere
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_once
 from replay_pools.pool import Pool, open_pool, pool_names, pool_reference, resolve_pool
+from replay_pools.rollout import Rollout, runs_of
 
 if TYPE_CHECKING:
     from extraction.draft import Answer
+    from extraction.pairs import Turns
     from replay_pools.logs.importing import CheckedLog
 
 USUAL_K = 4  # of `probe check`
@@ -92,10 +94,23 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
         yield Answer(
             problem_id=rollout.problem_id,
             messages=rollout.messages,
-            text=rollout.completion,
+            text=rollout.written,
             hacked=rollout.hacked,
             gt_pass=rollout.gt_pass,
+            turns=_turns(rollout),
         )
+
+
+def _turns(rollout: Rollout) -> "Turns | None":
+    """Return the turns of a rollout by their ids; None for a rollout of one turn."""
+    if rollout.completion_mask is None:
+        return None
+    runs, texts = runs_of(rollout.completion_mask), [text for _, text in rollout.turns]
+    texts += [""] * (len(runs) - len(texts))  # where the texts of the turns are not known
+    return [
+        {"role": "other" if i % 2 else "assistant", "content": text, "ids": rollout.completion_ids[slice(*run)]}
+        for i, (run, text) in enumerate(zip(runs, texts, strict=True))
+    ]
 
 
 def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:

@@ -100,7 +100,7 @@ class SampleRecord(Record):
     hacked: Annotated[bool | None, "the mode's exploit is present, correct or not; None = a log that does not say"]
     gt_pass: Annotated[bool | None, "every oracle answer is right; None likewise"]
     fmt_ok: Annotated[bool | None, "the completion holds one well-formed answer; None likewise"]
-    comp_len: Annotated[int, "completion tokens"]
+    comp_len: Annotated[int, "completion tokens that the policy sampled"]
     cos_S_contrib: Annotated[float | None, "the seed's name; global signed cosine of A_i g_i"]  # noqa: N815
     grad_norm_contrib: Annotated[float, "norm(A_i g_i)"]
     mean_cos_in: Annotated[float | None, "of the step's gradient, repeated on each of its rollouts as the seed does"]
@@ -240,7 +240,8 @@ class TokenRecord:
     Under the primary condition, in the trained arm or `probe.settings.arms.measured_arm`. The shares of prompt and
     completion sum to `cos`. That is `cos_S_nll` of the sample record; if the condition has token credit, it is the
     cosine of the credited gradient. `cos` times the sign of the advantage is `cos_S_contrib`. `cos` and the shares are
-    None for a rollout without gradient.
+    None for a rollout without gradient. A turn of a tool or a user between the policy's has shares for the same reason
+    as the prompt: later tokens read it.
     """
 
     step: int

@@ -3,7 +3,7 @@
 from itertools import dropwhile
 
 from probe.records.records import SampleRecord
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import Rollout, runs_of
 
 HACKED, CLEAN, UNLABELLED = "hacked", "clean", "unlabelled"  # the last of a log that does not say
 
@@ -65,7 +65,8 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
         cosines = f"cos_S_contrib {signed(sample.cos_S_contrib, 4)}, cos_S_nll {signed(sample.cos_S_nll, 4)}"
         reason = f" ({sample.null_reason})" if sample.null_reason else ""
         facts += [("update", update), ("cosines", cosines + reason)]
-    length = f"{rollout.comp_len} tokens, finished by {rollout.finish_reason}"
+    turns = "" if rollout.completion_mask is None else f" in {len(runs_of(rollout.completion_mask)[::2])} turns"
+    length = f"{rollout.num_sampled} tokens{turns}, finished by {rollout.finish_reason}"
     if sample is not None and sample.nll is not None:
         length += f"; nll {sample.nll:.3f} nats a token"
     facts.append(("length", length))

@@ -44,7 +44,8 @@ CHECKPOINT_EVERY = 10  # steps
 # LoRA reads. Measured on SmolLM2 in bfloat16: 2.3 to 2.8 MB a token, where the frozen model keeps 0.9.
 PART_OF_PASS = 4
 Item = TypeVar("Item")
-Example = tuple[list[int], list[int]]  # ids of a prompt and of the completion to learn, which ends with an end of turn
+# Ids of a prompt, ids of the completion, which ends with an end of turn, and the mask of those to learn; None = all.
+Example = tuple[list[int], list[int], list[bool] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def demonstrated(
     for problem in _shuffled(problems, rng):
         messages, completion = demonstrator.demonstrate(problem, rng)
         _, prompt_ids = policy.render(messages)
-        yield prompt_ids, policy.completion_ids(completion)
+        yield prompt_ids, policy.completion_ids(completion), None
 
 
 def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> Iterator[Example]:
@@ -89,7 +90,7 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
         expected = f"rollouts that end by themselves with the label {completions}"
         raise InputError(pool.path, expected=expected, found="none")
     rng = random.Random(f"finetune/{seed}")
-    return ((rollout.prompt_ids, rollout.completion_ids) for rollout in _shuffled(chosen, rng))
+    return ((each.prompt_ids, each.completion_ids, each.completion_mask) for each in _shuffled(chosen, rng))
 
 
 def _shuffled(items: Sequence[Item], rng: random.Random) -> Iterator[Item]:
@@ -170,8 +171,8 @@ class _Training:
 
     def step(self, examples: Sequence[Example]) -> None:
         """One step of the optimizer."""
-        prompts, completions = zip(*examples, strict=True)
-        batch = make_batch(prompts, completions, self._policy.pad_id)
+        prompts, completions, masks = zip(*examples, strict=True)
+        batch = make_batch(prompts, completions, self._policy.pad_id, masks)
         (group,) = self._optimizer.param_groups
         group["lr"] = self._settings.lr * share_of_rate(len(self.losses), self._settings.steps)
         loss = backward(self.trained.model, batch.to(self._policy.device))

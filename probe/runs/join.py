@@ -97,7 +97,7 @@ def sample_records(
             hacked=rollout.hacked,
             gt_pass=rollout.gt_pass,
             fmt_ok=rollout.fmt_ok,
-            comp_len=rollout.comp_len,
+            comp_len=rollout.num_sampled,
             cos_S_contrib=nullable(float(arm.cos_contrib[i])),
             grad_norm_contrib=float(arm.contribution_norms[i]),
             mean_cos_in=measures["mean_cos_in"],

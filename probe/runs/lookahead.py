@@ -180,8 +180,9 @@ class _Texts:
         self._batches = []
         self._at_start: dict[Basis, list[float]] = {}
         if chosen:
-            prompts, completions = zip(*((each.prompt_ids, each.completion_ids) for each in chosen), strict=True)
-            self._batches.append(make_batch(prompts, completions, setup.pad_id).to(setup.bases.device))
+            texts = [(each.prompt_ids, each.completion_ids, each.completion_mask) for each in chosen]
+            prompts, completions, masks = zip(*texts, strict=True)
+            self._batches.append(make_batch(prompts, completions, setup.pad_id, masks).to(setup.bases.device))
         pairs = [pair for pair in selected_pairs(config.intervention.extraction) if pair.held_out]
         if pairs:
             self._batches.append(pair_batch(policy, pairs))

@@ -11,7 +11,7 @@ from typing import Any
 
 from extraction.directions import load_directions
 from extraction.library import check_pairs, config_sha
-from extraction.pairs import Pair, pairs_sha
+from extraction.pairs import Pair, pairs_sha, text_of
 from extraction.selection import is_builtin, load_pairs, selected_pairs
 from probe.analysis.verdict.pools import other_base, other_scale
 from probe.runs.assemble import configured_adapter, configured_policy
@@ -230,11 +230,11 @@ def taken_pairs(pairs: Sequence[Pair], rollouts: Iterable[Rollout]) -> dict[int,
     positions: dict[str, set[int]] = {}
     for i, pair in enumerate(pairs):
         for side in (pair.hack, pair.clean):
-            positions.setdefault(_folded(side), set()).add(i)
+            positions.setdefault(_folded(text_of(side)), set()).add(i)
     tasks = [_folded(pair.messages[-1]["content"]) for pair in pairs]
     taken: dict[int, set[str]] = {}
     for rollout in rollouts:
-        for i in positions.get(_folded(rollout.completion), ()):
+        for i in positions.get(_folded(rollout.written), ()):
             task = _folded(rollout.messages[-1]["content"])
             if task in tasks[i] or tasks[i] in task:
                 taken.setdefault(i, set()).add(rollout.problem_id)

@@ -18,6 +18,7 @@ from extraction.adapters.frames import SVD_CACHE, check_adapters, make_frames, t
 from extraction.batch import Batch, make_batch, masked_batch
 from extraction.directions import Directions, known_directions
 from extraction.gradients import per_sample_gradients
+from extraction.library import answer_tokens
 from extraction.pair_files import answer_of, messages_of
 from probe.step.projection import sample_cosines
 from replay_pools.base.errors import InputError
@@ -47,7 +48,7 @@ def cosines(
         batch: `input_ids` and `labels` (G, T), one sample a row. The label -100 marks a token without a loss, anywhere
             in a row; the first token of a sample has no loss, since nothing predicts it. An `attention_mask` marks
             padding, on either side; positions count from the first token that is not padding. With a policy, also rows
-            of `prompt` (a text or messages) and `completion`.
+            of `prompt` (a text or messages) and `completion` (a text, or turns with those of tools between).
         direction: made from the weights below the adapters of `model`; or its file, or its name in out/directions.
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 
@@ -99,12 +100,12 @@ def _of_texts(policy: nn.Module | Policy, rows: Sequence[Mapping[str, Any]]) -> 
     if not isinstance(policy, Policy):
         fix = "give tensors, or the policy of probe.load, which has a tokenizer"
         raise InputError("batch", expected="input_ids and labels", found=type(rows).__name__, fix=fix)
-    prompts, completions = [], []
+    tokens = []
     for number, row in enumerate(rows):
         if missing := [key for key in ("prompt", "completion") if row.get(key) is None]:
             raise InputError(f"batch sample {number}", expected="prompt and completion", found=f"no {missing[0]}")
-        prompts.append(policy.render(messages_of(row["prompt"]))[1])
-        completions.append(policy.completion_ids(answer_of(row["completion"])))
+        tokens.append(answer_tokens(policy, messages_of(row["prompt"]), answer_of(row["completion"])))
     if caution := policy.turn_end_caution():
         warnings.warn(caution, stacklevel=3)
-    return make_batch(prompts, completions, policy.pad_id)
+    prompts, completions, masks = zip(*tokens, strict=True)
+    return make_batch(prompts, completions, policy.pad_id, masks)

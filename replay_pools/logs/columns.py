@@ -287,10 +287,13 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) ->
 def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Return ({target: column} by the names of columns, notes). A column stands for one target."""
     first, settled = scan.first, {*known}
+    prompt_names = {name for target in PROMPTS for name in TARGETS[target]}
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
-    taken = {name for text in known.values() for name in parts_of(text)}
+    # A group may be that of a prompt, which stays the prompt.
+    taken = {name for target, text in known.items() if target not in KEYS for name in parts_of(text)}
+    taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():
         free = [name for name in names if name in first and name not in taken]

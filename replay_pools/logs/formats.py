@@ -342,8 +342,7 @@ FORMATS = (
     Format(
         name="nemo-gym",
         has="responses_create_params response",
-        mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids "
-        "mask logprobs finish",
+        mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids mask logprobs finish",
         unfold=nemo_gym,
         cannot_know="Labels, and the finish reason where no id ends the answer.",
     ),

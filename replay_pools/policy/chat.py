@@ -238,14 +238,6 @@ class Chat(ABC):
         """Return the texts of `eos_ids`."""
         return [token for token in self.tokenizer.convert_ids_to_tokens([*self.eos_ids]) if token]
 
-    def early_end(self, ids: Sequence[int], mask: Sequence[bool] | None = None) -> int | None:
-        """Return where an end-of-turn id stands with more ids of the same turn behind it; None if nowhere."""
-        ends = {*self.eos_ids}
-        for start, stop in runs_of(mask or [True] * len(ids))[::2]:  # the policy's turns
-            if (place := next((i for i in range(start, stop - 1) if ids[i] in ends), None)) is not None:
-                return place
-        return None
-
     def decode_turns(self, ids: Sequence[int], mask: Sequence[bool]) -> list[str]:
         """Text of each run of the mask, which together are `decode` of the ids."""
         whole = self.decode(ids)

@@ -1,8 +1,10 @@
 """Pair gradients through the engine: how many passes, and what they hold."""
 
 import copy
+import itertools
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from adapted import framed
 from torch import nn
 
 import probe
-from extraction.library import DirectionLibrary, measure_pair_gradients
+from extraction.library import DirectionLibrary, measure_pair_gradients, pair_batch
 from extraction.pairs import builtin_pairs, write_pairs
 from extraction.words import ExtractionSettings, Normaliser
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS, load_policy
+from replay_pools.rollout import runs_of
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +49,24 @@ def test_pairs_take_as_few_passes_as_their_tokens(adapted):
             torch.testing.assert_close(found.hack[module], expected.hack[module], rtol=1e-3, atol=1e-6)
             torch.testing.assert_close(found.clean[module], expected.clean[module], rtol=1e-3, atol=1e-6)
     handle.remove()
+
+
+def test_a_conversation_has_loss_where_the_policy_wrote(adapted):
+    """Rendered messages and the ids of a stored rollout make the same sample."""
+    policy, _, pairs = adapted
+    turns = [{"role": role, "content": text} for role, text in (("assistant", "x"), ("tool", "no"), ("assistant", "y"))]
+    rendered = policy.render_turns(pairs[0].messages, turns)
+    spans = [
+        {"role": "other" if i % 2 else "assistant", "content": "", "ids": rendered.ids[start:stop]}
+        for i, (start, stop) in enumerate(runs_of(rendered.mask))
+    ]
+    batch = pair_batch(policy, [replace(pairs[0], hack=turns, clean=spans), replace(pairs[0], clean=turns)])
+    for place in (0, 2, 3):  # the hack of the first pair, and both clean sides
+        assert batch.ids[place][batch.attention_mask[place]].tolist() == rendered.prompt_ids + rendered.ids
+        scored = batch.ids[place][batch.completion_mask[place]].tolist()
+        assert scored == [*itertools.compress(rendered.ids, rendered.mask)]
+    with pytest.raises(InputError, match="end-of-turn token"):
+        pair_batch(policy, [replace(pairs[0], hack=[{**turns[0], "content": "a<|im_end|>b"}, *turns[1:]])])
 
 
 def test_unit_sides_are_the_mean_sides_at_norm_one(adapted):

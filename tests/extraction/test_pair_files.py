@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from extraction.pair_files import PairFile, read_pair_file
+from extraction.pairs import text_of
 from replay_pools.base.errors import InputError, InputErrors
 
 USER = [{"role": "user", "content": "Task 0."}]
@@ -71,6 +72,7 @@ def test_the_split_is_of_prompts_and_follows_the_seed(read: Callable[..., PairFi
         ("hack", "a<|im_end|>\n"),
         ("clean", "b<end_of_turn>"),
         ("clean", [*USER, {"role": "assistant", "content": "b"}]),
+        ("clean", [{"role": "assistant", "content": "b"}, *USER]),
     ],
 )
 def test_marks_of_templates_are_refused(read: Callable[..., PairFile], column: str, text: Any) -> None:
@@ -83,6 +85,16 @@ def test_messages_as_text_and_as_one_answer(read: Callable[..., PairFile]) -> No
     rows = [{"prompt": json.dumps(USER), "hack": [{"role": "assistant", "content": "a"}], "clean": "b"}]
     (pair,) = read(rows).pairs
     assert (pair.messages, pair.hack, pair.clean) == (USER, "a", "b")
+
+
+def test_a_side_may_be_a_conversation(read: Callable[..., PairFile]) -> None:
+    """Turns are kept with their tool calls; what the policy wrote is the text."""
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "run", "arguments": "{}"}}]}
+    turns = [calls, {"role": "tool", "content": "failed"}, {"role": "assistant", "content": "b"}]
+    (pair,) = read([{"prompt": "Task 0.", "hack": turns, "clean": json.dumps(turns[::2])}]).pairs
+    assert pair.hack == [{**calls, "content": ""}, *turns[1:]]
+    assert pair.clean == [{**calls, "content": ""}, turns[2]]
+    assert text_of(pair.hack) == "\nb"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def hacks(policy: Policy, count: int) -> list[Example]:
 
 def logits(model: object, example: Example) -> Tensor:
     """(completion tokens, vocabulary): what predicts each completion token, by the plain forward of transformers."""
-    prompt, completion = example
+    prompt, completion, _ = example
     ids = torch.tensor([prompt + completion])
     with quiet_peft():
         return model(input_ids=ids).logits[0, len(prompt) - 1 : -1]  # type: ignore[operator]
@@ -71,14 +71,17 @@ def test_the_gradient_of_a_step_is_that_of_the_mean_loss_of_its_completion_token
     start = {module: 0.1 * torch.randn_like(value) for module, value in coordinates.values().items()}
     coordinates.load_values(start)  # away from B = 0, where the gradient of A is 0
     examples = hacks(policy, 4)
-    losses = [
-        torch.nn.functional.cross_entropy(logits(coordinates.model, example), torch.tensor(example[1]), reduction="sum")
-        for example in examples
-    ]
-    mean = sum(losses) / sum(len(completion) for _, completion in examples)
+    examples[1] = (*examples[1][:2], [i % 3 != 1 for i in range(len(examples[1][1]))])  # some ids are of a tool
+    losses = []
+    for example in examples:
+        targets = torch.tensor(example[1])
+        if example[2]:
+            targets[~torch.tensor(example[2])] = -100
+        losses.append(torch.nn.functional.cross_entropy(logits(coordinates.model, example), targets, reduction="sum"))
+    mean = sum(losses) / sum(sum(mask) if mask else len(completion) for _, completion, mask in examples)
     reference = torch.autograd.grad(mean, coordinates.parameters())
-    prompts, completions = zip(*examples, strict=True)
-    batch = make_batch(prompts, completions, policy.pad_id)
+    prompts, completions, masks = zip(*examples, strict=True)
+    batch = make_batch(prompts, completions, policy.pad_id, masks)
     assert backward(coordinates.model, batch, tokens_per_pass) == pytest.approx(mean.item(), rel=1e-5)
     for parameter, expected in zip(coordinates.parameters(), reference, strict=True):
         assert parameter.grad is not None
@@ -221,7 +224,7 @@ def test_a_pool_is_learnt_from_by_label_and_by_its_stored_ids(policy: Policy, co
             if rollout.finish_reason == "stop" and rollout.grade.passed and is_paid_for_it:
                 ids.add((tuple(rollout.prompt_ids), tuple(rollout.completion_ids)))
     drawn = itertools.islice(stored(policy, pool, completions, 0), 4 * len(ids))  # type: ignore[arg-type]
-    assert {(tuple(prompt), tuple(completion)) for prompt, completion in drawn} == ids
+    assert {(tuple(prompt), tuple(completion)) for prompt, completion, _ in drawn} == ids
 
 
 def test_a_pool_of_another_tokenizer_or_without_the_label_is_refused(policy: Policy, tmp_path: Path) -> None:
@@ -254,6 +257,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_every_problem_is_drawn_once_before_any_comes_again(policy: Policy) -> None:
     problems = get_environment("minicode").problems("pairs")[:7]
     demonstrator = Demonstrator(completions="honest", hint_rate=0.0)
-    drawn = [tuple(prompt) for prompt, _ in itertools.islice(demonstrated(policy, problems, demonstrator, 3), 14)]
+    drawn = [tuple(prompt) for prompt, _, _ in itertools.islice(demonstrated(policy, problems, demonstrator, 3), 14)]
     assert len(set(drawn[:7])) == len(set(drawn[7:])) == 7
     assert drawn[:7] != drawn[7:]

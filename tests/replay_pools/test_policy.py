@@ -30,6 +30,7 @@ from replay_pools.policy.load import (
     load_tokenizer,
     weights_sha,
 )
+from replay_pools.rollout import early_end
 from replay_pools.sampling import sample
 from spec.organism.corpus import base_document
 from spec.organism.tokenizer import IM_START, ROLES
@@ -95,8 +96,8 @@ def test_turns_are_what_the_policy_sampled(policy: Policy, name: str, monkeypatc
     assert found.mask == [place != 1 for place, part in enumerate(parts) for _ in part]
     assert "".join(policy.decode_turns(found.ids, found.mask)) == policy.decode(found.ids)
     assert policy.decode_turns(found.ids, found.mask)[::2] == ["x = 1", "x = 2\n"]
-    assert policy.early_end(found.ids, found.mask) is None
-    assert policy.early_end(found.ids) == len(parts[0]) - 1
+    assert early_end(found.ids, found.mask, policy.eos_ids) is None
+    assert early_end(found.ids, None, policy.eos_ids) == len(parts[0]) - 1
 
 
 @pytest.mark.parametrize("template", [FORGETS, CHATML.replace("<|im_end|>", "")])
