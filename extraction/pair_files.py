@@ -124,8 +124,8 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
         raise InputError(f"pairs {path}", expected=kinds, found="no such file")
     rows: list[tuple[str, Fields]] = []
     for row in read_objects(path):
-        if row.error is not None:
-            faults.add(row.where, "line", expected=row.error.expected, found=row.error.found)
+        if isinstance(row.error, InputError):
+            faults.note(row.error, "line")
             continue
         rows.append((row.where, row.fields))
         if len(rows) > MAX_PAIRS:

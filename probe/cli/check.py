@@ -147,19 +147,16 @@ def _checked(
 
 def _no_update(log: "CheckedLog") -> InputError | None:
     """Why no group of a log has an update, whatever the settings are; None where one has."""
-    by_problem: dict[str, list[Any]] = {}
-    for problem, rows in zip(log.problem_ids, log.groups, strict=True):
-        by_problem.setdefault(problem, []).extend(rows)
-    groups = list(by_problem.values())
+    groups = log.groups
     if max(map(len, groups)) < 2:
         expected = "several rollouts with a reward to one prompt, whose rewards are compared"
         fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"
-        return InputError(log.source, expected=expected, found=f"one to each of {len(groups)}", fix=fix)
+        return InputError(log.rows.source, expected=expected, found=f"one to each of {len(groups)}", fix=fix)
     if all(len({row.reward for row in group}) < 2 for group in groups):
         expected = "a group whose rewards differ: no other has an update"
         fix = "is the reward another column (--map reward=COLUMN)?"
         found = f"equal rewards within each of {len(groups)} groups"
-        return InputError(f"{log.source} reward", expected=expected, found=found, fix=fix)
+        return InputError(f"{log.rows.source} reward", expected=expected, found=found, fix=fix)
     return None
 
 

@@ -134,5 +134,11 @@ def _of_log(log: "CheckedLog") -> "Iterator[Answer]":
             fix = "import it (probe pool import), and draft from the pool"
             expected = "prompts as texts or messages, and the texts of completions"
             raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
-        text, known = row.completion, {"hacked": row.hacked, "gt_pass": row.gt_pass}
-        yield Answer(problem_id=log.problem_ids[place], messages=plain_chat(row.messages), text=text, **known)
+        text = row.completion
+        yield Answer(
+            problem_id=log.problem_ids[place],
+            messages=plain_chat(row.messages),
+            text=text,
+            hacked=row.hacked,
+            gt_pass=row.gt_pass,
+        )

@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_python_json
-from replay_pools.base.terminal import report
 from replay_pools.logs.columns import LOOKS_LIKE_ROLLOUTS, TEXTS
 
 Fields = dict[str, Any]
@@ -153,11 +153,12 @@ def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
             yield Row(str(path), "", {}, error)
 
 
-def _rows_in_memory(source: Any) -> Rows:
+def _rows_in_memory(given: Any) -> Rows:
     """Return the rows of a list of objects, a DataFrame of pandas or polars, or a data set."""
-    if isinstance(source, dict) and "train" in source:  # a DatasetDict
-        others = ", ".join(name for name in source if name != "train")
-        rows = _rows_in_memory(source["train"])
+    source: Any = given
+    if isinstance(given, dict) and "train" in given:  # a DatasetDict
+        others = ", ".join(name for name in given if name != "train")
+        rows = _rows_in_memory(given["train"])
         return Rows(rows.source, rows.read, (f"caution: other splits were left out: {others}",) if others else ())
     if hasattr(source, "iter_rows"):  # polars
         items: Callable[[], Iterable[Any]] = lambda: source.iter_rows(named=True)  # noqa: E731
@@ -225,7 +226,7 @@ def described(value: Any) -> str:
 
 
 @contextmanager
-def _unpacked(path: Path) -> Iterator[BinaryIO]:
+def _unpacked(path: Path) -> Iterator[Any]:
     """Open a file, unpacking it while it is read.
 
     Raises:
@@ -239,17 +240,10 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
             raise InputError(path, expected="text in UTF-8", found="UTF-16", fix=fix)
         if start.startswith(b"PK\x03\x04"):
             raise InputError(path, expected="JSON lines", found="a zip archive", fix="unpack it")
-        file: Any = stored
-        if start.startswith(b"\x1f\x8b"):
-            file = gzip.GzipFile(fileobj=stored)
-        elif start.startswith(b"BZh"):
-            file = bz2.BZ2File(stored)
-        elif start.startswith(b"\xfd7zXZ"):
-            file = lzma.LZMAFile(stored)
-        elif start.startswith(b"\x28\xb5\x2f\xfd"):
-            file = _zstd(path, stored)
+        opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
+        file = stored if opens is None else opens(stored)
         try:
-            yield cast(BinaryIO, file)
+            yield file
         except Exception as error:
             if isinstance(error, InputError) or file is stored:
                 raise
@@ -257,15 +251,22 @@ def _unpacked(path: Path) -> Iterator[BinaryIO]:
             raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
 
 
-def _zstd(path: Path, stored: BinaryIO) -> Any:
-    from io import BufferedReader
-
+def _zstd(stored: BinaryIO) -> Any:
     try:
         import zstandard
     except ModuleNotFoundError as error:
         fix = "pip install zstandard, or unpack it: zstd -d"
-        raise InputError(path, expected="a file that can be unpacked", found="packed with zstd", fix=fix) from error
+        raise InputError(stored.name, expected="a file that can be unpacked", found="zstd", fix=fix) from error
     return BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True))
+
+
+# {how a packed file begins: what unpacks it while it is read}
+PACKINGS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stored: gzip.GzipFile(fileobj=stored),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _zstd,
+}
 
 
 def _parse(line: bytes) -> Any:
@@ -277,14 +278,11 @@ def _parse(line: bytes) -> Any:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    size = path.stat().st_size // MIB
     with _unpacked(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
             if number == 1 and line.strip() in (b"{", b"["):  # an object over several lines
                 break
             line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if number % REPORT_EVERY == 0 and size:
-                report(f"lines of {path.name}", number, number)
             if len(line) > MAX_DOCUMENT:
                 expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
                 raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
@@ -299,13 +297,13 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     """Read an array, an object that holds one, a table of columns and data, or several documents in a row."""
     with _unpacked(path) as file:
         data = file.read(MAX_DOCUMENT + 1)
-    if len(data) > MAX_DOCUMENT:
-        fix = "write one object a line (.jsonl): lines are read one at a time"
-        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.endswith(b"}") and isinstance(_parse(first), dict):
         yield from _json_lines(path)
         return
+    if len(data) > MAX_DOCUMENT:
+        fix = "write one object a line (.jsonl): lines are read one at a time"
+        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
     try:
         value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path, float)
     except InputError:
@@ -386,7 +384,7 @@ def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
 
     with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
         is_file = file.read(6) == b"ARROW1"
-        table = polars.read_ipc(path, memory_map=False) if is_file else polars.read_ipc_stream(path)
+        table = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
     for number, row in enumerate(table.iter_rows(named=True)):
         yield f" row {number}", row
 
@@ -399,12 +397,15 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         data = file.read()
         first = data.partition(b"\n")[0].decode(errors="replace")
         table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        if twice := [name.partition("_duplicated_")[0] for name in table.columns if "_duplicated_" in name]:
+            raise InputError(path, expected="columns of different names", found=f"{', '.join(twice)} twice")
         for name in table.columns:
             numbers = table[name].cast(polars.Float64, strict=False)
             if name not in TEXTS and table[name].null_count() == numbers.null_count():
                 table = table.with_columns(numbers)
     for number, row in enumerate(table.iter_rows(named=True), 2):
-        yield f" line {number}", {name: value for name, value in row.items() if name}
+        if any(value is not None for value in row.values()):
+            yield f" line {number}", {name: value for name, value in row.items() if name}
 
 
 # Dumps and archives
@@ -429,7 +430,10 @@ def _torch(path: Path) -> Iterator[tuple[str, Any]]:
 def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     """Read the samples of an inspect archive."""
     try:
-        from inspect_ai.log import read_eval_log, read_eval_log_samples
+        from inspect_ai.log import (  # pyright: ignore[reportMissingImports] (an extra)
+            read_eval_log,
+            read_eval_log_samples,
+        )
     except ModuleNotFoundError as error:
         fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
         raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error

@@ -20,9 +20,10 @@ from replay_pools.pool import CAUTION
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
 ROUNDING = 0.01  # largest advantage over largest reward: a unit in the last place of float32, over TRL's 1e-4, is 0.001
 # Columns whose values are compared by nobody, whatever their number; of others, groups have to say so together.
-SOURCES = frozenset(
-    "model model_name policy policy_name checkpoint ckpt iteration iter epoch policy_version weight_version "
-    "model_version rollout_id run run_id run_name experiment file".split()
+SOURCES = (
+    *("model", "model_name", "model_version", "policy", "policy_name", "policy_version", "weight_version"),
+    *("checkpoint", "ckpt", "iteration", "iter", "epoch", "rollout_id", "run", "run_id", "run_name", "experiment"),
+    *("split", "phase", "mode", "stage", "file"),
 )
 FEWEST_GROUPS = 2  # that another column has to split
 Group = list[Facts]

@@ -319,7 +319,7 @@ def _rollouts_by_group(
     log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
 ) -> Iterator[list[Rollout]]:
     """Yield each group once all of its rollouts were read; rollouts whose turns cannot be placed are counted."""
-    rewards = {one.reward for group in log.groups for one in group} - {None}
+    rewards = {one.reward for group in log.groups for one in group if one.reward is not None}
     least = least_reward(rewards, is_ours=log.format.name in PAYS_AS_WE)
     # The numbers of the steps in the log, where each group has one of its own, else their places.
     numbers: list[Any] = [group[0].step for group in log.groups]

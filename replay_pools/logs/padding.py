@@ -101,7 +101,7 @@ def _unpadded(ids: Ids, endings: Endings, was_cut_off: bool) -> int:
 
 
 def bare_prompt(ids: Ids, plen: int | None) -> tuple[int, int, list[int]]:
-    """Return the first id of a prompt, how often it repeats there, and the ids behind (the last `plen`, if recorded)."""
+    """Return the first id of a prompt, how often it repeats there, and the ids behind (the last `plen` if known)."""
     if not ids:
         return -1, 0, []
     run = next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))

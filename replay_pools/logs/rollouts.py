@@ -138,7 +138,7 @@ class Reader:
             if name in row and name not in used and is_failure(row[name]):
                 raise SkipRow(f"`{name}` says that it is no rollout to train on")
         for name, values in self.evaluations.items():
-            if row.get(name) in values and name not in used:
+            if _mark(row.get(name)) in values and name not in used:
                 raise SkipRow(f"an evaluation beside training (`{name}`)")
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
@@ -197,6 +197,10 @@ STATUS: dict[str, Callable[[Any], bool]] = {
     "aborted": _is_true,
     "trainable": lambda value: TRUTHS.get(str(value).lower()) is False,
 }
+
+
+def _mark(value: Any) -> str | int | None:
+    return value if isinstance(value, str | int) else None
 
 
 def _known_number(value: Any) -> float | None:
@@ -296,7 +300,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
     skipped, inner, whole, shared = Counter[str](), set[int](), hashlib.sha256(), dict[Any, Any]()
     heads, bare = set[tuple[int, int]](), list[tuple[int, int]]()  # of prompts: (first id, times); (key, first id)
     for number, row in enumerate(rows):
-        wrong = Faults()
+        wrong, values = Faults(), dict[str, Any]()
         try:
             if row.error is not None:
                 raise row.error
@@ -314,7 +318,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         whole.update(key.encode(errors="replace"))
         one, prompt = _facts(number, row, values, shared), values.get("prompt_ids") or []
         one.row_key = _digest(key)
-        one.marks = tuple(row.file if name == FILE else row.fields.get(name) for name in reader.marks)
+        one.marks = tuple(row.file if name == FILE else _mark(row.fields.get(name)) for name in reader.marks)
         first, run, rest = bare_prompt(prompt, values.get("plen"))
         bare.append(
             (_prompt_key(values, rest) if prompt else one.prompt_key, first if values.get("plen") is None else -1)

@@ -186,7 +186,7 @@ class Tokeniser:
 
     # Completions
 
-    def _rendered_turns(self, row: Logged) -> tuple[Prompt, list[str], Completion]:
+    def _rendered_turns(self, row: Logged) -> tuple[Prompt, str | list[str], Completion]:
         """Return the parts of a rollout whose turns the chat template places."""
         turns: Turns = row.turns or []
         if row.messages is None or row.rendered is not None:
@@ -199,11 +199,6 @@ class Tokeniser:
         finish: FinishReason = row.finish or "stop"
         if finish == "length" and len(ids) > 1:
             ids, mask = ids[:-1], mask[:-1]
-        self._count(
-            (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
-            (row.finish is None, "the last turn is taken to have stopped"),
-        )
-        self.counts[RETOKENISED] += 1
         prompt = Prompt(plain_chat(row.messages), whole.prompt, whole.prompt_ids)
         texts = [self.chat.decode(ids)] if all(mask) else self.chat.decode_turns(ids, mask)
         own = [turn for turn in turns if turn["role"] == "assistant"]
@@ -211,6 +206,11 @@ class Tokeniser:
         for turn, text in zip(own, shown, strict=True):
             if hidden := next((what for what, said in _beside(turn) if said not in text), None):
                 raise SkipRow(f"{hidden} that the chat template does not show")
+        self._count(
+            (True, f"{CAUTION}turns were placed by the chat template: a tool's answer between them has no loss"),
+            (row.finish is None, "the last turn is taken to have stopped"),
+        )
+        self.counts[RETOKENISED] += 1
         self.counts[ROUND_TRIPS] += all(turn["content"].strip() in text for turn, text in zip(own, shown, strict=True))
         return (
             prompt,

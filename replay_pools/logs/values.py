@@ -24,7 +24,10 @@ FINISHES: dict[str, FinishReason | None] = {
     # Failures of the sampler: see `SkipRow`.
     **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
 }
-TRUTHS = dict.fromkeys(("true", "yes", "y", "1", "1.0"), True) | dict.fromkeys(("false", "no", "n", "0", "0.0"), False)
+TRUTHS: dict[str, bool] = {
+    **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
+    **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
+}
 TURN = ("role", "content")
 PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id")  # others change what a message says
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']""")
@@ -239,7 +242,7 @@ def _truncated(value: Any) -> Fields:
     return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
 
 
-def _tools(value: Any) -> list[dict[str, Any]]:
+def _tools(value: Any) -> list[dict[str, Any]] | None:
     return _objects(opened(value)) or None
 
 

@@ -210,7 +210,9 @@ def _response_turns(item: Fields) -> Iterator[Fields]:
 
 def nemo_rl(fields: Fields) -> Iterator[Fields]:
     """Return the rollout of a row, by its ids and their mask where they are logged, else by its two texts."""
-    row = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()}
+    row: Fields = {
+        name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
+    }
     if row.get("sample_loss_mask") in (0, 0.0, False):
         raise SkipRow("sample_loss_mask is 0")
     if row.get("token_ids") and row.get("token_loss_mask"):
