@@ -296,7 +296,7 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():
-        free = [name for name in names if name in first and name not in taken]
+        free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
         if target == "prompt" and "instruction" in free and _is_text(scan, "input"):

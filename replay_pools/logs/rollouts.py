@@ -347,7 +347,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
 
 
 def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
-    answer, ids = values.get("completion"), values.get("completion_ids")
+    text, turns, ids = (values.get(name) for name in ("completion", "turns", "completion_ids"))
     kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
     for name in ("parts", "problem", "group"):  # that rows of one group share
         if name in kept:
@@ -357,7 +357,7 @@ def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Fac
         file=shared.setdefault(row.file, row.file),
         where=row.where,
         prompt_key=_prompt_key(values, values.get("prompt_ids")),
-        answer_key=None if answer is None else _digest(answer),
+        answer_key=None if text is None and turns is None else _digest(text or turns),
         tail=None if not ids or values.get("mask") else tail_of(ids),
         echoes=echo_of(values) is not None,
         **kept,

@@ -1,4 +1,4 @@
-"""Logs of writers, and of loops of one's own, read by the real command: the right values of tests/data/logs/table.toml."""
+"""Logs of writers, and of loops of one's own, read by the real command as tests/data/logs/table.toml says."""
 
 import importlib.util
 import tomllib

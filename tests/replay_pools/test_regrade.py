@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from directories import contents
-from replay_pools.logs.rollouts import Logged
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -22,6 +21,7 @@ from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade
+from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
