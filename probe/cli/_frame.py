@@ -32,8 +32,8 @@ EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of ours, neither bad input nor
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
 OS_FIXES = {
-    errno.ENOSPC: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
-    errno.EDQUOT: "free some space, or choose another place: --out, TMPDIR for a log that is being read",
+    errno.ENOSPC: "free some space, or choose another place with --out",
+    errno.EDQUOT: "free some space, or choose another place with --out",
     errno.EACCES: "check the permissions, or choose another place with --out",
     errno.EPERM: "check the permissions, or choose another place with --out",
     errno.EROFS: "choose a writable place with --out",
@@ -223,7 +223,7 @@ def log_options(function: AnyFunction) -> AnyFunction:
     """Those of columns, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
     text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
     function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
-    text = "Tokens at which completions were cut off. Default: as the log says, else guessed."
+    text = "Tokens at which completions were cut off, where the log does not say it."
     return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
 
 

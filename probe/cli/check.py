@@ -23,7 +23,7 @@ NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
 @click.command(cls=SettingsCommand)
 @click.argument("rollouts", type=click.Path(path_type=Path))
-@name_option("pool, run and page", "that of the file, with a hash of what shapes the result", default=None)
+@name_option("pool, run and page", "the name of the file, with a hash of all that shapes the result", default=None)
 @settings_options(
     "replay",
     "intervention.extraction.pairs",
@@ -55,7 +55,7 @@ def check(
 
     ROLLOUTS is a log of any tool, a file or a folder. It is imported, replayed along the direction of --pairs, and
     judged; a page is written. What is wrong with both files is said at once, before a model is loaded. The same command
-    goes on where it stopped, and uses again what is there. Example:
+    continues where it stopped. Example:
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """

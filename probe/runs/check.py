@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 SCALE, PER_POOL = "objective.scale_rewards", "source.per_pool"
 ARMS = "vanilla", "projected", "random"  # the update, the projection, a control
-COLOURED = 8  # steps whose tokens the page colours
+COLOURED = 8  # steps with coloured tokens on the page
 # Settings that follow from what the command is given: a value of one's own would be ignored.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NO_PAIRS = (
     'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin has '
-    "those of the package, whose hack is a test that checks nothing, in small Python problems; of a log with labels, probe "
+    "pairs of the package: small Python problems, hacked by a test that checks nothing; from a log with labels, probe "
     "pool draft proposes pairs"
 )
 # {what an error says of the command line: what it says in Python}
@@ -74,7 +74,7 @@ def check(
         k: directions in a module.
         steps: groups to replay; None: all.
         name: of the pool and the run in `out`; None is made of the file, with a hash of what shapes the result.
-        out: the root folder of what is written.
+        out: the root folder of all files.
         settings: as --set of the command, {"objective.scale_rewards": "group"}.
         say: gets what was recognised, and cautions.
 
@@ -172,11 +172,11 @@ def _without_update(log: CheckedLog) -> list[InputError]:
     """Return why no group of a log has an update, whatever the settings are; nothing where one has."""
     source = log.rows.source
     if max(map(len, log.groups)) < 2:
-        expected = "several rollouts with a reward to one prompt, whose rewards are compared"
+        expected = "several rollouts with a reward to one prompt, to compare their rewards"
         fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"
         return [InputError(source, expected=expected, found=f"one to each of {len(log.groups)}", fix=fix)]
     if all(len({row.reward for row in group}) < 2 for group in log.groups):
-        expected = "a group whose rewards differ: no other has an update"
+        expected = "a group with rewards that differ: no other has an update"
         fix = "is the reward another column (--map reward=COLUMN)?"
         found = f"equal rewards within each of {len(log.groups)} groups"
         return [InputError(f"{source} reward", expected=expected, found=found, fix=fix)]

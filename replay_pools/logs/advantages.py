@@ -16,8 +16,12 @@ from replay_pools.pool import CAUTION
 
 EXPLAINED = 0.02  # relative error of advantages that are said to follow
 LEAST_GROUPS = 2  # with advantages
-MAX_SUBSETS = 10  # columns of rewards, of which every subset is tried
-DIVISORS = {"none": "by nothing", "group": "by their group's standard deviation", "batch": "by that of the batch"}
+MAX_SUBSETS = 10  # reward columns; every subset of them is tried
+DIVISORS = {
+    "none": "by nothing",
+    "group": "by the standard deviation of the group",
+    "batch": "by the standard deviation of the batch",
+}
 Array = NDArray[np.float64]
 Batch = list[tuple[Array, Array]]  # the groups of one step: rewards (n, k) and advantages (n,) of each
 
@@ -30,7 +34,7 @@ def check_reward(
     Args:
         groups: of the rollouts, with `parts` and `advantage`.
         terms: reward columns with their weights.
-        is_guessed: the columns are those of a format, so that a subset of them may be the reward.
+        is_guessed: a format named the columns, so that a subset of them may be the reward.
         source: of the log.
 
     Raises:
@@ -82,7 +86,7 @@ def _subsets(varies: Sequence[bool], is_guessed: bool) -> list[tuple[int, ...]]:
 
 
 def _batches(groups: Sequence[Group]) -> list[Batch]:
-    """Return the groups of each step of which all parts of rewards and all advantages are known."""
+    """Return the groups of each step with known rewards and advantages."""
     steps: dict[int | None, Batch] = {}
     for group in groups:
         if any(row.advantage is None or not row.parts or None in row.parts for row in group):

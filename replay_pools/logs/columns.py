@@ -1,4 +1,4 @@
-"""Find the column of each target: by the user, else by the format, else by its name.
+"""Find the column of each target: named by the user, known by the format, or guessed.
 
     parse_mapping("reward=score,group=step+uid,hacked=info.is_hack")   {target: column}
 
@@ -62,10 +62,10 @@ COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
 LABELS = ("hacked", "gt_pass", "fmt_ok", "hint", "truncated")
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
-# Names of a completion that the right answer of a problem has too, or any text beside a conversation.
+# Names of a completion that the right answer of a problem has too, or any text next to a conversation.
 VAGUE = ("answer", "text")
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
-# Keys of which a row of rollouts has at least one, among those of formats whose rows are objects in objects.
+# A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
 LOOKS_LIKE_ROLLOUTS = {name for target in (*PROMPTS, *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
 }
@@ -120,7 +120,7 @@ def _are_numbers(values: list[Any]) -> bool:
 
 
 def opened(value: Any) -> Any:
-    """Return the object or the list in its JSON text; any other value as it is."""
+    """Return the object or the list in its JSON text; any other value unchanged."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return orjson.loads(value)
@@ -191,7 +191,7 @@ def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -
         target: a key of TARGETS.
         text: the part of the mapping.
         scan: the columns of the log.
-        first: {column: its first value}, and that of inner keys.
+        first: {column: its first value}, inner keys included.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
@@ -243,7 +243,7 @@ def parts_of(text: str) -> set[str]:
 def choose_columns(
     scan: Scan, known: Mapping[str, str], corrections: Mapping[str, str]
 ) -> tuple[dict[str, str], set[str], list[str]]:
-    """Return ({target: column}, targets whose column was guessed, notes).
+    """Return ({target: column}, targets with a guessed column, notes).
 
     Args:
         scan: the columns of the log.
@@ -254,7 +254,7 @@ def choose_columns(
         InputError: a choice that only the user can make.
     """
     known = {**_without_labels(known, corrections), **corrections}
-    # A prompt that the user names is the only one, beside messages that he names as well.
+    # A prompt that the user names is the only one, next to messages that the user names as well.
     if any(target in corrections for target in PROMPTS):
         known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
     guessed, notes = _guessed(scan, known)
@@ -275,7 +275,7 @@ def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) ->
         takers = [target for target, text in corrections.items() if part in parts_of(text)]
         may_be_paid = bool(takers) and {*takers} <= {*PAID}
         if may_be_paid and len(parts) > 1:
-            expected = f"--map reward=COLUMN beside it, since {part} may also be paid"
+            expected = f"--map reward=COLUMN too, since {part} may also be paid"
             fix = f"pass --map reward={'+'.join(parts)}, or those paid"
             raise InputError(f"--map {takers[0]}={part}", expected=expected, found="no reward named", fix=fix)
         if may_be_paid or not takers:
@@ -291,7 +291,7 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
-    # A group may be that of a prompt, which stays the prompt.
+    # The column of the prompt may name the group too.
     taken = {name for target, text in known.items() if target not in KEYS for name in parts_of(text)}
     taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
     guessed: dict[str, str] = {}
@@ -308,15 +308,15 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
     name = guessed.get("prompt")
     if name is None or "rendered" in {*guessed, *known} or not isinstance(first.get(name), str):
         return guessed, []
-    # A prompt that is a text is rendered with markup; without, it is left out beside messages or ids.
+    # A prompt that is a text is rendered with markup; without, messages or ids replace it.
     if MARKUP.match(first[name]):
         guessed["rendered"] = guessed.pop("prompt")
         return guessed, []
-    beside = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
-    if not beside:
+    others = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
+    if not others:
         return guessed, []
     del guessed["prompt"]
-    note = f"`{name}` has no markup of a chat template and was left out: {beside[0]} say what the model saw"
+    note = f"`{name}` has no markup of a chat template and was left out: {others[0]} say what the model saw"
     return guessed, [f"{note} (--map rendered={name} where it was this text)"]
 
 

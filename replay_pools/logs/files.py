@@ -72,7 +72,7 @@ class Rows:
 def read_rows(source: Any) -> Rows:
     """Return the rows of a path (a file or a folder), a list of objects, a DataFrame or a `datasets.Dataset`.
 
-    A folder is read in the order of files and numbers. Evaluations beside training, copies of a file, and files that
+    A folder is read in the order of files and numbers. Evaluations next to training, copies of a file, and files that
     hold no rollouts are left out; the notes say so.
 
     Raises:
@@ -94,11 +94,11 @@ def read_rows(source: Any) -> Rows:
 
 
 def _chosen(source: Path) -> tuple[list[Path], list[str]]:
-    """Return the files of a folder that hold rollouts to train on, and what is said of the others."""
+    """Return the files of a folder that hold rollouts to train on, and notes on the others."""
     inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
     shown = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
     known = [path for path in shown if kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0])]
-    # prime-rl writes what it trained on beside everything that it sampled.
+    # prime-rl writes what it trained on next to everything that it sampled.
     paths = [path for path in known if {"train", "effective"} <= {*inside[path].parts}] or known
     with_rollouts = [path for path in paths if _holds_rollouts(path)]
     paths = with_rollouts or paths
@@ -114,7 +114,7 @@ def _chosen(source: Path) -> tuple[list[Path], list[str]]:
         raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
     notes = [f"files were left out: {_listed(others, inside)}"] if others else []
     if evaluations:
-        notes.append(f"caution: evaluations beside training were left out: {_listed(evaluations, inside)}")
+        notes.append(f"caution: evaluations next to training were left out: {_listed(evaluations, inside)}")
     if copies:
         notes.append(f"caution: copies of another file were left out: {_listed(copies, inside)}")
     return paths, notes
@@ -202,7 +202,7 @@ def _row(file: str, place: str, value: Any) -> Row:
 
 
 def read_objects(path: Path) -> Iterator[Row]:
-    """Read the objects of one file, of a kind by its name (JSON lines without one).
+    """Read the objects of one file, of the kind that its name says (JSON lines without one).
 
     Raises:
         InputError: the file cannot be read at all.
@@ -212,7 +212,7 @@ def read_objects(path: Path) -> Iterator[Row]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the row of KINDS for a file, by its name without `.gz` and the like."""
+    """Return the row of KINDS for a file name, without `.gz` and the like."""
     name = re.sub(r"\.(gz|zst|bz2|xz)$", "", path.name)
     return next((kind for kind in KINDS if name.endswith(kind)), None)
 
@@ -347,7 +347,7 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         return [value]
     if len(named) > 1 and named[0] not in LISTS:
         found = f"lists {', '.join(named)}"
-        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in a file of its own")
+        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
 

@@ -1,6 +1,6 @@
 """Recognise who wrote a log, and make flat rows of its objects: a row in FORMATS for each writer.
 
-To add one: a row, before those that would take its rows. `unfold` makes rollouts of one object whose rows are not flat.
+To add one: a row, before those that would take its rows. `unfold` makes flat rows of one nested object.
 """
 
 import hashlib
@@ -142,7 +142,7 @@ def _trl(scan: Scan) -> Settled:
     if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
         mapping["rendered"] = "prompt"
         notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
-    # A reward function may log the group: its column is found by its name.
+    # A reward function may log the group: its name tells the column.
     if not {*TARGETS["group"]} & scan.first.keys():
         mapping["group"] = BY_BLOCKS
     return mapping, notes
@@ -236,7 +236,7 @@ def _general(scan: Scan) -> Settled:
 
 
 COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
-PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats whose rewards our grader, or the one that it follows, has given
+PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats with rewards of our grader, or of the one that it follows
 FORMATS = (
     Format(
         name="teacher-pool",

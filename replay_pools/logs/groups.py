@@ -1,6 +1,6 @@
-"""Group the rollouts of a log: those of one group are compared with one another.
+"""Group the rollouts of a log: rollouts of one group are compared with one another.
 
-A group is that of the log; else a block of N rows; else one step and problem; else one step and prompt. A column that
+A group is logged; else it is a block of N rows; else one step and problem; else one step and prompt. A column that
 was only guessed to be the group or the problem may count rows, or start again in each step or file: it is taken where
 it gives groups with one prompt each.
 """
@@ -19,12 +19,14 @@ from replay_pools.pool import CAUTION
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
 ROUNDING = 0.01  # largest advantage over largest reward: a unit in the last place of float32, over TRL's 1e-4, is 0.001
-# Columns whose values are compared by nobody, whatever their number; of others, groups have to say so together.
+# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
 SOURCES = (
     *("model", "model_name", "model_version", "policy", "policy_name", "policy_version", "weight_version"),
     *("checkpoint", "ckpt", "iteration", "iter", "epoch", "rollout_id", "run", "run_id", "run_name", "experiment"),
     *("split", "phase", "mode", "stage", "file"),
 )
+# Parts of these have to be kept apart in any proportion.
+WEIGHTS = ("model", "model_name", "model_version", "policy_name", "checkpoint", "ckpt", "run", "run_id", "run_name")
 FEWEST_GROUPS = 2  # that another column has to split
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
@@ -38,7 +40,7 @@ def group_rollouts(
     Args:
         facts: of the rollouts, in the order of the log.
         mapping: {target: column}.
-        guessed: targets whose column was found by its name.
+        guessed: targets with a guessed column.
         faults: get blocks that cannot be groups, and a completion that is the right answer.
     """
     text = mapping.get("group", "")
@@ -72,7 +74,7 @@ def size_of_blocks(facts: Sequence[Facts]) -> int:
 
 
 def name_problems(groups: Sequence[Group], mapping: Mapping[str, str], is_guessed: bool) -> list[str]:
-    """Return the name of the problem of each group: as logged where that is no number of a row, else by its prompt."""
+    """Return the name of the problem of each group: as logged unless it is a row number, else by its prompt."""
     rows = [row for group in groups for row in group]
     are_names = "problem" in mapping and all(row.problem for row in rows) and not _is_row_number(rows, "problem")
     if is_guessed and are_names:
@@ -98,7 +100,7 @@ def _key(
     name, is_guessed = mapping[target], target in guessed
     # Also of a problem that the user names: alone in its group, no rollout has an advantage.
     if _is_row_number(facts, target) and (is_guessed or target == "problem"):
-        why = f"`{name}` is another one in every row, so that groups are those of equal prompts"
+        why = f"`{name}` is another one in every row, so rollouts of equal prompts are a group"
         notes.append(f"{CAUTION}{why} (--map group=COLUMN)")
         return _by_prompt
     in_step, in_file = attrgetter("step", target), attrgetter("file", "step", target)
@@ -143,7 +145,8 @@ def _has_several_prompts(group: Group) -> bool:
 def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Mapping[str, str], source: str) -> None:
     """Ask whether rollouts may be compared that a column tells apart: another model, step, run or file.
 
-    It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups.
+    It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups. Parts
+    of different weights may have any size.
 
     Args:
         groups: by prompts or problems.
@@ -158,11 +161,12 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
     for place, name in enumerate(names):
         counts = [Counter(row.marks[place] for row in group) for group in larger]
         split = [parts for parts in counts if len(parts) > 1]
-        is_equal = all(len({*parts.values()}) == 1 and min(parts.values()) > 1 for parts in split)
+        are_parts = all(min(parts.values()) > 1 for parts in split)
+        is_equal = name in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
         values = {value for parts in counts for value in parts}
         is_source = name in SOURCES
         is_everywhere = len(split) == len(larger) >= FEWEST_GROUPS and not values <= {0, 1}
-        if not (split and is_equal and (is_source or is_everywhere)):
+        if not (split and are_parts and is_equal and (is_source or is_everywhere)):
             continue
         base = mapping.get("problem") or next(mapping[target] for target in PROMPTS if target in mapping)
         apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
@@ -170,7 +174,7 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
         if "step" not in mapping and all(isinstance(value, int) for value in values):
             fix = f"--map step={name} if it counts steps of a training; else {fix}"
         expected = f"rollouts of one `{name}` in a group"
-        found = f"{len(values)} values, in equal parts in {len(split)} of {len(larger)} groups of equal prompts"
+        found = f"{len(values)} values in {len(split)} of {len(larger)} groups of equal prompts"
         raise InputError(f"{source} {name}", expected=expected, found=found, fix=fix)
 
 
@@ -240,7 +244,7 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
     spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
     flat = sum(len(rewards) < 2 for rewards in spreads)
     if flat == len(groups):
-        notes.append(f"{CAUTION}no group has reward variance: all advantages are 0, so use it beside another pool")
+        notes.append(f"{CAUTION}no group has reward variance: all advantages are 0, so use it with another pool")
     elif flat:
         notes.append(f"{flat} of {len(groups)} groups have no reward variance, so no gradient")
     rows = [row for group in groups for row in group]
@@ -258,7 +262,7 @@ def group_cautions(groups: Sequence[Group]) -> list[str]:
 
 
 def block_mapping(mapping: Mapping[str, str], facts: Sequence[Facts]) -> tuple[dict[str, str], list[str]]:
-    """Return the mapping with the size of blocks, of a format whose groups are blocks, and a note on it.
+    """Return the mapping with the size of blocks, of a format with blocks for groups, and a note on it.
 
     Raises:
         InputError: as `size_of_blocks`.

@@ -1,4 +1,4 @@
-"""From a log of another tool to a pool: `check_log` finds what is wrong, `import_log` writes the pool.
+"""From a log of another tool to a pool: `check_log` finds the faults, `import_log` writes the pool.
 
     read_rows (files) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (values)
         -> group_rollouts (groups) -> check_reward (advantages) -> Tokeniser (tokens) -> pool
@@ -106,7 +106,7 @@ def check_log(
     Args:
         source: a file, a folder of files, a list of objects, a DataFrame or a data set.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
-        mapping: {target: column} that corrects what is guessed.
+        mapping: {target: column} that corrects a guess.
         skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
 
     Raises:
@@ -157,7 +157,7 @@ def check_log(
 
 
 def _scanned(rows: Rows) -> tuple[Scan, Fields]:
-    """Return the columns of a log, and the first value of each, with those of inner objects."""
+    """Return the columns of a log, and the first value of each, inner objects included."""
     scan, inner, files = Scan(), dict[str, dict[str, Any]](), set[str]()
     for row in rows:
         files.add(row.file)
@@ -181,7 +181,8 @@ def _reader(
         try:
             columns[target] = parse_column(target, text, scan, first)
         except InputError as error:
-            faults.note(error, ("column", target))
+            if scan.num_rows:  # else the file has a fault that says more
+                faults.note(error, ("column", target))
     few = min(Scan.MOST_VALUES, max(2, scan.num_rows // 2))
     marks = tuple(name for name, values in scan.values.items() if name not in used and 2 <= len(values) <= few)
     return Reader(columns, frozenset(guessed), marks, evaluations_of(scan.values))
@@ -191,7 +192,7 @@ def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) ->
     """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
     if faults and is_recognised and kind.name != GENERAL:
         fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
-        expected = f"the format {kind.name}, by its columns"
+        expected = f"the format {kind.name}, as the columns say"
         faults.add(source, "format", expected=expected, found="these faults", fix=fix)
     faults.check(source)
 
@@ -318,10 +319,10 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
 def _rollouts_by_group(
     log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
 ) -> Iterator[list[Rollout]]:
-    """Yield each group once all of its rollouts were read; rollouts whose turns cannot be placed are counted."""
+    """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
     rewards = {one.reward for group in log.groups for one in group if one.reward is not None}
     least = least_reward(rewards, is_ours=log.format.name in PAYS_AS_WE)
-    # The numbers of the steps in the log, where each group has one of its own, else their places.
+    # The numbers of the steps in the log, if every group has another one, else their places.
     numbers: list[Any] = [group[0].step for group in log.groups]
     if None in numbers or len({*numbers}) < len(numbers):
         numbers = [*range(len(numbers))]
@@ -493,7 +494,7 @@ def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) ->
         notes.append(f"{CAUTION}ids: retokenised from text, which may differ from the sampled ids; {back}")
     trained = _training_steps(log)
     if len({*trained}) > 1:
-        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training, whose weights moved in between"
+        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
         notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
     notes += [f"{sentence} ({count} rollouts)" for sentence, count in counts.items()]
     return {"normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)), "ids": ids}

@@ -57,7 +57,8 @@ def find_endings(tails: Sequence[Tail], inner: set[int], pads: Ids, turn_ends: I
     if not repeated:
         (end, count), *_ = Counter(tail.last for tail in tails).most_common(1) or [(None, 0)]
         # An id that ends most completions and stands nowhere else ends turns, whatever the tokenizer says.
-        eos = end if end is not None and 2 * count > len(tails) and end not in inner else None
+        is_inside = end in inner or any(tail.last == end and tail.run > 1 for tail in tails)
+        eos = end if 2 * count > len(tails) and not is_inside else None
         return Endings(None, eos, longest, frozenset(pads), frozenset({*turn_ends, *([] if eos is None else [eos])}))
     ((pad, _),) = repeated.most_common(1)
     before = {tail.before for tail in tails if tail.last == pad and tail.before is not None}

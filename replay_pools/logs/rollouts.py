@@ -1,6 +1,6 @@
 """Check the rows of a log and return what groups need of them; no model is needed.
 
-Every fault is named: what is missing or of the wrong kind is never guessed.
+Every fault is named: a missing or wrong value is never guessed.
 """
 
 import hashlib
@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
@@ -19,7 +20,7 @@ from replay_pools.logs.values import READERS, SPREAD, TRUTHS, Turns, answer_of, 
 from replay_pools.pool import CAUTION
 from replay_pools.rollout import FinishReason
 
-NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # one of whose fields every rollout has
+NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
 SHORTEST_ECHO = 8  # characters of a prompt that an answer may begin with by chance
 LEAST_REPEATED = 4  # rows of a log that may be there twice
 FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
@@ -42,7 +43,7 @@ class Facts:
     tail: Tail | None = None  # how the ids of the completion end
     echoes: bool = False  # the completion begins with the prompt
     reward: float | None = None
-    parts: tuple[float | None, ...] = ()  # columns whose weighted sum the reward is
+    parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
     advantage: float | None = None
     hacked: bool | None = None
     gt_pass: bool | None = None
@@ -79,12 +80,12 @@ class Logged:
     env_mode: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reader:
     """Reads the rows of one log."""
 
     columns: Mapping[str, Column]
-    guessed: frozenset[str]  # targets whose column was found by its name
+    guessed: frozenset[str]  # targets with a guessed column
     marks: tuple[str, ...] = ()  # columns that are not used, of few values
     evaluations: Mapping[str, set[Any]] = field(
         default_factory=dict
@@ -96,8 +97,7 @@ class Reader:
         Raises:
             SkipRow: the row holds no rollout to train on.
         """
-        used = {name for column in self.columns.values() for name, _ in column.terms}
-        self._check_status(row.fields, used)
+        self._check_status(row.fields)
         values, wrong = dict[str, Any](), set[str]()
         for target, column in self.columns.items():
             if target in KEYS:
@@ -133,13 +133,17 @@ class Reader:
         self._check_needed(row, values, faults)
         return values
 
-    def _check_status(self, row: Fields, used: set[str]) -> None:
+    @cached_property
+    def _used(self) -> set[str]:
+        return {name for column in self.columns.values() for name, _ in column.terms}
+
+    def _check_status(self, row: Fields) -> None:
         for name, is_failure in STATUS.items():
-            if name in row and name not in used and is_failure(row[name]):
+            if name in row and name not in self._used and is_failure(row[name]):
                 raise SkipRow(f"`{name}` says that it is no rollout to train on")
         for name, values in self.evaluations.items():
-            if _mark(row.get(name)) in values and name not in used:
-                raise SkipRow(f"an evaluation beside training (`{name}`)")
+            if _mark(row.get(name)) in values and name not in self._used:
+                raise SkipRow(f"an evaluation next to training (`{name}`)")
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
         name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
@@ -211,7 +215,7 @@ def _place_turns(values: Fields, *, has_completion: bool) -> None:
     """Put each message where it belongs: system, prompt, completion.
 
     Raises:
-        InputError: a system prompt beside another one; its place is the target.
+        InputError: two system prompts; its place is the target.
     """
     messages: Turns | None = values.get("messages")
     if (system := values.pop("system", None)) and messages:
@@ -293,7 +297,7 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
     Args:
         rows: flat ones.
         reader: of their columns.
-        faults: get what is wrong with the log, and with rows where more than `skip_bad` are broken.
+        faults: get the faults of the log, and of rows if more than `skip_bad` are broken.
         skip_bad: most rows that may be left out for a fault of their own.
     """
     facts, bad, of_bad = list[Facts](), list[str](), Faults()

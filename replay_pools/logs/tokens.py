@@ -1,4 +1,4 @@
-"""Turn prompts and completions of a log into token ids: the logged ones, else those of the text, tokenised again.
+"""Turn prompts and completions of a log into token ids: the logged ones, else the text is tokenised again.
 
 A text that is tokenised again has other ids than the sampled ones wherever the sampler left the tokenizer's usual way,
 and it lacks the end of the turn. So the share of texts that ids give back is counted.
@@ -23,13 +23,13 @@ from replay_pools.vocabulary import Vocabulary
 CHATML = re.compile(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>", re.S)
 # Tokens that chat templates write; `[INST]` is one of few models.
 MARKERS = re.compile(r"<\|[a-z_]+\|>|<[\uff5c][^<>]+[\uff5c]>|<(?:start|end)_of_turn>|\[/?INST\]")
-# A rendered prompt whose special tokens were skipped on decoding: role words on lines of their own.
+# A rendered prompt, decoded without special tokens: role words stand on separate lines.
 SKIPPED = re.compile(
     r"(?:system\n(?P<system>.*?)\n)?user\n(?P<user>.*?)\nassistant\n(?:<think>\n\n</think>\n\n)?", re.S
 )
 RENDERED = "the prompt was rendered with the template of the model, without thinking"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
-NEAR = 50  # a text that was cut off has, tokenised again, at most 1 token in so many fewer than the limit (3 at least)
+NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class Tokeniser:
         return ids[start:]
 
     def _restored(self, row: Logged, skipped: str) -> Prompt:
-        """Return the prompt whose rendering decodes, without special tokens, to what was logged."""
+        """Return the prompt that is rendered and decoded, without special tokens, to the logged text."""
         if match := SKIPPED.fullmatch(skipped):
             messages = [{"role": role, "content": text} for role, text in match.groupdict().items() if text is not None]
             text, ids = self.chat.render(messages)
@@ -187,7 +187,7 @@ class Tokeniser:
     # Completions
 
     def _rendered_turns(self, row: Logged) -> tuple[Prompt, str | list[str], Completion]:
-        """Return the parts of a rollout whose turns the chat template places."""
+        """Place the turns of a rollout by the chat template; return prompt, text and completion."""
         turns: Turns = row.turns or []
         if row.messages is None or row.rendered is not None:
             raise SkipRow("several turns as text, behind a prompt that is not messages")
@@ -229,7 +229,7 @@ class Tokeniser:
         cut = {*stored[len(ids) :]}
         if len(cut) > 1 or (row.comp_len or 0) > len(stored):
             expected = f"{row.comp_len} completion_ids (comp_len), and padding behind them"
-            found, fix = f"{len(stored)}, of which {len(ids)} are kept", "--map comp_len=none leaves the number out"
+            found, fix = f"{len(stored)}; {len(ids)} of them are kept", "--map comp_len=none leaves the number out"
             raise InputError(f"{row.where} comp_len", expected=expected, found=found, fix=fix)
         eos = self.endings.eos
         if cut:
@@ -288,7 +288,7 @@ class Tokeniser:
 
 
 def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a turn says beside its text: (its kind, a text that stands in it)."""
+    """Yield the parts of a turn other than its text: (its kind, a text that stands in it)."""
     if reasoning := turn.get("reasoning_content"):
         yield "reasoning", reasoning.strip()
     for call in turn.get("tool_calls") or []:

@@ -93,7 +93,7 @@ def _number(value: Any) -> float:
     fix = ""
     if isinstance(value, dict):
         keys = [str(key) for key, inner in value.items() if isinstance(inner, int | float)]
-        fix = f"name what is paid: --map reward={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""
+        fix = f"name the paid parts: --map reward={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""
     if isinstance(value, list) and value and all(isinstance(inner, int | float) for inner in value):
         fix = "one number for each token: --map reward=COLUMN.sum, or COLUMN.last"
     raise wrong_value("a finite number", value, fix=fix)
@@ -132,7 +132,7 @@ MAX_LOGPROB = 1e-3  # of rounding
 
 
 def joined_text(content: Any) -> Any:
-    """Return the text of a message's content that is a list of texts in parts; any other content as it is."""
+    """Return the text of a message's content that is a list of texts in parts; any other content unchanged."""
     if not isinstance(content, list):
         return content
     texts = [
@@ -149,12 +149,13 @@ def turns_of(value: Any) -> Turns | None:
     """Return the messages in a list, an object, or the JSON text of either, each with all its keys; None: no messages.
 
     Raises:
-        InputError: what is meant as messages and is none: without text, or as Python prints them.
+        InputError: messages without text, or as Python prints them.
     """
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         plain = opened(value.strip())
         is_chat = isinstance(plain, dict | list) and all(
-            isinstance(turn, dict) and "role" in turn for turn in (plain if isinstance(plain, list) else [plain])
+            isinstance(turn, dict) and "role" in turn and len(turn) > 1
+            for turn in (plain if isinstance(plain, list) else [plain])
         )
         if plain and is_chat:
             value = plain
@@ -221,7 +222,7 @@ def _prompt(value: Any) -> Fields:
 
 
 def _completion(value: Any) -> Fields:
-    """Return a text, or turns: of the assistant, with those of tools and users between."""
+    """Return a text, or turns: of the assistant, with turns of tools and users between."""
     if value == []:
         raise SkipRow("no answer")
     turns = turns_of(value)
@@ -261,7 +262,7 @@ def _in_cell(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: read(opened(value))
 
 
-# {target: its reader}; those of SPREAD return fields of a rollout.
+# {target: its reader}; the readers of SPREAD return fields of a rollout.
 READERS: dict[str, Callable[[Any], Any]] = {
     "system": _text,
     "messages": _messages,

@@ -1,6 +1,6 @@
 """Make flat rows of the objects that prime-rl, inspect, slime, NeMo Gym and NeMo-RL write.
 
-A flat row of several turns has the ids of all of them, with a mask of those that the policy sampled.
+A flat row of several turns has the ids of all of them, and a mask of the sampled ones.
 """
 
 import math
@@ -74,7 +74,7 @@ _TOKENS = ("token_ids", "mask", "logprobs")
 
 
 def _finish_of(node: int, trace: Fields) -> str | None:
-    """Return why the call that wrote a node ended: by its number, else by its place among the calls."""
+    """Return why the call that wrote a node ended: by the number of the node, else by the place of the call."""
     calls = trace.get("calls") or []
     own = [call for call in calls if call.get("node") == node] if any("node" in call for call in calls) else calls
     return own[-1].get("finish_reason") if own else None
@@ -106,7 +106,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     if not answers:
         raise SkipRow("no answer of the model")
     if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]):
-        raise SkipRow("an agent, of which the schemas of the tools are not logged")
+        raise SkipRow("an agent without the schemas of its tools")
     scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
     yield {
         **sample,
@@ -129,7 +129,7 @@ def _inspect_turn(message: Fields) -> Fields:
     turn["content"] = joined_text(content) or ""
     if not isinstance(turn["content"], str):
         kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
-        raise SkipRow(f"content with {', '.join(kinds)} beside the text")
+        raise SkipRow(f"content with {', '.join(kinds)} next to the text")
     return turn | ({"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {})
 
 
@@ -142,7 +142,7 @@ def _score(score: Any) -> Any:
     return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
 
 
-# slime: `Sample.to_dict`, whose `tokens` are those of the prompt and of the response.
+# slime: `Sample.to_dict`, with the `tokens` of prompt and response.
 
 
 def slime(sample: Fields) -> Iterator[Fields]:
@@ -162,7 +162,7 @@ def slime(sample: Fields) -> Iterator[Fields]:
     }
 
 
-# NeMo Gym: the items of a Responses call, of which those of the policy have token ids.
+# NeMo Gym: the items of a Responses call, with token ids on the items of the policy.
 
 
 def nemo_gym(fields: Fields) -> Iterator[Fields]:
@@ -177,7 +177,7 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
         row["completion"] = [turn for item in items for turn in _response_turns(item)]
         row["tools"] = fields["responses_create_params"].get("tools")
         if any(item.get("type") == "reasoning" for item in items):
-            raise SkipRow("reasoning beside the text, and no token ids")
+            raise SkipRow("reasoning next to the text, and no token ids")
         yield row
         return
     first = sampled[0]["prompt_token_ids"]
@@ -209,7 +209,7 @@ def _response_turns(item: Fields) -> Iterator[Fields]:
 
 
 def nemo_rl(fields: Fields) -> Iterator[Fields]:
-    """Return the rollout of a row, by its ids and their mask where they are logged, else by its two texts."""
+    """Return the rollout of a row, from ids and mask if they are logged, else from the two texts."""
     row: Fields = {
         name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
     }

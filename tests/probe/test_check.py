@@ -236,7 +236,7 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, c
     for name, log, messages in (
         ("alone", alone, ("expected several rollouts with a reward to one prompt", "--map group=COLUMN")),
         ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
-        ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group whose rewards differ",)),
+        ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group with rewards that differ",)),
     ):
         _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name, code=2)
         assert len(errors.splitlines()) == 1
