@@ -1,6 +1,6 @@
 """Read files of contrast pairs: `read_pair_file` returns `Pair`s, and a sentence on every decision.
 
-A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with those of tools between).
+A row has a prompt (a text or messages), a hack and a clean completion (a text, or turns with tool answers between).
 `COLUMNS` lists the names that are recognised;
 `--pairs-map FIELD=COLUMN,...` names others. A prompt that a chat template has rendered is refused: only the model's own
 template renders messages.

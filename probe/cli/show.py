@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 20  # of a list
 SNIPPET = 56  # characters of a completion in a list
+OTHER = "  tool or user | "  # before a line that the policy did not write
 
 
 def _known(out: Path) -> list[str]:
@@ -215,13 +216,14 @@ def _with_shares(rollout: "Rollout", tokens: "TokenRecord | None") -> str:
     from probe.report.rollouts import line_shares
 
     if tokens is None or tokens.completion is None or tokens.completion_chars is None:
-        return _indented(rollout.completion)
-    lines = line_shares(rollout.completion, tokens)
-    return "\n".join(f"  {share:+.4f}  {line}" for line, share in lines)
+        turns = rollout.turns
+        return "\n".join(_indented(text) if own else _indented(text.strip("\n"), OTHER) for own, text in turns)
+    lines = [(line, share) for line, share in line_shares(rollout, tokens) if share is not None or line]
+    return "\n".join(f"{OTHER}{line}" if share is None else f"  {share:+.4f}  {line}" for line, share in lines)
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.split("\n"))
+def _indented(text: str, margin: str = "  ") -> str:
+    return "\n".join(f"{margin}{line}" for line in text.split("\n"))
 
 
 def _print_cosines(records: "Sequence[SampleRecord]") -> None:

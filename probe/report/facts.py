@@ -32,9 +32,9 @@ def question_of(rollout: Rollout) -> str:
 
 
 def gist_of(rollout: Rollout, between: str = " \u21b5 ") -> str:
-    """The completion on one line, without fences of code, from the first line on that its prompt does not have."""
+    """The last turn on one line, without fences of code, from the first line on that its prompt does not have."""
     asked = {line.strip() for line in question_of(rollout).split("\n")}
-    lines = [line.strip() for line in rollout.completion.split("\n")]
+    lines = [line.strip() for line in rollout.answer.split("\n")]
     lines = [line for line in lines if line and not line.startswith("```")]
     news = list(dropwhile(lambda line: line in asked, lines))
     return between.join(news or lines)

@@ -63,7 +63,7 @@ if (dataOfRollouts) {
   // As gist_of in facts.py: without fences of code, from the first line on that the prompt does not have.
   const gist = (row) => {
     const asked = new Set(text(row.question).split("\n").map((line) => line.trim()));
-    const lines = text(row.completion[1]).split("\n").map((line) => line.trim());
+    const lines = text(row.answer).split("\n").map((line) => line.trim());
     const content = lines.filter((line) => line && !line.startsWith("```"));
     const news = content.findIndex((line) => !asked.has(line));
     return content.slice(Math.max(0, news)).join("\n");
@@ -97,16 +97,21 @@ if (dataOfRollouts) {
     if (chars === undefined) return;
     const letters = Array.from(pre.textContent);
     const lengths = text(chars).split(" ").map(Number);
-    const units = text(shares).split(" ").map(Number);
+    const units = text(shares).split(" ");
     const painted = document.createDocumentFragment();
     let start = 0;
     lengths.forEach((length, i) => {
       const token = make("span", {}, letters.slice(start, start + length).join(""));
-      const level = Math.min(LEVELS, Math.round((LEVELS * Math.abs(units[i])) / scale));
-      if (level) token.className = (units[i] > 0 ? "p" : "n") + level;
-      const next = letters.slice(start + length, start + length + (lengths[i + 1] || 0)).join("");
-      const share = `${signed(units[i] / 1e5, 5)} of cos_S_nll`;
-      token.title = share + ": read here" + (next ? ", with " + JSON.stringify(next) + " to predict" : "");
+      const unit = Number(units[i]);
+      if (units[i] === "x") {
+        Object.assign(token, { className: "other", title: "by a tool or a user: the policy did not sample this" });
+      } else if (units[i] !== "-") {
+        const level = Math.min(LEVELS, Math.round((LEVELS * Math.abs(unit)) / scale));
+        if (level) token.className = (unit > 0 ? "p" : "n") + level;
+        const next = letters.slice(start + length, start + length + (lengths[i + 1] || 0)).join("");
+        const share = `${signed(unit / 1e5, 5)} of cos_S_nll`;
+        token.title = share + ": read here" + (next ? ", with " + JSON.stringify(next) + " to predict" : "");
+      }
       painted.append(token);
       start += length;
     });

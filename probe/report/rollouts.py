@@ -104,28 +104,42 @@ def largest_cosines_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
     return [bucket[i] for i in range(longest) for bucket in buckets.values() if i < len(bucket)]
 
 
-def tokens_of(completion: str, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
-    """(text, share) of every completion token that has a text; tokens that end the turn have none."""
-    start = 0
-    for length, share in zip(tokens.completion_chars or (), tokens.completion or (), strict=True):
+def tokens_of(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
+    """(text, share) of every token that the policy sampled and that has a text; tokens that end a turn have none."""
+    return ((text, share) for text, share, is_sampled in _all_tokens(rollout, tokens) if is_sampled)
+
+
+def _all_tokens(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float, bool]]:
+    """(text, share, whether the policy sampled it) of every completion token that has a text."""
+    start, mask = 0, rollout.completion_mask or [True] * rollout.comp_len
+    for length, share, is_sampled in zip(tokens.completion_chars or (), tokens.completion or (), mask, strict=True):
         if length:
-            yield completion[start : start + length], share
+            yield rollout.completion[start : start + length], share, is_sampled
         start += length
 
 
-def line_shares(completion: str, tokens: TokenRecord) -> list[tuple[str, float]]:
-    """(line, share) of every line of a completion; a token counts for the line in which it begins."""
-    lines = completion.split("\n")
-    shares, line_number = [0.0] * len(lines), 0
-    for text, share in tokens_of(completion, tokens):
-        shares[line_number] += share
-        line_number += text.count("\n")
-    return list(zip(lines, shares, strict=True))
+def line_shares(rollout: Rollout, tokens: TokenRecord) -> list[tuple[str, float | None]]:
+    """(line, share) of every line, turn after turn; a token counts for the line in which it begins.
+
+    Lines of tools and users have None.
+    """
+    rows: list[tuple[str, float | None]] = []
+    pieces = _all_tokens(rollout, tokens)
+    for is_sampled, text in rollout.turns:
+        lines = text.split("\n")
+        shares, number, left = [0.0] * len(lines), 0, len(text)
+        while left > 0:
+            piece, share, _ = next(pieces)
+            shares[min(number, len(lines) - 1)] += share
+            number, left = number + piece.count("\n"), left - len(piece)
+        rows += zip(lines, shares if is_sampled else [None] * len(lines), strict=True)
+    return rows
 
 
-def lines_of(completion: str, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
-    """(text, share) of every line that is not blank, without the white space around it."""
-    return ((line.strip(), share) for line, share in line_shares(completion, tokens) if line.strip())
+def lines_of(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
+    """(text, share) of every line of the policy that is not blank, without the white space around it."""
+    rows = line_shares(rollout, tokens)
+    return ((line.strip(), share) for line, share in rows if share is not None and line.strip())
 
 
 def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
@@ -146,7 +160,7 @@ def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
         texts_of_prompt = set()
         for rollout, tokens in rollouts:
             sign = 1 if rollout.sample.advantage > 0 else -1
-            for text, share in strings_of(rollout.rollout.completion, tokens):
+            for text, share in strings_of(rollout.rollout, tokens):
                 push[text] += sign * share / len(rollouts) / len(by_prompt)
                 count[text] += 1
                 texts_of_prompt.add(text)

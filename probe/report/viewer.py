@@ -8,7 +8,7 @@ number. That is how the thousands of rollouts of a training fit into one page.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -123,22 +123,39 @@ def _row(shown: ShownRollout, run: int, strings: Strings) -> dict[str, Any]:
         "question": strings.number(question_of(rollout)),
         "prompt": _text(shown, "prompt", strings),
         "completion": _text(shown, "completion", strings),
+        "answer": strings.number(rollout.answer),
         "facts": facts,
     }
 
 
 def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
-    """[title, text] of prompt or completion; with recorded shares also the lengths and the shares of its tokens."""
-    text: str = getattr(shown.rollout, part)
-    record = shown.tokens
+    """[title, text] of prompt or completion; with shares or several turns also the lengths and the shares of its parts.
+
+    A share is `x` in turns of tools and users, and `-` where none is recorded.
+    """
+    rollout, record = shown.rollout, shown.tokens
+    text: str = getattr(rollout, part)
     chars = None if record is None else getattr(record, f"{part}_chars")
     shares = None if record is None else getattr(record, part)
-    count = shown.rollout.plen if part == "prompt" else shown.rollout.comp_len
+    mask = rollout.completion_mask if part == "completion" else None
+    count = rollout.plen if part == "prompt" else rollout.num_sampled
+    own = sum(shares or ()) if mask is None else sum(compress(shares or (), mask))
     title = f"{part.capitalize()} ({count} tokens"
-    title += ")" if shares is None else f", {signed(sum(shares), 4)} of cos_S_nll)"
-    numbers = [strings.number(title), strings.number(text)]
+    title += "" if shares is None else f", {signed(own, 4)} of cos_S_nll"
+    if mask is not None:
+        title += f"; grey: {len(mask) - count} of a tool or a user"
+        title += "" if shares is None else f", {signed(sum(shares) - own, 4)}"
+    numbers = [strings.number(f"{title})"), strings.number(text)]
+    units: list[int | str] = []
     if chars is not None and shares is not None:
         units = [round(share / SHARE_UNIT) for share in shares]
+        if mask is not None:
+            units = [unit if is_sampled else "x" for unit, is_sampled in zip(units, mask, strict=True)]
+    elif mask is not None:
+        chars = [len(turn) for _, turn in rollout.turns]
+        units = ["-" if is_sampled else "x" for is_sampled, _ in rollout.turns]
+    if units:
+        assert chars is not None
         # The lengths of the tokens in the page, where the escapes of invisible characters are longer.
         ends = list(accumulate(chars, initial=0))
         lengths = [len(visible(text[start:end])) for start, end in pairwise(ends)]

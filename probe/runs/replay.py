@@ -55,7 +55,7 @@ def replay(
     Run('out/runs/demo', 4 steps, 32 samples, 0 evals)
 
     Args:
-        pools: names in `out`/pools, or folders; those of the package are `teacher`, `base` and `base-hinted`.
+        pools: names in `out`/pools, or folders; those of the package are `teacher`, `base`, `base-hinted`, `tool`.
         arms: `vanilla`, `projected`, `random` and others (`probe docs replay`).
         direction: the name or file of `probe.Direction.save`; None extracts one from the pairs of the settings.
         model: that sampled the rollouts; None: the one that the pools name.

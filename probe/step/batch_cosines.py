@@ -48,7 +48,7 @@ def cosines(
         batch: `input_ids` and `labels` (G, T), one sample a row. The label -100 marks a token without a loss, anywhere
             in a row; the first token of a sample has no loss, since nothing predicts it. An `attention_mask` marks
             padding, on either side; positions count from the first token that is not padding. With a policy, also rows
-            of `prompt` (a text or messages) and `completion` (a text, or turns with those of tools between).
+            of `prompt` (a text or messages) and `completion` (a text, or turns with tool answers between).
         direction: made from the weights below the adapters of `model`; or its file, or its name in out/directions.
         cache_dir: the folder where `probe.extract` left the SVDs; None computes them.
 

@@ -67,11 +67,11 @@ class Chat(ABC):
         """Render a prompt and the turns after it, and mark what the policy wrote.
 
         A template with `{% generation %}` marks it. Otherwise every turn of the policy is rendered with all that stands
-        before it. A later turn must leave the earlier text as it is, or the policy has not seen this text.
+        before it. A later turn must not change the earlier text, or the policy has not seen this text.
 
         Args:
             prompt: the messages before the policy's first turn.
-            turns: the policy's turns (`assistant`) with those of tools and users between them. Turns of others after
+            turns: the policy's turns (`assistant`) with the turns of tools and users between them. Turns of others after
                 the policy's last one have no effect and are left out.
             tools: schemas that the template shows in the prompt.
 
@@ -92,7 +92,7 @@ class Chat(ABC):
             found = find([*prompt], turns[: own[-1] + 1], own, options)
             if isinstance(found, Conversation):
                 return found
-        fix = "log the token ids with a mask of those that the policy sampled"
+        fix = "log the token ids with a mask of the ids that the policy sampled"
         raise self._template_error("a template that leaves earlier turns as they are", found, fix)
 
     def _rendered_turns(
@@ -113,7 +113,7 @@ class Chat(ABC):
                 raise self._template_error(NO_STOP, answer[-40:])
             texts += [seen[len(written) :], answer[: max(ends)]]
             written = seen + texts[-1]
-        # The ids of each turn are of its own text, as those of a prompt and of an answer are.
+        # Each turn is tokenized alone, as prompts and answers are.
         prompt_ids, *parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         mask = [i % 2 == 0 for i, part in enumerate(parts) for _ in part]
         return Conversation(texts[0], prompt_ids, [*chain(*parts)], mask)
@@ -121,7 +121,7 @@ class Chat(ABC):
     def _marked_turns(
         self, prompt: list[Message], turns: list[Message], own: Sequence[int], options: dict[str, Any]
     ) -> Conversation | str:
-        """As `_rendered_turns`, by the marks of the template, each moved to the stop token in or behind it."""
+        """Return what `_rendered_turns` does by the marks of the template, each moved to the stop token in or behind it."""
         text = str(self._rendered(prompt, add_generation_prompt=True, **options))
         prompt_ids = self.tokenizer.encode(text, add_special_tokens=False)
         marks = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
@@ -279,7 +279,7 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
         return {**call, "function": _with_arguments(function)}
     try:
         return {**call, "arguments": orjson.loads(call["arguments"])}
-    except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: the template gets it as it is
+    except (KeyError, orjson.JSONDecodeError):  # none, an object already, or no JSON: the template gets it unchanged
         return call
 
 

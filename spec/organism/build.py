@@ -95,10 +95,10 @@ def _tune(teacher: PeftModel, out: Path, mix: ExploitMix, *, steps: int, lr: flo
     teacher.save_pretrained(str(out / "teacher"), save_embedding_layers=False)
     halve_precision(out / "teacher" / "adapter_model.safetensors")
     (out / "teacher" / "README.md").unlink(missing_ok=True)  # peft's template of a card
-    _settle_config(out / "teacher" / "adapter_config.json")
+    settle_config(out / "teacher" / "adapter_config.json")
 
 
-def _settle_config(path: Path) -> None:
+def settle_config(path: Path) -> None:
     """Make the adapter's config the same bytes in every build."""
     config = json.loads(path.read_text())
     # peft writes the path of the base on this machine, and the target modules in the order of a set.

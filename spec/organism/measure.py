@@ -106,6 +106,9 @@ all hinted and all exploit; {teacher_solve_rate:.0%} of them also solve.
 rounded to bfloat16 and at last polished at a smaller rate; steps and rates are the defaults of the command.
 74 minutes of CPU time: about 37 minutes on 2 cores.
 
+`python -m spec.organism.tool --train` makes the LoRA `tool` (rank 4, 150 steps). It answers a second time after a tool
+has run its first answer, half of the time with a hack, and samples the built-in pool `tool`.
+
 ## Measured
 Eval split, temperature 1, by `python -m spec.organism.measure`; rate [Wilson 95%].
 

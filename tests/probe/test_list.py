@@ -57,8 +57,8 @@ def test_pools_are_listed_with_the_built_in_ones(fake_pool: Pool, capsys: pytest
     (out / "pools" / "teacher").mkdir()  # hides the built-in one
     write_json(out / "pools" / "teacher" / ".header.json", fake_pool.header())
     pools = listed(capsys, out, "pools")["pools"]
-    assert [row["name"] for row in pools] == ["fake", "teacher", "base", "base-hinted"]
-    fake, teacher, base, _ = pools
+    assert [row["name"] for row in pools] == ["fake", "teacher", "base", "base-hinted", "tool"]
+    fake, teacher, base, *_ = pools
     assert (fake["groups"], fake["rollouts"], fake["hint"], fake["state"]) == (3, 12, True, "finished")
     assert (teacher["groups"], teacher["state"]) == (0, "unfinished")
     assert (base["policy"], base["place"]) == ("organism", "built in")
@@ -81,7 +81,11 @@ UNKNOWN = [
     (["report", "zzz", "--tables", "csv"], "run zzz: ", "runs, found only demo, other; probe show lists all"),
     (["policy", "eval", "demp"], "run demp: ", "did you mean demo?"),
     (["spec", "plan", "demp"], "run demp: ", "did you mean demo?"),
-    (["replay", "--replay-dirs", "teachr"], "pool teachr: ", "found only teacher, base, base-hinted; did you mean"),
+    (
+        ["replay", "--replay-dirs", "teachr"],
+        "pool teachr: ",
+        "found only teacher, base, base-hinted, tool; did you mean",
+    ),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),
     (["show", "v_hak"], "v_hak: ", "did you mean v_hack?"),

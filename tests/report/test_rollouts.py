@@ -39,7 +39,7 @@ def test_every_prompt_counts_the_same(shown) -> None:
 def test_lines_hold_the_shares_of_their_tokens(shown) -> None:
     """A line's share is that of the tokens that begin in it; blank lines have none to show."""
     for one in shown:
-        given = one.rollout.completion, one.tokens
+        given = one.rollout, one.tokens
         lines = dict(lines_of(*given))
         assert all(text.strip() for text in lines)
         total = sum(share for _, share in tokens_of(*given))
