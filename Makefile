@@ -1,4 +1,4 @@
-# make demo | real | docs | test | test-slow | test-server | check | bench | test-real | clean.
+# make demo | real | docs | test | test-slow | test-server | check | fixtures | bench | test-real | clean.
 # Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
 # (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 # A file stays with one worker, in the order of tests/conftest.py.
 WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo real docs test test-slow test-server check bench test-real clean
+.PHONY: demo real docs test test-slow test-server check fixtures bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
@@ -81,6 +81,9 @@ test-server: $(TEST_DEPS) $(SERVER_DEPS)
 
 check: $(TEST_DEPS)
 	$(CHECK)
+
+fixtures: $(TEST_DEPS)  # logs of other tools, by their own code, and how each is read
+	$(VENV)/bin/python tests/support/log_fixtures.py
 
 bench: $(RUN_DEPS)
 	$(VENV)/bin/python tests/bench/bench_engine.py

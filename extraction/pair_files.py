@@ -21,9 +21,8 @@ from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
-from replay_pools.logs.rows import TEXT, Chat, chat_of, is_text, wrong_value
-from replay_pools.logs.sources import KINDS, Fields, read_objects
-from replay_pools.logs.unfolding import joined_text
+from replay_pools.logs.files import KINDS, Fields, read_objects
+from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
 
 MAP = "--pairs-map"
 MAX_EXAMPLE_CHARACTERS = 60
@@ -124,7 +123,10 @@ def _read_rows(path: Path, faults: Faults) -> list[tuple[str, Fields]]:
         kinds = f"builtin, builtin:MODE or a file ({', '.join(KINDS)})"
         raise InputError(f"pairs {path}", expected=kinds, found="no such file")
     rows: list[tuple[str, Fields]] = []
-    for row in read_objects(path, faults):
+    for row in read_objects(path):
+        if isinstance(row.error, InputError):
+            faults.note(row.error, "line")
+            continue
         rows.append((row.where, row.fields))
         if len(rows) > MAX_PAIRS:
             raise InputError(path, expected=f"at most {MAX_PAIRS:,} pairs", found="more", fix="a few hundred suffice")

@@ -4,6 +4,7 @@
     probe.extract(model, tokenizer, pairs)      the direction of a hack, from pairs of a hack and a clean answer
     probe.cosines(model, batch, direction)      (G,): how far training on each sample would push towards the hack
     probe.replay(pools, arms=...)               stored rollouts through the training step; a run in out/runs
+    probe.check(rows, pairs, model)             a log, a DataFrame or rows of rollouts: all of these steps at once
     probe.analyze(run)                          its verdict: .verdict.word, print(.verdict)
     probe.attach(optimizer, direction, model=)  the same inside your own loop; project=True removes the direction
     probe.read_run(run)                         its records, as columns, polars or pandas
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from probe.analysis.analyze import analyze as analyze
     from probe.integrations.hook import attach as attach
     from probe.records.run import read_run as read_run
+    from probe.runs.check import check as check
     from probe.runs.direction_files import Direction as Direction
     from probe.runs.extract import extract as extract
     from probe.runs.policies import load as load
@@ -41,6 +43,7 @@ _PLACES = {
     "Direction": "probe.runs.direction_files",
     "analyze": "probe.analysis.analyze",
     "attach": "probe.integrations.hook",
+    "check": "probe.runs.check",
     "cosines": "probe.step.batch_cosines",
     "extract": "probe.runs.extract",
     "load": "probe.runs.policies",

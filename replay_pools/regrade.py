@@ -34,6 +34,13 @@ LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "
 INFERRED = ("compiles", "passed", "exploited", "mechanism")
 
 
+# Notes of an import that are about the labels and rewards of the log, which grading replaces.
+OF_LOGGED_LABELS = re.compile(
+    r"whether a rollout (hacks|is right)|every rollout (hacks|is clean)|the grade holds labels only|reward variance|"
+    r"reward is |logged advantages|hacked is "
+)
+
+
 def regrade_pool(
     directory: Path,
     source: Pool,
@@ -183,7 +190,10 @@ def _header(
         plan["env"] = env
     if mode:
         plan["env_mode"] = [mode]
-    return source.header() | {
+    header = source.header()
+    if "normalised" in header:
+        header["normalised"] = [note for note in header["normalised"] if not OF_LOGGED_LABELS.search(note)]
+    return header | {
         "plan": plan,
         "grader": grader.describe(),
         "tests": count_tests(problems.values()),

@@ -209,7 +209,7 @@ def log_options(function: AnyFunction) -> AnyFunction:
     """`column_options`, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
     text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
     function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
-    text = "Token limit of completions. Default: from the log, else guessed."
+    text = "Tokens at which completions were cut off, where the log does not say it."
     return column_options(click.option("--completion-limit", "limit", type=click.IntRange(1), help=text)(function))
 
 

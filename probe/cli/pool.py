@@ -131,8 +131,8 @@ def import_(
 ) -> None:
     """Make a pool, --name, of the rollouts logged in SOURCE, and say what was recognised, chosen and inferred.
 
-    SOURCE is a file (.jsonl, .json, .parquet, each also .gz but the last; .eval of inspect) or a folder of such files.
-    A rollout needs a prompt, a completion and a reward; token ids, groups and labels where they are logged. Example:
+    SOURCE is a file (.jsonl, .json, .csv, also packed; .parquet, .arrow, .pt of slime, .eval of inspect) or a folder.
+    A rollout needs a prompt, a completion and a reward; ids, masks, groups and labels are used if logged. Example:
 
       probe pool import rollouts.jsonl --name mine --model Qwen/Qwen3-4B --map reward=score,hacked=info.is_hack
     """

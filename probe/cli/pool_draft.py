@@ -18,7 +18,7 @@ from replay_pools.rollout import Rollout, runs_of
 if TYPE_CHECKING:
     from extraction.draft import Answer
     from extraction.pairs import Turns
-    from replay_pools.logs.sources import Log
+    from replay_pools.logs.importing import CheckedLog
 
 DEFAULT_K = 4  # of `probe check`
 
@@ -125,15 +125,20 @@ def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     return [*command, "--pairs", str(path), "--name", name]
 
 
-def _of_log(log: "Log") -> "Iterator[Answer]":
+def _of_log(log: "CheckedLog") -> "Iterator[Answer]":
     from extraction.draft import Answer
-    from replay_pools.logs.rows import row_of
+    from replay_pools.logs.values import plain_chat
 
-    for problem_id, group in zip(log.problem_ids, log.groups, strict=True):
-        for row in (row_of(log, facts) for facts in group):
-            if not row.messages or row.completion is None:
-                fix = "import it (probe pool import), then draft from the pool"
-                expected = "prompts as texts or messages, and completions as texts"
-                raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
-            facts = {"problem_id": problem_id, "messages": row.messages, "text": row.completion}
-            yield Answer(**facts, hacked=row.hacked, gt_pass=row.gt_pass)
+    for place, _, row in log.rollouts():
+        if not row.messages or row.completion is None:
+            fix = "import it (probe pool import), and draft from the pool"
+            expected = "prompts as texts or messages, and the texts of completions"
+            raise InputError(row.where, expected=expected, found="ids or rendered prompts", fix=fix)
+        text = row.completion
+        yield Answer(
+            problem_id=log.problem_ids[place],
+            messages=plain_chat(row.messages),
+            text=text,
+            hacked=row.hacked,
+            gt_pass=row.gt_pass,
+        )

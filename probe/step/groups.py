@@ -10,6 +10,7 @@ group: its word in `Strata`, its row in `STRATA`.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -165,7 +166,7 @@ class ReplaySource:
             raise InputError("--replay-dirs", expected=f"steps that match by {match}", found="none", fix=fix)
         drawn: list[tuple[int, list[_Stored]]] = []  # (turn, rollouts): the first group of every place, and so on
         for place, mark in enumerate(common):
-            drawn += enumerate(self._draw(place, [table[mark] for table in tables]))
+            drawn += enumerate(self._draw(place, [table[mark] for table in tables]), start=mark[1])
         drawn.sort(key=lambda group: group[0])
         if steps is not None and steps > len(drawn):
             actual = f"{len(drawn)} groups that match by {match} in {', '.join(names)}"
@@ -200,19 +201,26 @@ class ReplaySource:
         """Return the pool with only the groups from which rollouts are drawn."""
         return pool.only(sorted({stored.place for group in self._groups for stored in group if stored.pool is pool}))
 
-    def _read(self, pool: Pool, match: Match) -> dict[Hashable, list["_Stored"]]:
-        """Collect the rollouts of a pool by the mark that matches them; steps with one mark are joined."""
+    def _read(self, pool: Pool, match: Match) -> dict[tuple[Hashable, int], list["_Stored"]]:
+        """Collect the rollouts of a pool by the mark that matches them.
+
+        Steps with one mark are joined. The groups of a log stay apart, since weights may have moved between them: the
+        mark has a number, how often the log had it before.
+        """
         marks = {
             "problem": lambda place, rollout: rollout.problem_id,
             "prompt": lambda place, rollout: rollout.prompt_sha,
             "none": lambda place, rollout: place,
         }
-        table: dict[Hashable, list[_Stored]] = {}
+        table: dict[tuple[Hashable, int], list[_Stored]] = {}
+        times: Counter[Hashable] = Counter()
         for place, rollouts in enumerate(pool.steps):
             report(f"groups of pool {pool.name} read", place + 1, len(pool.steps))
             self._places[pool.name, rollouts[0].step] = pool, place
             stored = [_Stored(pool, place, number, rollout.reward) for number, rollout in enumerate(rollouts)]
-            table.setdefault(marks[match](place, rollouts[0]), []).extend(stored)
+            mark = marks[match](place, rollouts[0])
+            table.setdefault((mark, times[mark]), []).extend(stored)
+            times[mark] += "log" in pool.manifest
         return table
 
     def _draw(self, place: int, stored: Sequence[list["_Stored"]]) -> list[list["_Stored"]]:

@@ -17,11 +17,10 @@ import json
 import math
 import os
 import re
-import signal
 import socket
 import stat
+import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections import Counter
@@ -32,10 +31,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import orjson
-from filelock import SoftFileLease, Timeout
+from filelock import FileLock, Timeout
 
 from replay_pools.base.errors import InputError, cut
-from replay_pools.base.terminal import report, without_secrets
+from replay_pools.base.terminal import without_secrets
 
 GZIP = b"\x1f\x8b"
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -376,73 +375,37 @@ def check_sha256(path: Path, found: str, listed: str | None, fix: str) -> None:
         raise InputError(path, expected=expected, found=found, fix=fix)
 
 
-LEASE_S = 180.0  # a network file system may be silent for minutes during a failover
-LOST = signal.SIGVTALRM  # ends work that lost its lock; processes that a script starts with `&` ignore SIGINT
-
-
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder or file that this process writes.
+    """Hold the lock of a folder or file that this process writes: a file beside it, locked by the operating system.
 
-    The lock is a file next to it, refreshed three times in LEASE_S, and so also works on network file systems without
-    `flock`. A lock of a killed process on this machine is free at once. A lock from another machine is free after
-    LEASE_S without a refresh, which this call waits for.
+    The lock goes with its process. A file that a killed process left, empty or half-written, is no lock.
 
     Raises:
-        InputError: another process, named in the message, holds the lock; or this process was silent and lost it.
+        InputError: another process holds it; the message says which.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # Outside the folder, so that a refused or missing folder stays untouched.
     file = path.parent / f".{path.name}.lock"
-    lock = SoftFileLease(file, lease_duration=LEASE_S, on_compromise=lambda _: os.kill(os.getpid(), LOST))
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(LOST, signal.default_int_handler)
+    owner = _owner(file)
+    lock = FileLock(file)
     try:
-        # The first attempt removes the lock of a dead process, so a few are needed.
-        lock.acquire(timeout=0.2, poll_interval=0.05)
-    except Timeout:
-        _outwait(lock, path)
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        who, fix = owner or "another process", "wait for it, or choose another name"
+        raise InputError(path, expected="nobody else who writes it", found=who, fix=fix) from error
     try:
+        command = without_secrets(" ".join(" ".join(sys.orig_argv[1:]).split()))[:300]
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}: {command}")
         yield
-    except KeyboardInterrupt as error:
-        if lock.compromise is None:
-            raise
-        fix = "check that no other process writes to it, then run the command again"
-        found = f"{lock.compromise.reason} of {file}"
-        raise InputError(path, expected="to keep its lock", found=found, fix=fix) from error
     finally:
+        file.unlink(missing_ok=True)  # while it is held: who waits for it then makes a new one
         lock.release()
 
 
-def _outwait(lock: SoftFileLease, path: Path) -> None:
-    """Take a lock that another machine no longer refreshes; InputError if it does, or if this machine holds it."""
-    import psutil  # only a refusal needs it
-
-    owner, is_here, more = lock.owner, False, ""
-    if owner is not None and owner.hostname.partition("?")[0] == socket.gethostname():
-        with suppress(psutil.Error):
-            holder = psutil.Process(owner.pid)
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.create_time()))
-            command = without_secrets(" ".join(" ".join(holder.cmdline()[1:]).split()))[:300]
-            is_here, more = True, f" since {since}: {command}"
-    who = "a process that has just started" if owner is None else f"process {owner.pid} on {owner.hostname}{more}"
-    seen, started = _refreshed(lock), time.monotonic()
-
-    def is_refreshed() -> bool:
-        report(f"waiting for {path}, locked by {who}: seconds", int(time.monotonic() - started), int(LEASE_S))
-        return _refreshed(lock) not in (seen, None)
-
-    try:
-        if owner is None or is_here:
-            raise Timeout(lock.lock_file)
-        lock.acquire(timeout=2 * LEASE_S, poll_interval=LEASE_S / 60, cancel_check=is_refreshed)
-    except Timeout as error:
-        fix = "wait for it, or choose another name"
-        raise InputError(path, expected="no other process writing to it", found=who, fix=fix) from error
-
-
-def _refreshed(lock: SoftFileLease) -> int | None:
-    """Return the time of the lock's last refresh, in ns of the file system's clock; None without a lock."""
-    with suppress(OSError):
-        return Path(lock.lock_file).stat().st_mtime_ns
-    return None
+def _owner(file: Path) -> str:
+    """Return what the holder of a lock wrote of itself; '' where there is none."""
+    with suppress(OSError, UnicodeDecodeError):
+        return file.read_text()[:500]
+    return ""

@@ -1,1 +1,1 @@
-"""Logs of rollouts that other tools have written, read as pools: recognised, mapped, checked whole, tokenised."""
+"""Logs of other tools, read into pools: see `importing`."""

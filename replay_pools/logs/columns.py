@@ -1,43 +1,48 @@
-"""Which column of a log is what: as the user says, else as the format knows, else by its name.
+"""Find the column of each target: named by the user, known by the format, or guessed.
 
     parse_mapping("reward=score,group=step+uid,hacked=info.is_hack")   {target: column}
 
-A column is a name; with dots it is a key of an inner object, or a number in a list (`choices.0.text`). `reward` may be
-a weighted sum (`exact*1.0+short*0.5`), `group` and `problem` several columns (`step+uid`), `group` also `every:8` for
-blocks of eight rows, and `none` is no column. To add a target: a row in TARGETS, and a field of `rows.LogRow`.
+A column is a name. With dots it is a key of an inner object, a place in a list (`choices.0.text`), or `sum` or `last`
+of a list of numbers. `reward` may be a weighted sum (`exact*1.0+short*0.5`), a prompt two texts
+(`instruction+input`), a label a threshold (`p_hack>0.5`), a group or a problem several columns (`step+uid`; `file` is
+the file of a row), a group also `every:8`, blocks of eight rows. `none` is no column.
 """
 
 import math
 import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from replay_pools.base.errors import Faults, InputError, refuse, unknown_name
-from replay_pools.logs.sources import Fields, Log, Rows
-from replay_pools.pool import CAUTION
+import orjson
+
+from replay_pools.base.errors import InputError, refuse, unknown_name
 
 NO_COLUMN = "none"
 MISSING = object()
+FILE = "file"  # the column of keys that is the file of a row
 EVERY = re.compile(r"every:([1-9]\d*)")
-# How a prompt begins that a chat template has rendered.
-MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|\[INST\]|<start_of_turn>)")
+MARKUP = re.compile(r"\s*(<[|\uff5c]|<s>|<bos>|\[INST\]|<start_of_turn>)")  # begins a rendered prompt
 # {target: names that columns with it usually have}
 TARGETS = {
     target: tuple(names.split())
     for target, names in {
         "problem": "problem_id prompt_id example_id question_id task_id id index",
-        "group": "group_id group uid",
+        "group": "group_id group group_index uid",
         "step": "step global_step training_step",
+        "system": "system system_prompt",
         "messages": "messages problem_messages raw_prompt conversation",
-        "prompt": "prompt question query input problem instruction",
+        "prompt": "prompt question query input problem instruction input_prompt",
         "rendered": "rendered_prompt prompt_text",
-        "skipped": "",  # the prompt decoded without special tokens: restored, and checked
+        "skipped": "",  # the prompt decoded without special tokens
+        "tools": "tools tool_defs",
         "prompt_ids": "prompt_ids prompt_token_ids prompt_tokens",
         "plen": "plen prompt_len prompt_length",
-        "completion": "completion response output answer generation generated_text text",
+        "completion": "completion response output answer generation generated_text output_response text",
         "completion_ids": "completion_ids completion_token_ids response_ids response_token_ids response_tokens "
         "output_ids output_token_ids token_ids",
+        "mask": "completion_mask response_mask loss_mask tool_mask",
         "comp_len": "comp_len completion_len completion_length response_length",
         "logprobs": "sampling_logprobs rollout_log_probs completion_logprobs logprobs",
         "reward": "reward score acc",
@@ -55,28 +60,105 @@ TARGETS = {
 PROMPTS = ("messages", "prompt", "rendered", "skipped", "prompt_ids")
 COMPLETIONS = ("completion", "completion_ids")
 KEYS = ("problem", "group")  # several columns may stand for them, as one key
-# Names of a completion that also have the right answer of a problem, or any text beside a conversation.
-VAGUE = ("answer", "text")
+LABELS = ("hacked", "gt_pass", "fmt_ok", "hint", "truncated")
 PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
+# Names of a completion that the right answer of a problem has too, or any text next to a conversation.
+VAGUE = ("answer", "text")
+TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
+# A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
+LOOKS_LIKE_ROLLOUTS = {name for target in (*PROMPTS, *COMPLETIONS) for name in TARGETS[target]} | {
+    *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
+}
 
 
-def look_up(fields: Fields, name: str, default: Any = None) -> Any:
-    """The value of a column by its name, or by a path with dots and numbers of items; `default` where there is none."""
+@dataclass(slots=True)
+class Scan:
+    """The columns of a log."""
+
+    first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any
+    kinds: dict[str, set[type]] = field(default_factory=dict)  # {column: types of its values but null}
+    values: dict[str, set[Any]] = field(default_factory=dict)  # {column: its values}, of names and whole numbers
+    num_rows: int = 0
+
+    MOST_VALUES = 1000  # different ones of a column; with more it is no column of a few
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Count a row."""
+        self.num_rows += 1
+        for name, value in fields.items():
+            kinds = self.kinds.setdefault(name, set())
+            if value is None:
+                continue
+            self.first.setdefault(name, value)
+            kinds.add(type(value))
+            if isinstance(value, str | int):
+                known = self.values.setdefault(name, set())
+                if len(known) <= self.MOST_VALUES:
+                    known.add(value)
+
+
+def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """Return the value of a column, or of a path with dots; an object may stand in a cell as its JSON text."""
     if name in fields:
         return fields[name]
     value: Any = fields
     for part in name.split("."):
+        value = opened(value)
         if isinstance(value, dict):
             value = value.get(part, default)
         elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif isinstance(value, list) and part in ("sum", "last") and _are_numbers(value):
+            value = math.fsum(value) if part == "sum" else value[-1]
         else:
             return default
     return value
 
 
+def _are_numbers(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) for value in values)
+
+
+def opened(value: Any) -> Any:
+    """Return the object or the list in its JSON text; any other value unchanged."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+class Column(NamedTuple):
+    """Where the value of a target stands."""
+
+    terms: tuple[tuple[str, float], ...]  # columns with their weights
+    above: float | None = None  # a label is whether the value is above it
+
+    @property
+    def name(self) -> str:
+        """The columns, for errors."""
+        return "+".join(name for name, _ in self.terms)
+
+    def value(self, fields: Mapping[str, Any]) -> Any:
+        """Return the one value, texts with an empty line between, or the weighted sum of the numbers."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1:
+            value = look_up(fields, self.terms[0][0])
+            is_number = isinstance(value, int | float) and value == value
+            return value > self.above if self.above is not None and is_number else value
+        values = [(look_up(fields, name), weight) for name, weight in self.terms]
+        # NaN: this reward function had no say.
+        known = [(value, weight) for value, weight in values if value is not None and value == value and value != ""]
+        if known and all(isinstance(value, str) for value, _ in known):
+            return "\n\n".join(value for value, _ in known)
+        for value, _ in known:
+            if not isinstance(value, int | float):
+                return value  # the check of the row names it
+        return math.fsum(value * weight for value, weight in known) if known else None
+
+
 def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = TARGETS) -> dict[str, str]:
-    """{target: column} of `target=column,target=column`, which `option` was given.
+    """Return {target: column} of `target=column,target=column`, which `option` was given.
 
     Raises:
         InputError: a part without `=`, an unknown target, or a target twice; all of them.
@@ -98,55 +180,52 @@ def parse_mapping(text: str, option: str = "--map", targets: Collection[str] = T
 
 
 def as_option(mapping: Mapping[str, str]) -> str:
-    """`--map reward=score,prompt=question`, to be pasted into a shell."""
+    """Return `--map reward=score,prompt=question`, to paste into a shell."""
     return f"--map {shlex.quote(','.join(f'{target}={column}' for target, column in mapping.items()))}"
 
 
-Terms = list[tuple[str, float]]  # columns with their weights: where the value of a target stands
+def parse_column(target: str, text: str, scan: Scan, first: Mapping[str, Any]) -> Column:
+    """Return the column of a target in a mapping.
 
-
-def value_of(terms: Terms, fields: Fields) -> Any:
-    """The one value, the weighted sum of numbers, or None where no column has any."""
-    if len(terms) == 1 and terms[0][1] == 1:
-        return look_up(fields, terms[0][0])
-    total: float | None = None
-    for name, weight in terms:
-        value = look_up(fields, name)
-        if value is None or value != value:  # NaN: this reward function had no say
-            continue
-        if not isinstance(value, int | float):
-            return value  # no number: the check of the row names it
-        total = (total or 0.0) + weight * value
-    return total
-
-
-def parse_column(target: str, text: str, rows: Rows) -> Terms:
-    """The column of a target, as in a mapping.
+    Args:
+        target: a key of TARGETS.
+        text: the part of the mapping.
+        scan: the columns of the log.
+        first: {column: its first value}, inner keys included.
 
     Raises:
         InputError: a name that no row has, or a weight that is no finite number.
     """
-    is_one = (target != "reward" and target not in KEYS) or text in rows.kinds
-    terms: Terms = []
-    for part in [text] if is_one else text.split("+"):
-        name, _, number = part.partition("*") if target == "reward" and not is_one else (part, "", "")
-        name = name if is_one else name.strip()
-        if name not in rows.kinds and all(look_up(row.fields, name, MISSING) is MISSING for row in rows):
+    may_be_sum = target in ("reward", "prompt", *KEYS) and text not in scan.kinds
+    terms: list[tuple[str, float]] = []
+    above: float | None = None
+    for part in text.split("+") if may_be_sum else [text]:
+        name, number = part.strip() if may_be_sum else part, "1"
+        if may_be_sum and target == "reward":
+            name, _, number = (piece.strip() for piece in part.partition("*"))
+        if target in LABELS and name not in scan.kinds and ">" in name:
+            name, _, limit = (piece.strip() for piece in name.rpartition(">"))
+            above = _number(limit, f"--map {target}={text}", "COLUMN>NUMBER")
+        is_known = name in scan.kinds or (target in KEYS and name == FILE)
+        if not is_known and look_up(first, name, MISSING) is MISSING:
             where, fix = f"--map {target}={text}", f"pass --map {target}=COLUMN"
-            names = columns_of(row.fields for row in rows)
-            raise unknown_name(where, name, names, expected="a column of the log", fix=fix)
-        try:
-            weight = float(number.strip() or 1)
-        except ValueError:
-            weight = math.nan
-        if not math.isfinite(weight):
-            raise InputError(f"--map {target}", expected="COLUMN*NUMBER, a finite one", found=repr(part.strip()))
-        terms.append((name, weight))
-    return terms
+            raise unknown_name(where, name, columns_of([first]), expected="a column of the log", fix=fix)
+        terms.append((name, _number(number or "1", f"--map {target}={text}", "COLUMN*NUMBER")))
+    return Column(tuple(terms), above)
 
 
-def columns_of(rows: Iterable[Fields]) -> list[str]:
-    """The names of all columns, and of the keys of inner objects with dots, in the order of appearance."""
+def _number(text: str, where: str, expected: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(where, expected=f"{expected}, a finite one", found=repr(text))
+    return number
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of all columns, and of the keys of inner objects with dots, in the order of appearance."""
     names: dict[str, None] = {}
     for fields in rows:
         for name, value in fields.items():
@@ -156,102 +235,108 @@ def columns_of(rows: Iterable[Fields]) -> list[str]:
     return list(names)
 
 
-def block_size(mapping: Mapping[str, str]) -> int | None:
-    """The size of blocks of rows that are groups; None where they are not groups."""
-    match = EVERY.fullmatch(mapping.get("group", ""))
-    return int(match[1]) if match else None
+def parts_of(text: str) -> set[str]:
+    """Return a column, and the columns that it is put together of."""
+    return {text, *(name.strip() for name in re.split(r"[+*>]", text))}
 
 
-def choose_columns(log: Log, corrections: Mapping[str, str]) -> None:
-    """Complete the mapping of a log, of which its format has given what it knows.
+def choose_columns(
+    scan: Scan, known: Mapping[str, str], corrections: Mapping[str, str]
+) -> tuple[dict[str, str], set[str], list[str]]:
+    """Return ({target: column}, targets with a guessed column, notes).
 
     Args:
-        log: whose mapping, guesses, notes and faults are filled.
-        corrections: {target: column} of the user, before all others.
+        scan: the columns of the log.
+        known: what its format knows.
+        corrections: what the user says, before all others.
+
+    Raises:
+        InputError: a choice that only the user can make.
     """
-    known = {**_without_labels(log.mapping, corrections, log.faults), **corrections}
-    # A prompt that the user names is the only one, beside messages that he names as well.
+    known = {**_without_labels(known, corrections), **corrections}
+    # A prompt that the user names is the only one, next to messages that the user names as well.
     if any(target in corrections for target in PROMPTS):
         known = {target: name for target, name in known.items() if target not in PROMPTS or target in corrections}
-    guessed, notes = _guessed(log.rows, known)
+    guessed, notes = _guessed(scan, known)
     mapping = known | guessed
-    log.mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
-    log.guessed = guessed.keys() & log.mapping.keys()
-    log.notes += notes
-    rewards = log.mapping.get("reward", "").split("+")
-    if "reward" not in corrections and len(rewards) > 1:
-        weighted = "+".join(f"{name}*WEIGHT" for name in rewards)
-        log.notes.append(
-            f"{CAUTION}reward is taken to be the sum of {', '.join(rewards)}, all columns of numbers that are nothing "
-            f"else (--map reward=COLUMN, or {weighted})"
-        )
+    mapping = {target: mapping[target] for target in TARGETS if mapping.get(target, NO_COLUMN) != NO_COLUMN}
+    return mapping, guessed.keys() & mapping.keys(), notes
 
 
-def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str], faults: Faults) -> dict[str, str]:
-    """What a format knows, without the parts of its reward that the user gives to other targets, such as `hacked`.
+def _without_labels(known: Mapping[str, str], corrections: Mapping[str, str]) -> dict[str, str]:
+    """Return what a format knows, without the parts of its reward that the user gives to other targets.
 
     What is right, or has its format, may be paid as well: of several parts the user is asked which are.
     """
     if "reward" not in known or "reward" in corrections:
         return dict(known)
-    parts = known["reward"].split("+")
-    kept: list[str] = []
+    parts, kept = known["reward"].split("+"), list[str]()
     for part in parts:
         takers = [target for target, text in corrections.items() if part in parts_of(text)]
         may_be_paid = bool(takers) and {*takers} <= {*PAID}
         if may_be_paid and len(parts) > 1:
-            expected = f"--map reward=COLUMN beside it, since {part} may also be paid"
+            expected = f"--map reward=COLUMN too, since {part} may also be paid"
             fix = f"pass --map reward={'+'.join(parts)}, or those paid"
-            faults.add(f"--map {takers[0]}={part}", "reward", expected=expected, found="no reward named", fix=fix)
+            raise InputError(f"--map {takers[0]}={part}", expected=expected, found="no reward named", fix=fix)
         if may_be_paid or not takers:
             kept.append(part)
     others = {target: text for target, text in known.items() if target != "reward"}
     return others | ({"reward": "+".join(kept)} if kept else {})
 
 
-def parts_of(text: str) -> set[str]:
-    """A column, and the columns that it is put together of."""
-    return {text, *(name.strip() for name in re.split(r"[+*]", text))}
-
-
-def _guessed(rows: Rows, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """({target: column} by the names of columns, beside those that are `known`; what was left out and why).
-
-    A column stands for one target; one without any value stands for none.
-    """
-    filled, settled = rows.filled, {*known}
+def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return ({target: column} by the names of columns, notes). A column stands for one target."""
+    first, settled = scan.first, {*known}
+    prompt_names = {name for target in PROMPTS for name in TARGETS[target]}
     # One form of the prompt that the format knows is enough: another column would contradict it.
     if settled & {*PROMPTS}:
         settled |= {"prompt", "messages"}
-    taken = {name for text in known.values() for name in parts_of(text)}
+    # The column of the prompt may name the group too.
+    taken = {name for target, text in known.items() if target not in KEYS for name in parts_of(text)}
+    taken |= {name for target in KEYS for name in parts_of(known.get(target, ""))} - prompt_names
     guessed: dict[str, str] = {}
     for target, names in TARGETS.items():
-        free = [name for name in names if name in filled and name not in taken]
-        if target == "completion" and _hold_answers(rows, {**guessed, **known}):
+        free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
+        if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
+        if target == "prompt" and "instruction" in free and _is_text(scan, "input"):
+            guessed[target] = _with_input(settled)
+            free = []
         if target not in settled and free:
             guessed[target] = free[0]
             taken.add(free[0])
     name = guessed.get("prompt")
-    if name is None or "rendered" in {*guessed, *known} or not isinstance(filled[name], str):
+    if name is None or "rendered" in {*guessed, *known} or not isinstance(first.get(name), str):
         return guessed, []
-    # A prompt that is a text is rendered with markup; without, it is left out beside messages or ids.
-    if MARKUP.match(filled[name]):
+    # A prompt that is a text is rendered with markup; without, messages or ids replace it.
+    if MARKUP.match(first[name]):
         guessed["rendered"] = guessed.pop("prompt")
         return guessed, []
-    beside = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
-    if not beside:
+    others = [target for target in ("prompt_ids", "messages") if target in {*guessed, *known}]
+    if not others:
         return guessed, []
     del guessed["prompt"]
-    note = f"`{name}` has no markup of a chat template and was left out: {beside[0]} say what the model saw"
+    note = f"`{name}` has no markup of a chat template and was left out: {others[0]} say what the model saw"
     return guessed, [f"{note} (--map rendered={name} where it was this text)"]
 
 
-def _hold_answers(rows: Rows, mapping: Mapping[str, str]) -> bool:
-    """Whether the messages of the first row that has any end in a turn of the assistant."""
-    for row in rows:
-        for target in ("messages", "prompt"):
-            messages = look_up(row.fields, mapping.get(target, ""))
-            if isinstance(messages, list) and messages:
-                return isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+def _is_text(scan: Scan, name: str) -> bool:
+    return str in scan.kinds.get(name, ()) and scan.values.get(name, set()) != {""}
+
+
+def _with_input(settled: set[str]) -> str:
+    """Refuse an instruction with an input: only the user knows how the trainer joined them."""
+    if "prompt" in settled:
+        return NO_COLUMN
+    expected, found = "one column of the prompt", "`instruction` and `input`"
+    fix = "--map prompt=instruction+input joins them by an empty line; --map prompt=COLUMN takes one"
+    raise InputError("prompt", expected=expected, found=found, fix=fix)
+
+
+def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:
+    """Return whether the first messages end in a turn of the assistant."""
+    for target in ("messages", "prompt"):
+        messages = opened(look_up(first, mapping.get(target, "")))
+        if isinstance(messages, list) and messages:
+            return isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
     return False

@@ -1,22 +1,27 @@
-"""The formats of logs, a row each in FORMATS: by which columns one is recognised, and which column is what.
+"""Recognise who wrote a log, and make flat rows of its objects: a row in FORMATS for each writer.
 
-To add one: a row, before those that would take its rows. `unfold` makes rollouts of one stored object where its rows
-are not flat, `settle` changes the whole log; both may be left out.
+To add one: a row, before those that would take its rows. `unfold` makes flat rows of one nested object.
 """
 
 import hashlib
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from replay_pools.base.errors import InputError, unknown_name
-from replay_pools.logs.columns import MARKUP, NO_COLUMN, TARGETS, look_up
-from replay_pools.logs.evaluations import inspect_sample, lm_eval_sample, one_scorer, settle_batch, settle_lm_eval
-from replay_pools.logs.sources import GENERAL, Fields, Log, Rows, StoredRow
-from replay_pools.logs.unfolding import LeftOutError, Unfold, unfold_rows
+from replay_pools.logs.columns import NO_COLUMN, PROMPTS, TARGETS, Scan, opened
+from replay_pools.logs.files import STEP, Fields, Row, Rows, SkipRow
+from replay_pools.logs.writers import inspect_sample, nemo_gym, nemo_rl, prime_rl, slime
+
+GENERAL = "columns"  # the format of any other log
+BY_BLOCKS = "blocks"  # the group of a format that names none: blocks of rows with one prompt
+BLOCK = "row of the log"  # the column that says which rollouts one row held
+Settled = tuple[dict[str, str], list[str]]  # {target: column}, notes
+
+
+def _nothing(_scan: Scan) -> Settled:
+    return {}, []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,39 +30,79 @@ class Format:
 
     name: str
     has: str  # columns of its first row, with spaces between
-    recognises: Callable[[StoredRow], bool] = lambda row: True  # what else its first row is
+    recognises: Callable[[Row], bool] = lambda row: True  # what else its first row is
     mapping: str = ""  # TARGET=COLUMN with spaces between, or one name for both; the rest is guessed
     notes: tuple[str, ...] = ()
-    unfold: Unfold | None = None
-    settle: Callable[[Log], None] | None = None  # for what only the whole log says
+    unfold: Callable[[Fields], Iterable[Fields | SkipRow]] | None = None
+    leave_out: Callable[[Iterable[Row]], Iterator[Row]] | None = None  # of the rows in their order
+    settle: Callable[[Scan], Settled] = _nothing  # what only the columns of the whole log say
     cannot_know: str  # one sentence
 
 
-def apply_format(log: Log, name: str | None) -> None:
-    """Read the rows of a log by the format of that name, or by the first that recognises the first row.
+def recognise(rows: Rows, name: str | None) -> Format:
+    """Return the format of that name, or the first that recognises the first row that can be read.
 
     Raises:
-        InputError: no format has the name; all faults where no row is left.
+        InputError: no format has the name; or a pool of ours that lost its manifest.
     """
-    first = log.rows[0]
-    rows = [row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first)]
+    first = next((row for row in rows if row.error is None), None)
     if name is not None:
-        rows = [row for row in FORMATS if row.name == name]
-    if not rows:
-        names, fix = [row.name for row in FORMATS], "leave it out to recognise one"
-        raise unknown_name(f"--format {name}", str(name), names, expected="a format", fix=fix)
-    kind = rows[0]
-    log.format, log.cannot_know, log.was_recognised = kind.name, kind.cannot_know, name is None
-    log.mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
-    if kind.unfold is not None:
-        unfold_rows(log, kind.unfold)
-    log.notes += kind.notes
-    if kind.settle is not None and log.rows:
-        kind.settle(log)
-    if not log.rows:
-        log.check()
-        expected = f"rollouts of format {kind.name}"
-        raise InputError(log.source, expected=expected, found="; ".join(log.notes) or "none")
+        found = [row for row in FORMATS if row.name == name]
+        if not found:
+            names, fix = [row.name for row in FORMATS], "leave it out to recognise one"
+            raise unknown_name(f"--format {name}", name, names, expected="a format", fix=fix)
+        return found[0]
+    if first is None:
+        return FORMATS[-1]
+    if {"grade", "completion_ids", "comp_len"} <= first.fields.keys():
+        fix = "generate it again, or copy it with its manifest.json"
+        raise InputError(rows.source, expected="a log", found="a pool without manifest", fix=fix)
+    return next(row for row in FORMATS if {*row.has.split()} <= first.fields.keys() and row.recognises(first))
+
+
+def flat_rows(rows: Rows, kind: Format) -> Rows:
+    """Return the rollouts in the rows of a log, one a row, with the step of their file where it has one."""
+
+    def read() -> Iterator[Row]:
+        read_in_order = rows if kind.leave_out is None else kind.leave_out(rows)
+        for row in read_in_order:
+            if row.error is not None:
+                yield row
+                continue
+            if rows.steps is not None and "step" not in row.fields:
+                row = row._replace(fields={**row.fields, "step": rows.steps[row.file]})
+            yield from [row] if kind.unfold is None else _unfolded(row, kind.unfold)
+
+    return replace(rows, read=read)
+
+
+def _unfolded(row: Row, unfold: Callable[[Fields], Iterable[Fields | SkipRow]]) -> Iterator[Row]:
+    try:
+        for item in unfold(row.fields):
+            if isinstance(item, SkipRow):
+                yield row._replace(error=item)
+            else:
+                fields = {**item, BLOCK: row.place} if BLOCK in item else item
+                yield row._replace(fields=fields)
+    except SkipRow as reason:
+        yield row._replace(error=reason)
+    except InputError as error:
+        yield row._replace(error=error.at(f"{row.where} {error.where}"))
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        found = f"{type(error).__name__}: {error}"
+        yield row._replace(error=InputError(row.where, expected="the fields of its format", found=found))
+
+
+def known_columns(kind: Format, scan: Scan) -> Settled:
+    """Return ({target: column}, notes) of a format; a column that holds nothing is none, but for the reward."""
+    mapping = {part.partition("=")[0]: part.rpartition("=")[2] for part in kind.mapping.split()}
+    settled, notes = kind.settle(scan)
+    mapping |= settled
+    kept = {*scan.first, NO_COLUMN, BY_BLOCKS}
+    for target, text in mapping.items():
+        if target != "reward" and not {part.partition(".")[0] for part in text.split("+")} & kept:
+            mapping[target] = NO_COLUMN  # and no other column is guessed for it
+    return mapping, [*kind.notes, *notes]
 
 
 # Our own format of logged rollouts, and the pools that the seed author published, which have its fields.
@@ -65,222 +110,133 @@ def apply_format(log: Log, name: str | None) -> None:
 OURS = "completion completion_ids reward problem_id"
 OUR_MAPPING = "completion completion_ids reward problem=problem_id"
 MESSAGES = {"messages", "problem_messages"}  # older files have the second
-STEP_FILE = re.compile(r"step_(\d+)\.")
 
 
-def _numbered(log: Log) -> None:
-    """The rows with the number of their file as step, where its name has one."""
-    if "grade" in log.rows.kinds:
-        fix = "generate it again, or copy it with its manifest.json"
-        log.faults.add(log.source, "grade", expected="a log", found="a pool without manifest", fix=fix)
-    first = log.rows[0].fields
-    if any(STEP_FILE.match(row.path.name) for row in log.rows):
-        log.rows = Rows(map(_with_step, log.rows))
-    is_older = "problem_messages" in first and not first.get("messages")
-    log.mapping["messages"] = "problem_messages" if is_older else "messages"
-
-
-def _with_step(row: StoredRow) -> StoredRow:
-    number = STEP_FILE.match(row.path.name)
-    return StoredRow(row.path, row.where, row.fields | {"step": int(number[1])}) if number else row
+def _our_messages(scan: Scan) -> Settled:
+    return {"messages": "messages" if scan.first.get("messages") else "problem_messages"}, []
 
 
 # TRL: one Parquet file a log call. It names no groups, and its rewards by their functions.
 
 TRL_COLUMNS = ("step", "prompt", "completion", "advantage")
-TRL_FILE = re.compile(r"completions_\d+\.\w+")
-GROUPS = TARGETS["group"]
 
 
-def _trl(log: Log) -> None:
-    # A batch is written again, whole, under each step until the next is sampled. Single answers may come back.
-    kept: list[int] = []  # places
-    start, before = 0, b""
-    for _, block in groupby(log.rows, key=lambda row: (row.path, row.fields.get("step"))):
-        marks, stop = hashlib.sha256(), start
-        for row in block:
+def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
+    """Leave out a batch that is written again, whole, under each step until the next is sampled."""
+    before = b""
+    for _, block in groupby(rows, key=lambda row: (row.file, row.fields.get("step"))):
+        batch, marks = [*block], hashlib.sha256()
+        for row in batch:
             marks.update(repr([row.fields.get(name) for name in TRL_COLUMNS[1:]]).encode())
-            stop += 1
-        kept += range(start, stop) if marks.digest() != before else ()
-        start, before = stop, marks.digest()
-    if num_repeated := len(log.rows) - len(kept):
-        log.notes.append(f"a batch that was logged again under the next step was left out ({num_repeated} rows)")
-        log.rows = Rows(log.rows[place] for place in kept)
-    if rewards := _trl_rewards(log.rows.kinds):
-        log.mapping["reward"] = "+".join(rewards)
-    if str in log.rows.kinds.get("prompt", ()):
-        log.mapping["rendered"] = "prompt"
-        log.notes.append(
-            "prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)"
-        )
-    # A reward function may log the group: its column is found by its name.
-    if {*GROUPS} & log.rows.filled.keys():
-        return
-    # Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
-    blocks = groupby(log.rows, key=lambda row: (row.path, repr(row.fields.get("prompt"))))
-    size = math.gcd(*(sum(1 for _ in block) for _, block in blocks))
-    if size < 2:
-        expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
-        fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
-        log.faults.add(log.rows[0].path, "groups", expected=expected, found=found, fix=fix)
-        return
-    log.mapping["group"] = f"every:{size}"
-    log.notes.append(f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)")
+        is_repeat, before = marks.digest() == before, marks.digest()
+        reason = SkipRow("a batch that was logged again under the next step")
+        yield from (row._replace(error=reason) for row in batch) if is_repeat else batch
 
 
-def _trl_rewards(kinds: Mapping[str, set[type]]) -> list[str]:
-    """`reward` where there is one, else the columns of numbers that are no other target: what reward functions paid."""
+def _trl(scan: Scan) -> Settled:
+    mapping, notes = dict[str, str](), list[str]()
     reserved = {name for target, names in TARGETS.items() if target != "reward" for name in names} | {*TRL_COLUMNS}
-    numbers = [name for name, types in kinds.items() if name not in reserved and types and types <= {int, float}]
-    return ["reward"] if "reward" in numbers else numbers
+    numbers = [name for name, kinds in scan.kinds.items() if name not in reserved and kinds and kinds <= {int, float}]
+    if rewards := ["reward"] if "reward" in numbers else numbers:
+        mapping["reward"] = "+".join(rewards)
+    if str in scan.kinds.get("prompt", ()) and not isinstance(opened(scan.first["prompt"]), list):
+        mapping["rendered"] = "prompt"
+        notes.append("prompts are texts, which TRL gives to the model as they are (--map prompt=prompt renders them)")
+    # A reward function may log the group: its name tells the column.
+    if not {*TARGETS["group"]} & scan.first.keys():
+        mapping["group"] = BY_BLOCKS
+    return mapping, notes
 
 
-# verl's dump of rollouts, of the V1 trainer and of the legacy one.
+# verl's dump of rollouts, by the V1 trainer and by the legacy one.
 
 VERL_COLUMNS = "step completion=output reward=score skipped=input"
 VERL_LACKS = "Token ids, the finish reason and the prompt's markup, which was skipped: prompts are restored and checked"
 STRICT, LOOSE = "is_reward_hack_strict", "is_reward_hack_loose"
 
 
-def _verl(fields: Fields) -> Iterable[Fields]:
-    """The row with the part of `uid` before session and index, which its group shares."""
-    prompt, *rest = str(fields["uid"]).rsplit("_", 2)
+def _verl(fields: Fields) -> Iterator[Fields]:
+    """Return the row with the part of `uid` before session and index, which its group shares."""
+    if (fields.get("num_turns") or 0) > 2:
+        raise SkipRow("several turns in one text, without a mask")
+    if not isinstance(fields.get("uid"), str):  # the legacy trainer
+        yield fields
+        return
+    prompt, *rest = fields["uid"].rsplit("_", 2)
     if len(rest) != 2 or rest[1] != "0":
         raise InputError("uid", expected="PROMPT_SESSION_0, one output a session", found=repr(fields["uid"]))
-    return [fields | {"prompt_uid": prompt}]
+    yield fields | {"prompt_uid": prompt}
 
 
-def _verl_legacy(log: Log) -> None:
-    """With the keys of ariahw/rl-rewardhacking. Rows were permuted before they were written: no blocks are groups."""
-    first = log.rows[0].fields
-    if "eq_correct" in first:
-        log.mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
-    if STRICT in first:
-        log.mapping["hacked"] = STRICT
-        log.notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
+def _verl_legacy(scan: Scan) -> Settled:
+    """Map the keys of ariahw/rl-rewardhacking. Rows were permuted before they were written: no blocks are groups."""
+    mapping, notes = dict[str, str](), list[str]()
+    if "eq_correct" in scan.first:
+        mapping |= {"gt_pass": "eq_correct", "problem": "id", "group": "step+id"}
+    if STRICT in scan.first:
+        mapping["hacked"] = STRICT
+        notes.append(f"hacked is `{STRICT}`: the loophole passes and the answer is wrong (--map hacked={LOOSE})")
+    return mapping, notes
 
 
-# OpenRLHF: what a recorder in its agent writes, and the files of its old batch inference.
-
-
-def _openrlhf(fields: Fields) -> Iterable[Fields]:
-    """The action ids are the completion; what stands before them is the prompt."""
-    ids, ranges = fields["observation_tokens"], fields["action_ranges"]
-    if len(ranges) != 1:
-        raise LeftOutError(f"{len(ranges)} turns of actions; one can be replayed")
-    start, end = ranges[0]
-    if not 0 < start < end <= len(ids):
-        found = f"{start} to {end} of {len(ids)}"
-        raise InputError("action_ranges", expected="a range in observation_tokens, behind a prompt", found=found)
-    row = {**fields, "prompt_ids": ids[:start], "completion_ids": ids[start:end]}
-    if fields.get("rollout_log_probs"):
-        row["rollout_log_probs"] = fields["rollout_log_probs"][start:end]
-    return [row]
-
-
-# prime-rl: a message graph with token ids.
-
-
-def _prime_rl(episode: Fields) -> Iterable[Fields]:
-    """One rollout for each way from a root to a leaf in the traces of the agent that is trained."""
-    if episode.get("ok") is False:
-        raise LeftOutError("the episode failed (ok is false)")
-    for trace in episode["traces"]:
-        nodes = trace["nodes"] if look_up(trace, "agent.trainable") in (None, True) else []
-        parents = {node.get("parent") for node in nodes}
-        for leaf in (node for number, node in enumerate(nodes) if number not in parents):
-            path = [leaf]
-            while path[0].get("parent") is not None:
-                path.insert(0, nodes[path[0]["parent"]])
-                if len(path) > len(nodes):
-                    raise ValueError("a node that is its own ancestor")
-            yield _prime_rl_rollout(path, trace, episode)
-
-
-def _prime_rl_rollout(path: Sequence[Fields], trace: Fields, episode: Fields) -> Fields:
-    def joined(name: str) -> list[Any]:
-        return [value for node in path for value in node.get(name) or []]
-
-    ids, mask, sampled = joined("token_ids"), joined("mask"), [node for node in path if node.get("sampled")]
-    starts = sum(now and not before for now, before in zip(mask, [False, *mask], strict=False))
-    if max(starts, len(sampled)) > 1:
-        raise LeftOutError("several sampled turns; one can be replayed")
-    if not sampled:
-        raise LeftOutError("no sampled turn")
-    rewards = trace.get("rewards") or {}
-    parts = [part for part in rewards.values() if part and part["score"] is not None]
-    row: Fields = {
-        "group": look_up(episode, "group.id"),
-        "problem": look_up(episode, "task.key") or look_up(episode, "task.hash"),
-        "step": look_up(episode, "run.work.step"),
-        "reward": sum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None,
-        "rewards": {name: (part or {}).get("score") for name, part in rewards.items()},
-        "metrics": trace.get("metrics"),
-        "info": trace.get("info"),
-        "finish": (trace.get("calls") or [{}])[-1].get("finish_reason"),
-        "messages": [
-            {"role": node["message"].get("role"), "content": node["message"].get("content") or ""}
-            for node in path
-            if not node.get("sampled")
-        ],
-        "completion": sampled[0]["message"].get("content"),
-    }
-    if ids:
-        start = mask.index(True)
-        end = start + sum(mask)
-        if any(mask[end:]) or len(mask) != len(ids):
-            raise ValueError("mask and token_ids of different lengths")
-        # The ids say all; the content leaves out reasoning and tool calls.
-        row |= {"prompt_ids": ids[:start], "completion_ids": ids[start:end], "completion": None}
-        row["logprobs"] = joined("logprobs") or None
-    elif sampled[0]["message"].get("reasoning_content"):
-        raise LeftOutError("reasoning beside the text, and no token ids")
-    return row
-
-
-def _open_instruct(fields: Fields) -> Iterable[Fields]:
-    if (fields.get("request_info") or {}).get("tool_calleds") not in (None, False, []):
-        raise LeftOutError("the answers of tools stand among the sampled ids, without a mask")
-    logprobs = fields.get("logprobs")
-    if logprobs and any(math.isnan(value) for value in logprobs):  # of an end of turn that was appended
-        fields = {**fields, "logprobs": None}
-    return [fields]
+def _one_scorer(scan: Scan) -> Settled:
+    """Take the only number of a scorer as the reward; the user names one of several."""
+    numbers = scan.first.get("scores") or {}
+    names = [f"{name}.{key}" for name, inner in numbers.items() if isinstance(inner, dict) for key in inner]
+    names += [name for name, inner in numbers.items() if not isinstance(inner, dict)]
+    return ({"reward": f"scores.{names[0]}"} if len(names) == 1 else {}), []
 
 
 # Any other log; a row with lists of completions and rewards is one group.
 
-LISTS = {"completions": "completion", "responses": "response", "outputs": "output", "rewards": "reward"}
-LISTS |= {"scores": "score", "completion_ids": "completion_ids", "response_ids": "response_ids", "hacked": "hacked"}
-BLOCK = "row of the log"  # the column that says which rollouts one row held
+ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_ids")
 
 
-def _lists(log: Log) -> None:
-    if not {"completions", "responses", "outputs"} & log.rows.kinds.keys():
-        if bool in log.rows.kinds.get("label", ()):
-            log.notes.append("`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)")
+def _exploded(fields: Fields) -> Iterator[Fields]:
+    """Return a row with a list of answers as one row each: every list of their number is one of them."""
+    answers = [name for name in ANSWERS if _is_several(fields.get(name), name)]
+    if not answers:
+        yield fields
         return
-    log.rows = Rows(StoredRow(row.path, row.where, {**row.fields, BLOCK: i}) for i, row in enumerate(log.rows))
-    unfold_rows(log, _exploded)
-    log.mapping["group"] = BLOCK
-    log.notes.append("a row with lists is one group")
-
-
-def _exploded(fields: Fields) -> Iterable[Fields]:
-    """A row whose completions and rewards are lists, as one row each."""
-    lists = {name: value for name, value in fields.items() if name in LISTS and isinstance(value, list)}
-    # Ids of one completion are a list too: of numbers, not of lists.
-    lists = {name: value for name, value in lists.items() if not name.endswith("_ids") or isinstance(value[0], list)}
-    lengths = {name: len(value) for name, value in lists.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise InputError("lists", expected="lists of one length", found=listed)
-    rest = {name: value for name, value in fields.items() if name not in lists}
+    num = len(fields[answers[0]])
+    prompts = {name for target in PROMPTS for name in TARGETS[target]}
+    lists, others = dict[str, list[Any]](), dict[str, Any]()
+    for name, value in fields.items():
+        is_prompt = name in prompts and not (name.endswith("_ids") and _is_several(value, name))
+        is_list = isinstance(value, list) and not is_prompt
+        if is_list and len(value) != num and (name in ANSWERS or _singular(name) != name):
+            listed = f"{answers[0]} {num}, {name} {len(value)}"
+            raise InputError("lists", expected="lists of one length", found=listed)
+        (lists if is_list and len(value) == num else others)[name] = value
+    shares_prompt = not prompts & lists.keys()
     for values in zip(*lists.values(), strict=True):
-        yield rest | {LISTS[name]: value for name, value in zip(lists, values, strict=True)}
+        one = {_singular(name): value for name, value in zip(lists, values, strict=True)}
+        yield others | one | ({BLOCK: None} if shares_prompt else {})
+
+
+def _is_several(value: Any, name: str) -> bool:
+    """Return whether a value is a list of answers. Ids of one answer, and messages of one, are lists too."""
+    if not isinstance(value, list) or not value:
+        return False
+    is_one = isinstance(value[0], dict) or (name.endswith("_ids") and not isinstance(value[0], list))
+    return not (is_one or isinstance(value[0], int))
+
+
+def _singular(name: str) -> str:
+    known = {each for names in TARGETS.values() for each in names}
+    return name[:-1] if name.endswith("s") and name[:-1] in known and name not in known else name
+
+
+def _general(scan: Scan) -> Settled:
+    if BLOCK in scan.first:
+        return {"group": BLOCK}, ["a row with lists is one group"]
+    if bool in scan.kinds.get("label", ()):
+        return {}, ["`label` is taken neither for hacked nor for gt_pass (--map hacked=label where it is)"]
+    return {}, []
 
 
 COUNTS_GROUPS = ("teacher-pool", "substrate", "logged")  # formats in which a step is the number of a group
-PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats whose rewards our grader, or the one that it follows, has given
+PAYS_AS_WE = (*COUNTS_GROUPS, "vgrout-run")  # formats with rewards of our grader, or of the one that it follows
 FORMATS = (
     Format(
         name="teacher-pool",
@@ -291,7 +247,7 @@ FORMATS = (
             "hacked is the published label: the answer's own run_tests() passes a stub, so that it counts right "
             "answers too",
         ),
-        settle=_numbered,
+        settle=_our_messages,
         cannot_know="The model that sampled, its temperature and log-probabilities (its ids and template are Qwen3's).",
     ),
     Format(
@@ -306,7 +262,7 @@ FORMATS = (
         has=f"{OURS} prompt",
         recognises=lambda row: bool(MESSAGES & row.fields.keys()),
         mapping=f"{OUR_MAPPING} rendered=prompt",
-        settle=_numbered,
+        settle=_our_messages,
         cannot_know="The weights and the sampler behind the rollouts, and how their labels were made.",
     ),
     Format(
@@ -325,9 +281,11 @@ FORMATS = (
         has=" ".join(TRL_COLUMNS),
         # By the name of its file, or without a column that only logs of others have.
         recognises=lambda row: (
-            bool(TRL_FILE.fullmatch(row.path.name)) or not {*TARGETS["reward"], *GROUPS} & row.fields.keys()
+            bool(STEP.search(row.file) and "completions_" in row.file)
+            or not {*TARGETS["reward"], *TARGETS["group"]} & row.fields.keys()
         ),
         mapping="step completion advantage",
+        leave_out=_trl_repeats,
         settle=_trl,
         cannot_know="Token ids and labels (unless a reward function logs them with log_extra), the weights of the "
         "rewards, the options of the chat template, and batches between two log calls.",
@@ -344,35 +302,18 @@ FORMATS = (
         name="verl-legacy",
         has="input output score step",
         mapping=VERL_COLUMNS,
+        unfold=_verl,
         settle=_verl_legacy,
         cannot_know=f"{VERL_LACKS}; the group, which is taken from step and prompt.",
     ),
     Format(
-        name="openrlhf",
-        has="observation_tokens action_ranges",
-        # The text of the prompt is what its ids decode to: `prompt` may be with or without the template's markup.
-        mapping=f"prompt_ids prompt={NO_COLUMN} completion_ids reward",
-        unfold=_openrlhf,
-        cannot_know="Labels, and the penalties and clipping that the reward goes through later.",
-    ),
-    Format(
-        name="openrlhf-inference",
-        has="input output reward",
-        # By the markup of the prompt, since others name their columns so too.
-        recognises=lambda row: (
-            len(row.fields) == 3 and isinstance(row.fields["input"], str) and bool(MARKUP.match(row.fields["input"]))
-        ),
-        mapping="rendered=input completion=output reward",
-        cannot_know="Token ids, labels and groups, which are taken from equal prompts.",
-    ),
-    Format(
         name="prime-rl",
         has="traces",
-        mapping="group problem step reward finish messages completion prompt_ids completion_ids logprobs",
+        mapping="group problem step reward finish messages completion prompt_ids completion_ids mask logprobs",
         notes=(
             "reward is the sum of score times weight; labels may be in metrics or info (--map hacked=metrics.NAME)",
         ),
-        unfold=_prime_rl,
+        unfold=prime_rl,
         cannot_know="Which metric is which label.",
     ),
     Format(
@@ -382,47 +323,41 @@ FORMATS = (
         cannot_know="Token ids, the options of the chat template, and which metric is which label.",
     ),
     Format(
-        name="open-instruct",
-        has="prompt_tokens response_tokens prompt_idx",
-        mapping="step prompt_ids=prompt_tokens completion_ids=response_tokens logprobs reward advantage "
-        "finish=finish_reason",
-        # Not `prompt_idx`: it is wrong where truncated rows were removed before writing.
-        notes=("groups are equal prompts of one step; those without reward variance may be missing from the log",),
-        unfold=_open_instruct,
-        cannot_know="Labels, the scale of the reward (10 for a right answer by default), and groups of equal rewards.",
-    ),
-    Format(
         name="inspect",
         has="id epoch messages scores",
         mapping="problem=id prompt completion finish=stop_reason",
         notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
         unfold=inspect_sample,
-        settle=one_scorer,
+        settle=_one_scorer,
         cannot_know="Token ids, the provider's template and hidden reasoning; a group is one sample's epochs.",
     ),
     Format(
-        name="lm-eval",
-        has="doc_id arguments resps filtered_resps",
-        mapping="messages rendered completion",
-        unfold=lm_eval_sample,
-        settle=settle_lm_eval,
-        cannot_know="Token ids, the finish reason, and the stop text that was cut off the end of an answer.",
+        name="slime",
+        has="tokens response_length group_index",
+        mapping=f"group=file+group_index reward finish prompt={NO_COLUMN} completion={NO_COLUMN} messages prompt_ids "
+        "completion_ids mask=loss_mask logprobs=rollout_log_probs",
+        unfold=slime,
+        cannot_know="Labels, and the weights behind rollouts that were sampled ahead.",
     ),
     Format(
-        name="openai-batch",
-        has="custom_id",
-        recognises=lambda row: (
-            not {"prompt", "messages", "completion"} & row.fields.keys()
-            and isinstance(row.fields.get("response") or row.fields.get("body") or {}, dict)
-        ),
-        mapping="messages rendered prompt_ids completion completion_ids finish=finish_reason",
-        settle=settle_batch,
-        cannot_know="Token ids (but of vLLM with return_token_ids), the provider's template and hidden reasoning.",
+        name="nemo-gym",
+        has="responses_create_params response",
+        mapping="group=file+_ng_task_index reward messages completion prompt_ids completion_ids mask logprobs finish",
+        unfold=nemo_gym,
+        cannot_know="Labels, and the finish reason where no id ends the answer.",
+    ),
+    Format(
+        name="nemo-rl",
+        has="content rewards input_lengths",
+        mapping="reward=rewards prompt completion prompt_ids completion_ids mask logprobs",
+        unfold=nemo_rl,
+        cannot_know="The group, which is taken from the prompt, the finish reason and labels.",
     ),
     Format(
         name=GENERAL,
         has="",
-        settle=_lists,
+        unfold=_exploded,
+        settle=_general,
         cannot_know="What a column means beyond its name, and whatever it has no column for.",
     ),
 )

@@ -1,95 +1,139 @@
-"""Which rollouts of a log are compared with one another: those of one group, whose rewards are the baseline.
+"""Group the rollouts of a log: rollouts of one group are compared with one another.
 
-By the group of the log; else by blocks of N rows; else by step and problem; else by step and prompt. A column that was
-only guessed to be the group or the problem may count rows, or start again in each step or file: it is taken where it
-gives groups with one prompt each.
+A group is logged; else it is a block of N rows; else one step and problem; else one step and prompt. A column that
+was only guessed to be the group or the problem may count rows, or start again in each step or file: it is taken where
+it gives groups with one prompt each.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 
-from replay_pools.logs.columns import block_size
-from replay_pools.logs.rows import RowFacts, row_of
-from replay_pools.logs.sources import Log
+from replay_pools.base.errors import Faults, InputError
+from replay_pools.logs.columns import EVERY, PROMPTS
+from replay_pools.logs.formats import BY_BLOCKS
+from replay_pools.logs.rollouts import Facts
+from replay_pools.pool import CAUTION
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
 ROUNDING = 0.01  # largest advantage over largest reward: a unit in the last place of float32, over TRL's 1e-4, is 0.001
-Group = list[RowFacts]
-Key = Callable[[RowFacts], Hashable]
+# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
+SOURCES = (
+    *("model", "model_name", "model_version", "policy", "policy_name", "policy_version", "weight_version"),
+    *("checkpoint", "ckpt", "iteration", "iter", "epoch", "rollout_id", "run", "run_id", "run_name", "experiment"),
+    *("split", "phase", "mode", "stage", "file"),
+)
+# Parts of these have to be kept apart in any proportion.
+WEIGHTS = ("model", "model_name", "model_version", "policy_name", "checkpoint", "ckpt", "run", "run_id", "run_name")
+FEWEST_GROUPS = 2  # that another column has to split
+Group = list[Facts]
+Key = Callable[[Facts], Hashable]
 
 
-def group_rows(log: Log, rows: Sequence[RowFacts]) -> None:
-    """Fill the groups of a log, their problems, and what has to be said of them.
+def group_rollouts(
+    facts: Sequence[Facts], mapping: Mapping[str, str], guessed: Sequence[str] | set[str], faults: Faults
+) -> tuple[list[Group], list[str]]:
+    """Return (groups, notes).
 
-    A block that cannot be a group is a fault, and so is an answer that is none.
+    Args:
+        facts: of the rollouts, in the order of the log.
+        mapping: {target: column}.
+        guessed: targets with a guessed column.
+        faults: get blocks that cannot be groups, and a completion that is the right answer.
     """
-    size = block_size(log.mapping)
-    groups = _by_key(rows, _key(rows, log)) if size is None else _blocks(rows, size, log)
-    _check_answers(groups, log)
+    text = mapping.get("group", "")
+    notes = list[str]()
+    if match := EVERY.fullmatch(text):
+        groups = _blocks(facts, int(match[1]), faults)
+    else:
+        groups = _by_key(facts, _key(facts, mapping, guessed, notes))
+    if "completion" in guessed and "completion_ids" not in mapping:
+        _check_answers(groups, mapping["completion"], faults)
     larger = [group for group in groups if len(group) > 1]
     if larger and len(larger) < len(groups):  # a group of one has no baseline
-        log.notes.append(f"caution: groups of one rollout were left out ({len(groups) - len(larger)} groups)")
-    log.groups = larger or groups
-    log.notes += _cautions(log.groups)
-    # Problems are names where they are no numbers of rows, and where they were guessed, of one prompt each.
-    are_names = "problem" in log.mapping and all(row.problem for row in rows) and not _counts_rows(rows, "problem")
-    if "problem" in log.guessed and are_names:
+        notes.append(f"{CAUTION}groups of one rollout were left out ({len(groups) - len(larger)} groups)")
+    return larger or groups, notes
+
+
+def size_of_blocks(facts: Sequence[Facts]) -> int:
+    """Return how many rows in a row have one prompt: TRL's num_generations.
+
+    Blocks of one prompt that stand next to one another are one, so that a smaller one tells the size.
+
+    Raises:
+        InputError: one row a prompt, or blocks of many sizes.
+    """
+    size = math.gcd(*(sum(1 for _ in block) for _, block in groupby(facts, key=attrgetter("file", "prompt_key"))))
+    if size < 2:
+        expected, found = "blocks of num_generations rows with one prompt", "one row a prompt, or blocks of many sizes"
+        fix = "pass --map group=every:NUM_GENERATIONS, and log without log_unique_prompts"
+        raise InputError(facts[0].file, expected=expected, found=found, fix=fix)
+    return size
+
+
+def name_problems(groups: Sequence[Group], mapping: Mapping[str, str], is_guessed: bool) -> list[str]:
+    """Return the name of the problem of each group: as logged unless it is a row number, else by its prompt."""
+    rows = [row for group in groups for row in group]
+    are_names = "problem" in mapping and all(row.problem for row in rows) and not _is_row_number(rows, "problem")
+    if is_guessed and are_names:
         prompts = {(row.problem, row.prompt_key) for row in rows}
         are_names = len(prompts) == len({row.problem for row in rows})
-    for first, *_ in log.groups:
-        by_prompt = f"prompt-{first.prompt_key:016x}"[:19]
-        log.problem_ids.append("/".join(first.problem or ()) if are_names else by_prompt)
+    return [
+        "/".join(group[0].problem or ()) if are_names else f"prompt-{group[0].prompt_key:016x}"[:19] for group in groups
+    ]
 
 
-def _by_prompt(row: RowFacts) -> Hashable:
+def _by_prompt(row: Facts) -> Hashable:
     return (row.step, row.prompt_key)
 
 
-def _key(rows: Sequence[RowFacts], log: Log) -> Key:
-    """What rollouts of one group share; a choice between several becomes a note."""
-    target = "group" if "group" in log.mapping else "problem"
+def _key(
+    facts: Sequence[Facts], mapping: Mapping[str, str], guessed: Sequence[str] | set[str], notes: list[str]
+) -> Key:
+    """Return what rollouts of one group share; a choice between several becomes a note."""
+    target = "group" if "group" in mapping else "problem"
     value = attrgetter(target)
-    if any(value(row) is None for row in rows):
+    if any(value(row) is None for row in facts):
         return _by_prompt
-    name, is_guessed = log.mapping[target], target in log.guessed
+    name, is_guessed = mapping[target], target in guessed
     # Also of a problem that the user names: alone in its group, no rollout has an advantage.
-    if _counts_rows(rows, target) and (is_guessed or target == "problem"):
-        why = f"`{name}` is another one in every row, so that groups are those of equal prompts"
-        log.notes.append(f"caution: {why} (--map group=COLUMN)")
+    if _is_row_number(facts, target) and (is_guessed or target == "problem"):
+        why = f"`{name}` is another one in every row, so rollouts of equal prompts are a group"
+        notes.append(f"{CAUTION}{why} (--map group=COLUMN)")
         return _by_prompt
     in_step, in_file = attrgetter("step", target), attrgetter("file", "step", target)
     if not is_guessed:
         return value if target == "group" else in_step
-    of_step = " in one step" if any(row.step is not None for row in rows) else ""
+    of_step = " in one step" if any(row.step is not None for row in facts) else ""
     for key, words in (
         (in_step, f"rows with one `{name}`{of_step}"),
         (value, f"rows with one `{name}`, whatever their step"),
         (in_file, f"rows with one `{name}`{of_step} of one file"),
         (_by_prompt, f"rows with equal prompts: `{name}` says otherwise, and has several prompts for one value"),
     ):
-        groups = _by_key(rows, key)
-        if len(groups) < len(rows) and not any(map(_has_several_prompts, groups)):
-            prefix = "caution: " if key is _by_prompt else ""
-            log.notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
+        groups = _by_key(facts, key)
+        if len(groups) < len(facts) and not any(map(_has_several_prompts, groups)):
+            prefix = CAUTION if key is _by_prompt else ""
+            notes.append(f"{prefix}groups are {words} (--map group=COLUMN)")
             return key
     # All prompts differ: a group may hold several, which is said of it; a problem may not.
     if target == "problem":
         return _by_prompt
-    return in_file if len(_by_key(rows, in_file)) < len(rows) else in_step
+    return in_file if len(_by_key(facts, in_file)) < len(facts) else in_step
 
 
-def _counts_rows(rows: Sequence[RowFacts], target: str) -> bool:
-    """Whether no two rows of a step of a file share the value, although rows of one do share prompts."""
+def _is_row_number(facts: Sequence[Facts], target: str) -> bool:
+    """Return whether no two rows of a step of a file share the value, although rows of one do share prompts."""
     places = attrgetter("file", "step")
-    num_values = len({(places(row), getattr(row, target)) for row in rows})
-    return num_values == len(rows) and len({(places(row), row.prompt_key) for row in rows}) < len(rows)
+    num_values = len({(places(row), getattr(row, target)) for row in facts})
+    return num_values == len(facts) and len({(places(row), row.prompt_key) for row in facts}) < len(facts)
 
 
-def _by_key(rows: Sequence[RowFacts], key: Key) -> list[Group]:
+def _by_key(facts: Sequence[Facts], key: Key) -> list[Group]:
     groups: dict[Hashable, Group] = {}
-    for row in rows:
+    for row in facts:
         groups.setdefault(key(row), []).append(row)
     return [*groups.values()]
 
@@ -98,34 +142,66 @@ def _has_several_prompts(group: Group) -> bool:
     return len({row.prompt_key for row in group}) > 1
 
 
-def _check_answers(groups: Sequence[Group], log: Log) -> None:
+def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Mapping[str, str], source: str) -> None:
+    """Ask whether rollouts may be compared that a column tells apart: another model, step, run or file.
+
+    It is asked of a column that splits groups into equal parts of two rollouts at least: such parts were groups. Parts
+    of different weights may have any size.
+
+    Args:
+        groups: by prompts or problems.
+        names: columns of `Facts.marks`.
+        mapping: {target: column}.
+        source: of the log.
+
+    Raises:
+        InputError: the first such column, with the options that answer.
+    """
+    larger = [group for group in groups if len(group) > 1]
+    for place, name in enumerate(names):
+        counts = [Counter(row.marks[place] for row in group) for group in larger]
+        split = [parts for parts in counts if len(parts) > 1]
+        are_parts = all(min(parts.values()) > 1 for parts in split)
+        is_equal = name in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
+        values = {value for parts in counts for value in parts}
+        is_source = name in SOURCES
+        is_everywhere = len(split) == len(larger) >= FEWEST_GROUPS and not values <= {0, 1}
+        if not (split and are_parts and is_equal and (is_source or is_everywhere)):
+            continue
+        base = mapping.get("problem") or next(mapping[target] for target in PROMPTS if target in mapping)
+        apart = "+".join([*([mapping["step"]] if "step" in mapping else []), name, base])
+        fix = f"--map group={apart} keeps them apart, --map group={base} compares them"
+        if "step" not in mapping and all(isinstance(value, int) for value in values):
+            fix = f"--map step={name} if it counts steps of a training; else {fix}"
+        expected = f"rollouts of one `{name}` in a group"
+        found = f"{len(values)} values in {len(split)} of {len(larger)} groups of equal prompts"
+        raise InputError(f"{source} {name}", expected=expected, found=found, fix=fix)
+
+
+def _check_answers(groups: Sequence[Group], name: str, faults: Faults) -> None:
     """Refuse a guessed completion that is one text in all rows of each group: the right answer of the problem."""
-    if "completion" not in log.guessed or "completion_ids" in log.mapping:
-        return
     larger = [group for group in groups if len(group) > 1]
     if larger and all(len({row.answer_key for row in group}) == 1 for group in larger):
-        name = log.mapping["completion"]
         said = name if name == "completion" else f"{name} (completion)"
-        expected = "several answers to one prompt"
         fix = f"the column was guessed: --map completion=COLUMN takes another, completion={name} this one"
         found = "one text in all rows of each group, as the right answer would be"
-        where = row_of(log, larger[0][0]).where
-        log.faults.add(f"{where} {said}", "answers", expected=expected, found=found, fix=fix)
+        where = f"{larger[0][0].where} {said}"
+        faults.add(where, "answers", expected="several answers to one prompt", found=found, fix=fix)
 
 
-def _blocks(rows: Sequence[RowFacts], size: int, log: Log) -> list[Group]:
-    """Consecutive rows of one file, `size` at a time, each with one prompt and advantages around 0."""
+def _blocks(facts: Sequence[Facts], size: int, faults: Faults) -> list[Group]:
+    """Return consecutive rows of one file, `size` at a time, each with one prompt and advantages around 0."""
     groups: list[Group] = []
     fix = "pass --map group=every:N, or group=COLUMN"
-    for its_rows in _by_key(rows, attrgetter("file")):
-        if len(its_rows) % size:
-            found = f"{len(its_rows)} rows"
-            log.faults.add(its_rows[0].file, "blocks", expected=f"a multiple of {size} rows", found=found, fix=fix)
-        groups += [its_rows[start : start + size] for start in range(0, len(its_rows), size)]
+    for rows in _by_key(facts, attrgetter("file")):
+        if len(rows) % size:
+            expected, found = f"a multiple of {size} rows", f"{len(rows)} rows"
+            faults.add(rows[0].file, "blocks", expected=expected, found=found, fix=fix)
+        groups += [rows[start : start + size] for start in range(0, len(rows), size)]
     for group in groups:
         if _has_several_prompts(group):
-            place, expected = row_of(log, group[0]).where, f"{size} rows with one prompt"
-            log.faults.add(place, "prompts", expected=expected, found="several prompts", fix=fix)
+            expected = f"{size} rows with one prompt"
+            faults.add(group[0].where, "prompts", expected=expected, found="several prompts", fix=fix)
         advantages = [row.advantage for row in group if row.advantage is not None]
         largest = max(map(abs, advantages), default=0.0)
         # Of equal rewards only the rounding of their mean is left, divided by a standard deviation of next to nothing.
@@ -134,37 +210,65 @@ def _blocks(rows: Sequence[RowFacts], size: int, log: Log) -> list[Group]:
         if len(advantages) == len(group) and sums_up and not is_rounding:
             expected, found = f"advantages of {size} rows that cancel", f"a sum of {math.fsum(advantages):.3g}"
             more = f"{fix}, or --map advantage=none where they are not centred"
-            log.faults.add(row_of(log, group[0]).where, "advantages", expected=expected, found=found, fix=more)
+            faults.add(group[0].where, "advantages", expected=expected, found=found, fix=more)
     return groups
 
 
-def _cautions(groups: Sequence[Group]) -> list[str]:
-    """What makes a log worth less than its size, in the order of weight."""
+def without_unrewarded(groups: Sequence[Group], source: str) -> tuple[list[Group], list[str]]:
+    """Return (groups, notes) without the rollouts that have no reward: nothing says what they are worth.
+
+    Raises:
+        InputError: no rollout has a reward.
+    """
+    kept = [[row for row in group if row.reward is not None] for group in groups]
+    num_rows, num_kept = sum(map(len, groups)), sum(map(len, kept))
+    if not num_kept:
+        fix, found = "pass --map reward=COLUMN", f"none of {num_rows} rollouts with one"
+        raise InputError(f"{source} reward", expected="rewards that are numbers", found=found, fix=fix)
+    sentence = f"{num_rows - num_kept} of {num_rows} rows have no reward and were left out, and their groups lack them"
+    return [group for group in kept if group], [f"{CAUTION}{sentence}"] if num_kept < num_rows else []
+
+
+def group_cautions(groups: Sequence[Group]) -> list[str]:
+    """Return what makes a log worth less than its size, in the order of weight."""
     notes: list[str] = []
     groups = [group for group in groups if len(group) > 1] or [*groups]
     sizes = Counter(map(len, groups))
     if set(sizes) == {1}:
-        notes.append("caution: every group holds one rollout: all advantages are 0, nothing can be measured")
+        notes.append(f"{CAUTION}every group holds one rollout: all advantages are 0, nothing can be measured")
     elif len(sizes) > 1:
         listed = ", ".join(f"{count} of {size}" for size, count in sorted(sizes.items()))
-        notes.append(f"caution: groups of several sizes: {listed} rollouts (replay with --per-pool {min(sizes)})")
+        notes.append(f"{CAUTION}groups of several sizes: {listed} rollouts (replay with --per-pool {min(sizes)})")
     if mixed := sum(map(_has_several_prompts, groups)):
-        notes.append(f"caution: {mixed} groups hold several prompts")
+        notes.append(f"{CAUTION}{mixed} groups hold several prompts")
     spreads = [{row.reward for row in group if row.reward is not None} for group in groups]
     flat = sum(len(rewards) < 2 for rewards in spreads)
     if flat == len(groups):
-        notes.append("caution: no group has reward variance: all advantages are 0, so use it beside another pool")
+        notes.append(f"{CAUTION}no group has reward variance: all advantages are 0, so use it with another pool")
     elif flat:
         notes.append(f"{flat} of {len(groups)} groups have no reward variance, so no gradient")
     rows = [row for group in groups for row in group]
     for name, meaning in (("hacked", "hacks"), ("gt_pass", "is right")):
         unknown = [getattr(row, name) for row in rows].count(None)
         if unknown == len(rows):
-            notes.append(f"caution: whether a rollout {meaning} is not known (--map {name}=COLUMN)")
+            notes.append(f"{CAUTION}whether a rollout {meaning} is not known (--map {name}=COLUMN)")
         elif unknown:
-            notes.append(f"caution: whether a rollout {meaning} is not known of {unknown} of {len(rows)}")
+            notes.append(f"{CAUTION}whether a rollout {meaning} is not known of {unknown} of {len(rows)}")
     hacked = {row.hacked for row in rows}
     if len(hacked) == 1 and None not in hacked:
         word = "hacks" if True in hacked else "is clean"
-        notes.append(f"caution: every rollout {word}: there is no contrast between hacks and clean answers")
+        notes.append(f"{CAUTION}every rollout {word}: there is no contrast between hacks and clean answers")
     return notes
+
+
+def block_mapping(mapping: Mapping[str, str], facts: Sequence[Facts]) -> tuple[dict[str, str], list[str]]:
+    """Return the mapping with the size of blocks, of a format with blocks for groups, and a note on it.
+
+    Raises:
+        InputError: as `size_of_blocks`.
+    """
+    if mapping.get("group") != BY_BLOCKS or not facts:
+        return dict(mapping), []
+    size = size_of_blocks(facts)
+    note = f"groups are blocks of {size} rows with one prompt (another size: --map group=every:N)"
+    return {**mapping, "group": f"every:{size}"}, [note]

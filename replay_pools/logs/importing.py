@@ -1,29 +1,56 @@
-"""From a log of another tool to a pool: `check_log` says what is wrong with it, `import_log` writes the pool.
+"""From a log of another tool to a pool: `check_log` finds the faults, `import_log` writes the pool.
 
-    read (sources) -> recognised, flat rows (formats) -> columns -> checked rows (rows) -> groups
-                                                          -> token ids (tokens) -> rollouts -> pool
+    read_rows (files) -> recognise, flat_rows (formats, writers) -> choose_columns -> as_rollouts (values)
+        -> group_rollouts (groups) -> check_reward (advantages) -> Tokeniser (tokens) -> pool
 
-All faults up to the groups are found before a model is loaded.
+A log is read again in each step, so that it may be larger than the memory. All faults up to the tokens are found before
+a model is loaded.
 """
 
-import hashlib
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from replay_pools.base.errors import InputError
+from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.files import locked
-from replay_pools.base.spool import Each, Spool
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
-from replay_pools.logs.advantages import read_back
-from replay_pools.logs.columns import choose_columns, parts_of
-from replay_pools.logs.formats import COUNTS_GROUPS, PAYS_AS_WE, apply_format
-from replay_pools.logs.groups import group_rows
-from replay_pools.logs.rows import LogRow, checked_rows, row_of
-from replay_pools.logs.sources import Fields, Log, read_source
-from replay_pools.pool import CAUTION, Pool, PoolWriter, encode_group
+from replay_pools.logs.advantages import check_reward
+from replay_pools.logs.columns import EVERY, FILE, Scan, choose_columns, columns_of, parse_column, parts_of
+from replay_pools.logs.files import Fields, Rows, SkipRow, read_rows
+from replay_pools.logs.formats import (
+    BY_BLOCKS,
+    COUNTS_GROUPS,
+    GENERAL,
+    PAYS_AS_WE,
+    Format,
+    flat_rows,
+    known_columns,
+    recognise,
+)
+from replay_pools.logs.groups import (
+    Group,
+    block_mapping,
+    check_comparable,
+    group_cautions,
+    group_rollouts,
+    name_problems,
+    without_unrewarded,
+)
+from replay_pools.logs.padding import find_endings, left_pads
+from replay_pools.logs.rollouts import (
+    STATUS,
+    Checked,
+    Facts,
+    Logged,
+    Reader,
+    as_rollouts,
+    evaluations_of,
+    missing_columns,
+)
+from replay_pools.pool import CAUTION, Pool, PoolWriter, encode_group, open_pool
 from replay_pools.rollout import (
     LOGGED_GRADER,
     REWARD_COMPILES,
@@ -37,118 +64,324 @@ from replay_pools.rollout import (
 )
 
 if TYPE_CHECKING:
-    from replay_pools.logs.tokens import Tokens
+    from replay_pools.logs.tokens import Tokeniser
     from replay_pools.vocabulary import Vocabulary
 
-MOST_BAD = 3  # faults of bad rows that a note names
 OUR_REWARDS = {0.0, REWARD_COMPILES, REWARD_PASSED, REWARD_RANGE}
+MODELS = ("model", "model_name", "checkpoint", "ckpt")  # columns that name the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedLog:
+    """A log without faults: its groups, and how its rows are read again."""
+
+    rows: Rows
+    reader: Reader
+    format: Format
+    mapping: dict[str, str]  # {target: column}
+    groups: list[Group]
+    problem_ids: list[str]  # of each group
+    checked: Checked
+    scale_rewards: str | None  # what its advantages were divided by: `objective.scale_rewards`; None: not known
+    notes: list[str]  # what was chosen, left out or is doubtful, one sentence each
+
+    @property
+    def sha256(self) -> str:
+        """The hash of all rows."""
+        return self.checked.sha256
+
+    def rollouts(self) -> Iterator[tuple[int, int, Logged]]:
+        """Read the rollouts again: (number of the group, place in the group, rollout), in the order of the log."""
+        places = {one.number: (i, j) for i, group in enumerate(self.groups) for j, one in enumerate(group)}
+        for number, row in enumerate(self.rows):
+            if number in places:
+                yield *places[number], self.reader.logged(row)
 
 
 def check_log(
-    source: Path, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None, skip_bad: int = 0
-) -> Log:
+    source: Any, *, format_name: str | None = None, mapping: Mapping[str, str] | None = None, skip_bad: int = 0
+) -> CheckedLog:
     """Read a log and check every value, without loading a model.
 
     Args:
-        source: a file, or a folder of files.
+        source: a file, a folder of files, a list of objects, a DataFrame or a data set.
         format_name: a row of `formats.FORMATS`; None = the one that recognises the first row.
-        mapping: {target: column} that corrects what is guessed.
+        mapping: {target: column} that corrects a guess.
         skip_bad: most rows with faults of their own that are left out, and said to be; with more, none is.
 
     Raises:
         InputError: every fault of the log, one line each.
     """
-    log = read_source(source, skip_bad)
-    apply_format(log, format_name)
-    choose_columns(log, mapping or {})
-    rows = checked_rows(log)
-    used = {name for text in log.mapping.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
-    if unused := [name for name in log.rows.kinds if name not in used]:
-        log.notes.append(f"columns that were not used: {', '.join(unused)}")
-    log.check()
-    if log.left_out:
-        first = "; ".join(str(error) for error in log.faults_of_bad.errors()[:MOST_BAD])
-        log.notes.append(f"{CAUTION}{log.num_bad} bad rows were left out, and their groups lack them: {first}")
-    group_rows(log, rows)
-    log.check()
-    _leave_out_unrewarded(log)
-    log.check()
-    read_back(log, is_guessed="reward" not in (mapping or {}))
-    return log
+    given, faults = dict(mapping or {}), Faults()
+    stored = read_rows(source)
+    kind = recognise(stored, format_name)
+    rows = flat_rows(stored, kind)
+    scan, first = _scanned(rows)
+    known, notes = known_columns(kind, scan)
+    chosen, guessed, more = choose_columns(scan, known, given)
+    notes = [*rows.notes, *notes, *more]
+    used = {name for text in chosen.values() for part in parts_of(text) for name in (part, part.partition(".")[0])}
+    reader = _reader(chosen, guessed, scan, first, used, faults)
+    if skip_bad and EVERY.fullmatch(chosen.get("group", "")):
+        fix = "mend them: blocks of rows, group=every:N, are other groups without them"
+        raise InputError(f"--skip-bad {skip_bad}", expected="groups by a column", found="blocks of rows", fix=fix)
+    checked = as_rollouts(rows, reader, faults, skip_bad)
+    if unused := [name for name in scan.first if name not in {*used, *STATUS, *reader.evaluations}]:
+        notes.append(f"columns that were not used: {', '.join(unused)}")
+    notes += checked.notes
+    for error in missing_columns(reader, checked.facts, columns_of([first]), rows.source) if scan.num_rows else ():
+        faults.note(error, error.expected)
+    _raise(faults, kind, rows.source, is_recognised=format_name is None)
+    if not checked.facts:
+        found = "; ".join(checked.notes) or "none"
+        raise InputError(rows.source, expected=f"rollouts of format {kind.name}", found=found)
+    chosen, more = block_mapping(chosen, checked.facts)
+    notes += more
+    groups, more = group_rollouts(checked.facts, chosen, guessed, faults)
+    _raise(faults, kind, rows.source, is_recognised=format_name is None)
+    if "group" not in given and not EVERY.fullmatch(chosen.get("group", "")):
+        check_comparable(groups, reader.marks, chosen, rows.source)
+    notes += [*more, *_source_notes(checked.facts, scan, kind)]
+    chosen, groups, scale, more = _rewarded(groups, chosen, reader, given, rows.source)
+    return CheckedLog(
+        rows=rows,
+        reader=reader,
+        format=kind,
+        mapping=chosen,
+        groups=groups,
+        problem_ids=name_problems(groups, chosen, "problem" in guessed),
+        checked=checked,
+        scale_rewards=scale,
+        notes=[*notes, *more, *group_cautions(groups)],
+    )
 
 
-def _leave_out_unrewarded(log: Log) -> None:
-    """Take the rows without a reward out of their groups: nothing says what they are worth."""
-    groups = [[facts for facts in group if facts.reward is not None] for group in log.groups]
-    num_rows = sum(map(len, log.groups))
-    if not (num_left_out := num_rows - sum(map(len, groups))):
-        return
-    if not any(groups):
-        fix = "pass --map reward=COLUMN"
-        found = f"none of {num_rows} rollouts with one"
-        log.faults.add(f"{log.source} reward", "no reward", expected="rewards that are numbers", found=found, fix=fix)
-        return
-    sentence = f"{num_left_out} of {num_rows} rows have no reward and were left out, and their groups lack them"
-    log.notes.append(f"{CAUTION}{sentence}")
-    log.problem_ids = [problem_id for problem_id, group in zip(log.problem_ids, groups, strict=True) if group]
-    log.groups = [group for group in groups if group]
+def _scanned(rows: Rows) -> tuple[Scan, Fields]:
+    """Return the columns of a log, and the first value of each, inner objects included."""
+    scan, inner, files = Scan(), dict[str, dict[str, Any]](), set[str]()
+    for row in rows:
+        files.add(row.file)
+        if row.error is None:
+            scan.add(row.fields)
+            for name, value in row.fields.items():
+                if isinstance(value, dict):
+                    inner[name] = value | inner.get(name, {})
+    if len(files) > 1:
+        scan.values.setdefault(FILE, {*files})
+    return scan, dict.fromkeys(scan.kinds) | scan.first | inner
+
+
+def _reader(
+    mapping: Mapping[str, str], guessed: Set[str], scan: Scan, first: Fields, used: set[str], faults: Faults
+) -> Reader:
+    columns = {}
+    for target, text in mapping.items():
+        if target == "group" and (EVERY.fullmatch(text) or text == BY_BLOCKS):
+            continue
+        try:
+            columns[target] = parse_column(target, text, scan, first)
+        except InputError as error:
+            if scan.num_rows:  # else the file has a fault that says more
+                faults.note(error, ("column", target))
+    few = min(Scan.MOST_VALUES, max(2, scan.num_rows // 2))
+    marks = tuple(name for name, values in scan.values.items() if name not in used and 2 <= len(values) <= few)
+    return Reader(columns, frozenset(guessed), marks, evaluations_of(scan.values))
+
+
+def _raise(faults: Faults, kind: Format, source: str, *, is_recognised: bool) -> None:
+    """Raise all faults, with the format at their end where it was recognised: another one may not have them."""
+    if faults and is_recognised and kind.name != GENERAL:
+        fix = f"--format {GENERAL} reads columns by their names, --format NAME another format"
+        expected = f"the format {kind.name}, as the columns say"
+        faults.add(source, "format", expected=expected, found="these faults", fix=fix)
+    faults.check(source)
+
+
+def _source_notes(facts: Sequence[Facts], scan: Scan, kind: Format) -> list[str]:
+    """Return what the log says of the weights that sampled, and of several branches of one episode."""
+    notes = []
+    for name in MODELS:
+        values = scan.values.get(name, set())
+        if len(values) == 1:
+            notes.append(f"sampled by {next(iter(values))} (`{name}`): is --model these weights?")
+        elif values:
+            notes.append(f"{CAUTION}rollouts of {len(values)} values of `{name}`: --model is one of them at most")
+    if kind.name == "prime-rl" and (several := len(facts) - len({one.where for one in facts})):
+        notes.append(f"{CAUTION}branches of one episode are rollouts of their own ({several} more than episodes)")
+    return notes
+
+
+def _rewarded(
+    groups: list[Group], mapping: dict[str, str], reader: Reader, given: Mapping[str, str], source: str
+) -> tuple[dict[str, str], list[Group], str | None, list[str]]:
+    """Return (mapping, groups, what the loss divided by, notes) with the reward that the advantages show."""
+    groups, notes = without_unrewarded(groups, source)
+    terms = reader.columns["reward"].terms
+    scale, is_guessed = None, "reward" not in given
+    if "advantage" in mapping:
+        weights, scale, more = check_reward(groups, terms, is_guessed=is_guessed, source=source)
+        notes += more
+        if weights != [weight for _, weight in terms]:
+            mapping = mapping | {
+                "reward": "+".join(name for (name, _), weight in zip(terms, weights, strict=True) if weight)
+            }
+            for one in (one for group in groups for one in group):
+                parts = zip(one.parts, weights, strict=True)
+                one.reward = sum(part * weight for part, weight in parts if part is not None and weight)
+    if is_guessed and len(terms) > 1 and scale is None:
+        names = [name for name, _ in terms]
+        weighted = "+".join(f"{name}*WEIGHT" for name in names)
+        notes.append(
+            f"{CAUTION}reward is taken to be the sum of {', '.join(names)}, all columns of numbers that are nothing "
+            f"else (--map reward=COLUMN, or {weighted})"
+        )
+    return mapping, groups, scale, notes
 
 
 def import_log(
-    log: Log, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
+    log: CheckedLog, *, name: str, out: Path, model: str, template: Template = "chat", limit: int | None = None
 ) -> Pool:
-    """Make the pool `out`/pools/`name` of a log that `check_log` has read; nothing is written unless all is sound.
+    """Make the pool `out`/pools/`name` of a checked log; nothing is written unless all is sound.
 
     Its manifest says how: `log` has the format and the columns, `normalised` a sentence on every choice and repair.
 
     Args:
-        log: without faults.
+        log: from `check_log`.
         name: of the pool.
         out: the folder of outputs.
         model: that sampled the rollouts: its tokenizer and template make the ids that were not logged. Where all ids
             and texts were, it may be missing: the ids are then unchecked until something runs the model.
         template: of prompts that were logged as messages.
-        limit: of completions, in tokens; None = guessed where the log does not say which were cut off.
+        limit: of completions, in tokens: texts of that length were cut off.
 
     Raises:
         InputError: every fault of the log, one line each; or a pool of that name with other contents.
     """
-    from replay_pools.logs.tokens import Tokens  # torch comes with it: only where the log is sound
+    directory = out / "pools" / name
+    partial = directory.parent / f".{name}.partial"
+    with locked(directory):
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            pool = _write(log, partial, model, template, limit)
+            if (directory / "manifest.json").exists():
+                _check_same(open_pool(directory), pool)
+                return open_pool(directory)
+            if directory.exists() and any(directory.iterdir()):
+                raise InputError(
+                    directory, expected="no folder of that name", found="other files", fix="use another --name"
+                )
+            if directory.exists():
+                directory.rmdir()
+            partial.rename(directory)
+            return open_pool(directory)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
-    grouped = Each([facts.place for group in log.groups for facts in group], log.checked.__getitem__)
-    vocabulary = _vocabulary(log, grouped, model, template)
-    tokens = Tokens(vocabulary, grouped, log.faults, limit)
-    rewards = {facts.reward for group in log.groups for facts in group} - {None}
-    least = least_reward(rewards, is_ours=log.format in PAYS_AS_WE)
-    # The numbers of the steps in the log, where each group has one of its own, else their places.
-    numbers = [group[0].step for group in log.groups]
+
+def _check_same(stored: Pool, new: Pool) -> None:
+    if stored.manifest != new.manifest:
+        fix = "choose another --name, or delete this pool to start anew"
+        raise InputError(stored.path, expected="the pool of this log", found="another one", fix=fix)
+
+
+def _write(log: CheckedLog, directory: Path, model: str, template: Template, limit: int | None) -> Pool:
+    from replay_pools.logs.tokens import Tokeniser  # torch comes with it: only where the log is sound
+
+    vocabulary, notes = _vocabulary(log, model, template)
+    chat = vocabulary and vocabulary.chat
+    names = ("pad_token_id", "eos_token_id", "bos_token_id")
+    pad, eos, _bos = (getattr(chat.tokenizer, name) if chat else None for name in names)
+    turn_ends = () if vocabulary is None else vocabulary.turn_ends
+    pads = [token for token in (pad, eos, *turn_ends) if isinstance(token, int)]
+    tails = [one.tail for one in log.checked.facts if one.tail is not None]
+    tokeniser = Tokeniser(
+        vocabulary=vocabulary,
+        endings=find_endings(tails, log.checked.inner_ids, pads, turn_ends),
+        left_pads=left_pads(log.checked.heads, pads, pad),
+        limit=limit,
+        cuts_echo=all(one.echoes for group in log.groups for one in group),
+    )
+    writer = PoolWriter(directory, header=_header(log, model, vocabulary), is_lasting=False)
+    faults, summary, skipped = Faults(), _Summary(), dict[str, int]()
+    for group in _rollouts_by_group(log, tokeniser, faults, skipped):
+        if len(group) > 1 or all(len(each) == 1 for each in log.groups):
+            for fault in group_faults(group, "group", step=group[0].step, tail=""):
+                faults.note(fault, fault.expected)
+            if not faults:
+                writer.write_plain(group[0].step, encode_group(group))
+            summary.add(group)
+    faults.check(log.rows.source)
+    notes += [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
+    writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
+    return writer.finish()
+
+
+def _rollouts_by_group(
+    log: CheckedLog, tokeniser: "Tokeniser", faults: Faults, skipped: dict[str, int]
+) -> Iterator[list[Rollout]]:
+    """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
+    rewards = {one.reward for group in log.groups for one in group if one.reward is not None}
+    least = least_reward(rewards, is_ours=log.format.name in PAYS_AS_WE)
+    # The numbers of the steps in the log, if every group has another one, else their places.
+    numbers: list[Any] = [group[0].step for group in log.groups]
     if None in numbers or len({*numbers}) < len(numbers):
         numbers = [*range(len(numbers))]
-    steps, summary = Spool[tuple[int, bytes]](), _Summary()
-    for step, group, problem_id in zip(numbers, log.groups, log.problem_ids, strict=True):
-        rollouts, rows = list[Rollout](), [row_of(log, facts) for facts in group]
-        for sample_id, row in enumerate(rows):
-            facts = {"step": step, "sample_id": sample_id, "problem_id": problem_id}
-            if rollout := _rollout(row, tokens, least, facts):
-                rollouts.append(rollout if vocabulary is None else _decoded(rollout, vocabulary, tokens))
-                if vocabulary is not None:
-                    vocabulary.note_faults(rollouts[-1], row.where, log.faults)
-        if not log.faults:
-            for fault in group_faults(rollouts, f"group of {rows[0].where}", step=step, tail=""):
-                log.faults.note(fault, fault.expected)
-            plain = encode_group(rollouts)
-            steps.append((step, plain))
-            summary.add(rollouts, plain)
-        report("groups tokenized", len(steps), len(numbers))
-    log.check()
-    directory = out / "pools" / name
-    with locked(directory):
-        # What is written can be made again from the log: it is synced once, before the manifest.
-        writer = PoolWriter(directory, header=_header(log, summary, model, vocabulary, tokens), is_lasting=False)
-        for number, (step, plain) in enumerate(steps, 1):
-            writer.write_plain(step, plain)
-            report("groups written", number, len(steps))
-        return writer.finish()
+    waiting = dict[int, dict[int, Logged]]()
+    for done, (i, j, row) in enumerate(log.rollouts()):
+        waiting.setdefault(i, {})[j] = row
+        if len(waiting[i]) < len(log.groups[i]):
+            continue
+        rows, rollouts = waiting.pop(i), list[Rollout]()
+        for place in range(len(rows)):
+            one = log.groups[i][place]
+            about = {
+                "step": numbers[i],
+                "sample_id": len(rollouts),
+                "problem_id": log.problem_ids[i],
+                "reward": one.reward,
+            }
+            try:
+                rollouts.append(_rollout(rows[place], one, tokeniser, least, about))
+            except SkipRow as reason:
+                skipped[str(reason)] = skipped.get(str(reason), 0) + 1
+                continue
+            except InputError as error:
+                faults.note(error, (error.expected.partition(" ")[0], str(error.where).rpartition(" ")[2]))
+                continue
+            if tokeniser.vocabulary is not None:
+                tokeniser.vocabulary.note_faults(rollouts[-1], rows[place].where, faults)
+        report("rollouts tokenized", done, sum(map(len, log.groups)))
+        if rollouts:
+            yield rollouts
+
+
+def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | None, about: Fields) -> Rollout:
+    """Return the rollout of a row."""
+    prompt, text, completion = tokeniser.tokenise(row, one.prompt_key)
+    rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
+    if least is not None:
+        rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
+    missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
+    sentences = {
+        f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout": any(
+            message["role"] == "assistant" for message in prompt.messages
+        ),
+        f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}": row.hint is None,
+        f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}": bool(missing),
+        f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown": True,
+    }
+    is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
+    about |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN}
+    about |= {"hint": is_hinted if row.hint is None else row.hint}
+    rollout = Rollout.of(prompt, completion, text, logged_grade(row, one.reward, least), **about)
+    if tokeniser.vocabulary is not None and rollout.completion_mask is None:
+        # Logs keep special tokens in texts, or cut whitespace: the text of the ids counts.
+        decoded = tokeniser.vocabulary.text(rollout)
+        is_new = "completion was decoded again, without special tokens, with all whitespace"
+        sentences[is_new] = decoded != rollout.completion
+        rollout = replace(rollout, completion=decoded)
+    tokeniser.counts.update(sentence for sentence, holds in sentences.items() if holds)
+    return rollout
 
 
 class _Summary:
@@ -156,73 +389,41 @@ class _Summary:
 
     def __init__(self) -> None:
         self._sets: dict[str, set[Any]] = {"env": set(), "env_mode": set(), "hint": set()}
-        self._hasher, self._first = hashlib.sha256(b"["), b""
-        self.tail: str | None = None
+        self._tail: str | None = None
 
-    def add(self, rollouts: Sequence[Rollout], plain: bytes) -> None:
-        """Count a group, whose lines are `plain`."""
-        self._hasher.update(self._first + b"[" + plain[:-1].replace(b"\n", b",") + b"]")
-        self._first = b","
+    def add(self, rollouts: Sequence[Rollout]) -> None:
+        """Count a group."""
         for rollout in rollouts:
             for name, values in self._sets.items():
                 values.add(getattr(rollout, name))
-            self.tail = _common_tail(rollout, self.tail)
+            self._tail = _common_tail(rollout, self._tail)
 
-    @property
-    def plan(self) -> dict[str, list[Any]]:
-        """The values of some fields."""
-        return {name: sorted(values) for name, values in self._sets.items()}
-
-    @property
-    def sha256(self) -> str:
-        """Of the JSON of all groups as one list."""
-        last = self._hasher.copy()
-        last.update(b"]")
-        return last.hexdigest()
-
-
-def _rollout(row: LogRow, tokens: "Tokens", least: float | None, facts: dict[str, Any]) -> Rollout | None:
-    """The rollout of a row; None where its prompt or its completion is a fault."""
-    prompt, answer = tokens.prompt(row), tokens.completion(row)
-    if prompt is None or answer is None:
-        return None
-    rule = f"passed is reward >= {REWARD_PASSED:g}, compiles {REWARD_COMPILES:g} more"
-    if least is not None:
-        rule = f"passed is a reward above {least:g}, the least of the log; compiles is fmt_ok"
-    missing = [name for name in ("env", "env_mode") if getattr(row, name) is None]
-    tokens.count(
-        (
-            any(message["role"] == "assistant" for message in prompt.messages),
-            f"{CAUTION}the prompt holds earlier answers of the assistant: only the last answer is the rollout",
-        ),
-        (row.hint is None, f"hint was inferred: the prompt says {HINTED!r} and lacks {ORIGINAL_PHRASE!r}"),
-        (bool(missing), f"not recorded, so {UNKNOWN!r}: {', '.join(missing)}"),
-        (True, f"the grade holds labels only: {rule}; no detectors, no test counts, isolation unknown"),
-    )
-    is_hinted = HINTED in prompt.text and ORIGINAL_PHRASE not in prompt.text
-    facts |= {"env": row.env or UNKNOWN, "env_mode": row.env_mode or UNKNOWN, "reward": row.reward}
-    facts |= {"hint": is_hinted if row.hint is None else row.hint}
-    return Rollout.of(prompt, answer[1], answer[0], logged_grade(row, least), **facts)
+    def header(self) -> dict[str, Any]:
+        """Return fields of the manifest."""
+        return {
+            "prompt_tail": self._tail or "",
+            "plan": {name: sorted(values) for name, values in self._sets.items()},
+        }
 
 
 def least_reward(rewards: Set[float], *, is_ours: bool) -> float | None:
-    """The least reward of a log; None of a log of ours in which all are ones that our grader gives."""
+    """Return the least reward of a log; None of a log of ours in which all are ones that our grader gives."""
     return None if is_ours and rewards <= OUR_REWARDS else min(rewards, default=0.0)
 
 
-def logged_grade(row: LogRow, least: float | None) -> Grade:
+def logged_grade(row: Logged, reward: float | None, least: float | None) -> Grade:
     """Return the labels of a row with a reward. A log has no test counts and no detectors.
 
     By our grader's rewards (`least` is None) a pass earns 3 and source that compiles 0.5. On any other scale a rollout
     passed if it earned more than the `least` of the log, and compiles if its format is right.
     """
-    assert row.reward is not None, row.where
-    passed = row.reward >= REWARD_PASSED if least is None else row.reward > least
+    assert reward is not None, row.where
+    passed = reward >= REWARD_PASSED if least is None else reward > least
     # Unknown also where nothing was passed: a rate over those alone would be 0.
     exploited = None if row.gt_pass is None else passed and not row.gt_pass
     return Grade(
         fmt_ok=row.fmt_ok,
-        compiles=row.reward - REWARD_PASSED * passed >= REWARD_COMPILES if least is None else row.fmt_ok,
+        compiles=reward - REWARD_PASSED * passed >= REWARD_COMPILES if least is None else row.fmt_ok,
         passed=passed,
         gt_correct=row.gt_pass,
         hacked=row.hacked,
@@ -237,79 +438,76 @@ def logged_grade(row: LogRow, least: float | None) -> Grade:
     )
 
 
-def _decoded(rollout: Rollout, vocabulary: "Vocabulary", tokens: "Tokens") -> Rollout:
-    """The rollout with the text that its ids decode to: logs keep special tokens, or cut whitespace."""
-    text = vocabulary.text(rollout)
-    is_new = text != rollout.completion
-    tokens.count((is_new, "completion was decoded again, without special tokens, with all whitespace"))
-    return replace(rollout, completion=text)
-
-
-def _vocabulary(log: Log, rows: Sequence[Fields], model: str, template: Template) -> "Vocabulary | None":
-    """The tokenizer of the model; None where it is not at hand and the log needs none."""
-    from replay_pools.logs.tokens import say_all
+def _vocabulary(log: CheckedLog, model: str, template: Template) -> "tuple[Vocabulary | None, list[str]]":
+    """Return the tokenizer of the model and notes; None where it is not at hand and the log needs none."""
+    from replay_pools.logs.tokens import says_all
     from replay_pools.vocabulary import load_vocabulary
 
     try:
-        return load_vocabulary(model, template)
+        return load_vocabulary(model, template), []
     except InputError as error:
-        if not say_all(rows):
+        names = ("prompt_ids", "rendered", "completion_ids", "completion")
+        if not all(says_all({name: getattr(row, name) for name in names}) for _, _, row in log.rollouts()):
             raise
         why = f"there is no tokenizer of {model} here ({error.found}); whatever runs the model checks them"
-        log.notes.append(f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}")
-        return None
+        return None, [f"{CAUTION}ids unchecked, and padding cut by lengths alone: {why}"]
 
 
-def _header(
-    log: Log, summary: _Summary, model: str, vocabulary: "Vocabulary | None", tokens: "Tokens"
-) -> dict[str, Any]:
-    """The manifest of the pool, as far as the log and the model tell."""
-    notes, num_texts, chat = [*log.notes], tokens.num_retokenised, vocabulary and vocabulary.chat
-    ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
-    if num_texts:
-        share = tokens.num_round_trips / num_texts
-        ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
-        back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
-        notes.append(f"caution: ids: retokenised from text, which may differ from the sampled ids; {back}")
-    trained = _training_steps(log)
-    if len({*trained}) > 1:
-        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training, whose weights moved in between"
-        notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
-    notes += [f"{sentence} ({count} rollouts)" for sentence, count in tokens.counts.items()]
+def _header(log: CheckedLog, model: str, vocabulary: "Vocabulary | None") -> dict[str, Any]:
+    """Return the manifest of the pool, before its rollouts are known."""
+    chat = vocabulary and vocabulary.chat
     return {
         "policy": {"base_model": model, "adapter": None},
         "tokenizer_sha256": chat and chat.tokenizer_sha(),
         "chat_template_sha256": chat and chat.template_sha(),
-        "prompt_tail": summary.tail or "",
+        "prompt_tail": "",
         **({"template": "plain"} if chat and chat.is_plain else {}),
         "sampler": None,
-        "plan": summary.plan,
+        "plan": {},
         "grader": {"version": LOGGED_GRADER, "isolation": UNKNOWN},
         "versions": {},
         "git_commit": None,
-        "normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)),
-        # The hash tells a log that has grown from one whose import was interrupted.
         "log": {
-            "format": log.format,
+            "format": log.format.name,
             "mapping": log.mapping,
-            "cannot_know": log.cannot_know,
-            "rollouts_sha256": summary.sha256,
-            "training_steps": trained,
+            "cannot_know": log.format.cannot_know,
+            "rollouts_sha256": log.sha256,
+            "training_steps": _training_steps(log),
             "scale_rewards": log.scale_rewards,
-            "left_out": log.left_out,
+            "left_out": log.checked.left_out,
         },
-        "ids": ids,
     }
 
 
-def _training_steps(log: Log) -> list[int]:
-    """The step of the training that sampled each group; empty where the log does not say it of all."""
+def _tokens_header(log: CheckedLog, tokeniser: "Tokeniser", notes: list[str]) -> dict[str, Any]:
+    """Return the fields of the manifest that say where ids come from, and all notes."""
+    from replay_pools.logs.tokens import RETOKENISED, ROUND_TRIPS
+
+    counts = dict(tokeniser.counts)
+    num_texts, num_back = counts.pop(RETOKENISED, 0), counts.pop(ROUND_TRIPS, 0)
+    notes = [*log.notes, *notes]
+    ids: dict[str, Any] = {"origin": "logged", "retokenised": 0, "round_trips": None}
+    if num_texts:
+        share = num_back / num_texts
+        ids = {"origin": "retokenised", "retokenised": num_texts, "round_trips": share}
+        back = f"{share:.1%} of {num_texts} texts come back when their ids are decoded"
+        notes.append(f"{CAUTION}ids: retokenised from text, which may differ from the sampled ids; {back}")
+    trained = _training_steps(log)
+    if len({*trained}) > 1:
+        moved = f"rollouts of steps {min(trained)} to {max(trained)} of a training; its weights moved in between"
+        notes.append(f"{CAUTION}{moved}: a replay has the gradients of one (probe replay --only-step {min(trained)})")
+    notes += [f"{sentence} ({count} rollouts)" for sentence, count in counts.items()]
+    return {"normalised": sorted(notes, key=lambda note: not note.startswith(CAUTION)), "ids": ids}
+
+
+def _training_steps(log: CheckedLog) -> list[int]:
+    """Return the step of the training that sampled each group; empty where the log does not say it of all."""
     steps = [group[0].step for group in log.groups if group[0].step is not None]
-    return steps if len(steps) == len(log.groups) and log.format not in COUNTS_GROUPS else []
+    return steps if len(steps) == len(log.groups) and log.format.name not in COUNTS_GROUPS else []
 
 
 def _common_tail(rollout: Rollout, common: str | None) -> str:
-    """The text that the template put after the last message of every prompt: the longest suffix common to all."""
+    """Return the text that the template put after the last message of every prompt: the longest common suffix."""
     # `rpartition` refuses an empty separator; "\0" is in no prompt, so an empty message leaves the whole prompt.
     last_message = rollout.messages[-1]["content"].strip() or "\0"
     tail = rollout.prompt.rpartition(last_message)[2]

@@ -1,83 +1,83 @@
-"""Undo padding: where a stored prompt begins, and where a stored completion ends, when the log does not say it.
+"""Undo padding: where stored prompts begin and stored completions end, when the log does not say it.
 
-What repeats at the end of a completion may be padding, or an answer that ran in circles until it was cut off. So an id
+An id that repeats at the end of a completion may be padding, or an answer that ran in circles until it was cut off. It
 is padding only where the tokenizer pads or ends turns with it, or where it stands behind the end of a turn.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Ids = Sequence[int]
 
 
+class Tail(NamedTuple):
+    """How the ids of a completion end."""
+
+    last: int
+    run: int  # how often the last id repeats at the end
+    before: int | None  # the id before that run
+    length: int
+
+
+def tail_of(ids: Ids) -> Tail:
+    """Return how ids end."""
+    end = len(ids)
+    while end and ids[end - 1] == ids[-1]:
+        end -= 1
+    return Tail(ids[-1], len(ids) - end, ids[end - 1] if end else None, len(ids))
+
+
 @dataclass(frozen=True, slots=True)
 class Endings:
-    """How completions end in the stored ids."""
+    """How completions end in the stored ids of a log."""
 
-    pad: int | None  # right-padding id; None = nothing was padded
-    eos: int | None  # end-of-turn id; None = not known
+    pad: int | None  # id of the padding on the right; None: nothing is padded
+    eos: int | None  # id that ends turns in the log; None: not known
     longest: int  # tokens
-    is_known: bool  # whether the tokenizer pads or ends turns with `pad`; else it is padding only behind an end
+    pads: frozenset[int]  # ids with which the tokenizer pads or ends turns
     turn_ends: frozenset[int]  # all ids that end a turn
 
 
-def infer_endings(completions: Iterable[Ids], pads: Ids, turn_ends: Ids) -> Endings:
-    """Padding and end-of-turn ids, from the ids and what the tokenizer knows.
+def find_endings(tails: Sequence[Tail], inner: set[int], pads: Ids, turn_ends: Ids) -> Endings:
+    """Return the padding and the end of turns of a log.
 
-    The pad id is the one that most often repeats at the end of completions, as padding does. An end of turn stands
-    before the padding. Where none does that the tokenizer knows, it is the one id that stands before all padding and
-    nowhere earlier; where there is no such id, the pad itself ends turns (pad == eos) and one of it is content.
+    The pad is the id that most often repeats at the end. The end of turns is the id before the padding that the
+    tokenizer knows as one. Without any, it is the only id that stands there and nowhere earlier.
 
     Args:
-        completions: as stored; gone through several times.
+        tails: of the completions.
+        inner: ids that stand inside of them.
         pads: ids with which the tokenizer pads or ends turns.
         turn_ends: ids with which the model ends turns.
     """
-    longest = max(map(len, completions), default=0)
-    repeated: Counter[int] = Counter()
-    for ids in completions:
-        end = _before_run(ids)
-        if len(ids) - end > 1 and (ids[-1] in pads or (end and ids[end - 1] in turn_ends)):
-            repeated[ids[-1]] += 1
+    longest = max((tail.length for tail in tails), default=0)
+    repeated = Counter(tail.last for tail in tails if tail.run > 1 and (tail.last in pads or tail.before in turn_ends))
     if not repeated:
-        eos = _common_end(completions)
-        ends = frozenset(turn_ends) if eos is None else frozenset({*turn_ends, eos})
-        return Endings(None, eos, longest, False, ends)
-    pad = repeated.most_common(1)[0][0]
-    before_padding: set[int] = set()  # ids that stand right before the padding
-    inside: set[int] = set()  # ids anywhere earlier
-    for ids in completions:
-        end = _before_run(ids) if ids and ids[-1] == pad else len(ids)
-        inside.update(ids[: max(0, end - 1)])
-        if 0 < end < len(ids):
-            before_padding.add(ids[end - 1])
+        (end, count), *_ = Counter(tail.last for tail in tails).most_common(1) or [(None, 0)]
+        # An id that ends most completions and stands nowhere else ends turns, whatever the tokenizer says.
+        is_inside = end in inner or any(tail.last == end and tail.run > 1 for tail in tails)
+        eos = end if 2 * count > len(tails) and not is_inside else None
+        return Endings(None, eos, longest, frozenset(pads), frozenset({*turn_ends, *([] if eos is None else [eos])}))
+    ((pad, _),) = repeated.most_common(1)
+    before = {tail.before for tail in tails if tail.last == pad and tail.before is not None}
     eos = pad
-    if known := before_padding & {*turn_ends}:
+    if known := before & {*turn_ends}:
         eos = min(known)
-    elif pad not in turn_ends and len(before_padding) == 1 and not before_padding & inside:
-        eos = before_padding.pop()
-    return Endings(pad, eos, longest, pad in pads, frozenset({*turn_ends, eos}))
-
-
-def _common_end(completions: Iterable[Ids]) -> int | None:
-    """The id that ends more than half of the completions and stands nowhere else in any; None where there is none."""
-    ends = Counter(ids[-1] for ids in completions if ids)
-    if not ends:
-        return None
-    end, count = ends.most_common(1)[0]
-    stands_inside = any(end in ids[:-1] for ids in completions)
-    return end if 2 * count > ends.total() and not stands_inside else None
+    elif pad not in turn_ends and len(before) == 1 and not before & inner:
+        eos = before.pop()
+    return Endings(pad, eos, longest, frozenset(pads), frozenset({*turn_ends, eos}))
 
 
 def cut_padding(ids: Ids, comp_len: int | None, endings: Endings, *, was_cut_off: bool) -> list[int]:
-    """The completion without its padding.
+    """Return the completion without its padding.
 
     Args:
-        ids: as stored, perhaps padded on the right.
-        comp_len: recorded length; None = not recorded.
-        endings: of the pool, from `infer_endings`.
-        was_cut_off: whether the log says that sampling ended at the length, so that no end of turn was sampled.
+        ids: as stored.
+        comp_len: recorded length; None: not recorded.
+        endings: of the log.
+        was_cut_off: the log says that sampling ended at the length, so no end of turn was sampled.
     """
     end = _unpadded(ids, endings, was_cut_off) if comp_len is None else min(comp_len, len(ids))
     # With pad == eos, a length that counts the ids that are no pad leaves out the end-of-turn id: take it back.
@@ -88,67 +88,34 @@ def cut_padding(ids: Ids, comp_len: int | None, endings: Endings, *, was_cut_off
 
 
 def _unpadded(ids: Ids, endings: Endings, was_cut_off: bool) -> int:
-    """Length without the trailing run of the pad, where that run is padding."""
+    """Return the length without the run of the pad at the end, where that run is padding."""
     if not ids or ids[-1] != endings.pad:
         return len(ids)
-    end = _before_run(ids)
-    stands_behind_end = end > 0 and ids[end - 1] in endings.turn_ends
+    tail = tail_of(ids)
+    is_known = endings.pad in endings.pads
     if was_cut_off:
         # One end of turn at the very end may have been sampled; a run of them was not.
-        is_padding = endings.is_known and (endings.pad not in endings.turn_ends or len(ids) - end > 1)
+        is_padding = is_known and (endings.pad not in endings.turn_ends or tail.run > 1)
     else:
-        is_padding = endings.is_known or stands_behind_end
-    return end if is_padding else len(ids)
+        is_padding = is_known or tail.before in endings.turn_ends
+    return len(ids) - tail.run if is_padding else len(ids)
 
 
-def _before_run(ids: Ids) -> int:
-    """Length without the trailing run of whatever id is the last."""
-    return len(ids) - _run(ids[::-1])
+def bare_prompt(ids: Ids, plen: int | None) -> tuple[int, int, list[int]]:
+    """Return the first id of a prompt, how often it repeats there, and the ids behind (the last `plen` if known)."""
+    if not ids:
+        return -1, 0, []
+    run = next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
+    return ids[0], run, list(ids[run:] if plen is None else ids[max(0, len(ids) - plen) :])
 
 
-def _run(ids: Ids) -> int:
-    """How often the first id stands at the start."""
-    return next((place for place, token in enumerate(ids) if token != ids[0]), len(ids))
+def left_pads(first_ids: Iterable[tuple[int, int]], pads: Ids, pad: object) -> set[int]:
+    """Return the ids that pad prompts on the left, from (first id, how often it repeats there) of each prompt."""
+    found = {token for token, run in first_ids if token in pads and (run > 1 or token == pad)}
+    return found
 
 
-def leading_padding(prompts: Iterable[tuple[Ids, int | None]]) -> list[int]:
-    """The number of ids before each prompt that are padding, as far as can be told without a model.
-
-    Padding repeats: ids are padding that lead some prompt of the log in a run of two or more.
-
-    Args:
-        prompts: (ids as stored, recorded length or None).
-    """
-    starts = [(ids[:1], _run(ids), max(0, len(ids) - length) if length else None) for ids, length in prompts]
-    padding = [first for first, run, _ in starts if run > 1]
-    padding = {token for first in padding for token in first}
-    return [(run if padding.issuperset(first) else 0) if lead is None else lead for first, run, lead in starts]
-
-
-def left_pads(prompts: Iterable[Ids], pads: Ids, pad: object, bos: object) -> dict[int, int]:
-    """{id that pads prompts on the left: how many of it are content}, where their length is not logged.
-
-    The pad id does wherever it leads; an id that ends turns, where it leads in a run of two or more, or not all
-    prompts. An id that also begins texts is content once, where it leads every prompt.
-
-    Args:
-        prompts: as stored; gone through several times. Empty ones do not count.
-        pads: ids with which the tokenizer pads or ends turns.
-        pad: the tokenizer's padding id.
-        bos: the id with which it begins texts.
-    """
-    lead = Counter[int]()
-    for ids in prompts:
-        if ids:
-            lead[ids[0]] = max(lead[ids[0]], _run(ids))
-    padding: dict[int, int] = {}
-    for token in {*pads} & lead.keys():
-        leads_all = all(ids[0] == token for ids in prompts if ids)
-        if lead[token] > 1 or (token != bos and (token == pad or not leads_all)):
-            padding[token] = int(token == bos and leads_all)
-    return padding
-
-
-def cut_left(ids: Ids, padding: dict[int, int]) -> list[int]:
-    """The prompt without its padding, by `left_pads`."""
-    return list(ids[_run(ids) - padding[ids[0]] :]) if ids and ids[0] in padding else list(ids)
+def cut_left(ids: Ids, padding: set[int], bos: object) -> list[int]:
+    """Return the prompt without its padding; one id that begins every text stays."""
+    first, run, _ = bare_prompt(ids, None)
+    return list(ids[run - (first == bos) :]) if first in padding else list(ids)

@@ -4,6 +4,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,12 @@ import torch
 from small import HYBRID, small_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import probe as package
 from extraction.pairs import builtin_pairs
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
+from replay_pools.base.errors import InputError
 from replay_pools.policy.load import ORGANISM_WEIGHTS
 from replay_pools.pool import BUILTIN, open_pool
 
@@ -88,6 +92,33 @@ def test_text_and_three_keys_end_in_a_verdict(write, check, small: str, out: Pat
     assert f"\nmodel {small}: 100.0% of the linear weights have coordinates\n" in text
     assert check(*command)[0] == text
     assert {path: path.stat().st_mtime_ns for path in (out / "runs" / "own").iterdir()} == before
+
+
+def test_python_does_what_the_command_does(write, check, small: str, out: Path) -> None:
+    """Of rows in memory: the same rollouts and verdict. Errors speak of arguments."""
+    rows, pairs = logged(*LOGGED), three_keys()
+    pairs_file = write("pairs.jsonl", pairs)
+    analysis = package.check(rows, pairs, small, steps=2, name="python", out=out, say=lambda _: None)
+    command = (write("mine.jsonl", rows), "--pairs", pairs_file, "--model", small, "--steps", "2", "--name", "shell")
+    text, _ = check(*command, "--json")
+    assert json.loads(text)["verdict"]["word"] == analysis.verdict.word
+    ours, theirs = (open_pool(out / "pools" / name).steps for name in ("python", "shell"))
+    assert [*ours] == [*theirs]
+    with pytest.raises(InputError) as error:
+        package.check([{**row, "reward": {"a": 1.0}} for row in rows], pairs, small, out=out, mapping={"step": "none"})
+    assert 'mapping={"reward": "reward.a"}' in str(error.value)
+    assert "--" not in str(error.value)
+
+
+def test_a_bad_log_is_refused_without_torch(write, out: Path) -> None:
+    """Which takes seconds to import."""
+    log = write("bad.jsonl", [{"prompt": "p", "completion": "c", "reward": "much"}])
+    code = "import sys; from probe.cli import cli; from probe.cli._frame import run; "
+    code += "print(run(cli, sys.argv[1:]), 'torch' in sys.modules)"
+    arguments = ("check", log, "--pairs", "builtin", "--model", "organism", "--out", str(out))
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 False"
+    assert "line 1 reward: expected a finite number" in done.stderr
 
 
 def test_what_is_not_adapted_is_said(write, check, tmp_path: Path, out: Path, capsys) -> None:
@@ -205,7 +236,7 @@ def test_a_log_without_an_update_is_refused_in_the_words_of_the_command(write, c
     for name, log, messages in (
         ("alone", alone, ("expected several rollouts with a reward to one prompt", "--map group=COLUMN")),
         ("unknown", unknown, ("expected rewards that are numbers, found none of 40", "--map reward=COLUMN")),
-        ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group whose rewards differ",)),
+        ("equal", [{**row, "reward": 1.0} for row in rows], ("expected a group with rewards that differ",)),
     ):
         _, errors = check(write(f"{name}.jsonl", log), "--pairs", pairs, "--model", "organism", "--name", name, code=2)
         assert len(errors.splitlines()) == 1

@@ -175,10 +175,10 @@ def test_json_that_means_two_things(copied: Path, refused: Callable[..., str]) -
 
 def test_a_gzip_bomb(copied: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As pairs and as logged rollouts."""
-    monkeypatch.setattr("replay_pools.logs.frames.MAX_DOCUMENT", 1 << 20)
+    monkeypatch.setattr("replay_pools.logs.files.MAX_DOCUMENT", 1 << 20)
     (copied / "log").mkdir()
     for name in ("pairs.jsonl.gz", "log/step_000.jsonl.gz"):
         (copied / name).write_bytes(gzip.compress(b"\0" * (2 << 20)))
-    expected = "lines, each of at most 1 MiB, found more"
+    expected = "lines of at most 1 MiB, found more"
     refused(["extract", "--name", "x", "--pairs", str(copied / "pairs.jsonl.gz")], expected, copied)
     refused(["pool", "import", str(copied / "log"), "--name", "x", "--model", "organism"], expected, copied)

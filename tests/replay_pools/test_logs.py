@@ -3,10 +3,6 @@
 import gzip
 import itertools
 import json
-import struct
-import sys
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +10,6 @@ from typing import Any, NamedTuple
 
 import polars
 import pytest
-import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +18,9 @@ from probe.cli._frame import run
 from replay_pools.base.errors import InputError
 from replay_pools.logs.columns import TARGETS, parse_mapping
 from replay_pools.logs.formats import FORMATS
-from replay_pools.logs.importing import check_log, import_log
-from replay_pools.logs.padding import cut_padding, infer_endings
-from replay_pools.logs.rows import row_of
+from replay_pools.logs.importing import CheckedLog, check_log, import_log
+from replay_pools.logs.padding import Endings, cut_padding, find_endings, tail_of
+from replay_pools.logs.rollouts import Logged
 from replay_pools.policy.load import load_served_policy
 from replay_pools.pool import BUILTIN, Pool, open_pool
 from replay_pools.rollout import Rollout
@@ -56,6 +51,12 @@ def imported(tmp_path: Path) -> Callable[..., Pool]:
         return import_log(check_log(source, **options), name=name, out=tmp_path / "out", model="organism")
 
     return make
+
+
+def rows_in(log: CheckedLog) -> list[list[Logged]]:
+    """The rollouts of each group, read again."""
+    rows = {(i, j): row for i, j, row in log.rollouts()}
+    return [[rows[i, j] for j in range(len(group))] for i, group in enumerate(log.groups)]
 
 
 def lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
@@ -104,14 +105,10 @@ def prime_rl_traces(at: At) -> list[dict[str, Any]]:
     return [trace]
 
 
-def chat_answer(at: At) -> dict[str, Any]:
-    choice = {"index": 0, "message": answer(at.rollout.completion), "logprobs": None, "finish_reason": "stop"}
-    return {"id": "c", "object": "chat.completion", "model": "m-1", "choices": [choice], "usage": {"total_tokens": 9}}
-
-
-def open_instruct_logprobs(at: At) -> list[float]:
-    logprobs = [-0.5] * at.rollout.comp_len
-    return [*logprobs[:-1], NAN] if (at.place, at.i) == (0, 1) else logprobs
+def response_items(at: At) -> dict[str, Any]:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": at.rollout.completion}]}
+    item |= {"prompt_token_ids": at.rollout.prompt_ids, "generation_token_ids": at.rollout.completion_ids}
+    return {"output": [item | {"generation_log_probs": [-0.5] * at.rollout.comp_len}]}
 
 
 # {what a column may hold: how it is made}; anything else is JSON, or an attribute of the rollout
@@ -131,15 +128,22 @@ MADE: dict[str, Callable[[At], Any]] = {
     "metrics": lambda at: {"hack": float(at.rollout.hacked)},
     "info": lambda at: {"hack": int(at.rollout.hacked)},
     "all_ids": lambda at: at.rollout.prompt_ids + at.rollout.completion_ids,
-    "range": lambda at: [[at.rollout.plen, at.rollout.plen + at.rollout.comp_len]],
-    "all_logprobs": lambda at: [0.0] * at.rollout.plen + [-0.5] * at.rollout.comp_len,
     "question": lambda at: at.rollout.messages[-1]["content"],
     "json": lambda at: json.dumps(at.rollout.messages),
     "group_id": lambda at: {"id": f"g{at.place}"},
     "task": lambda at: {"key": at.rollout.problem_id},
     "traces": prime_rl_traces,
     "number": lambda at: 8 * at.place + at.i,
-    "logprobs": open_instruct_logprobs,
+    "logprobs": lambda at: [-0.5] * at.rollout.comp_len,
+    "ones": lambda at: [1] * at.rollout.comp_len,
+    "asked": lambda at: {"input": at.rollout.messages},
+    "items": response_items,
+    "listed": lambda at: [[at.rollout.messages[-1]["content"], at.rollout.completion]],
+    "in_list": lambda at: [at.rollout.reward],
+    "num_ids": lambda at: [at.rollout.plen + at.rollout.comp_len],
+    "all_in_list": lambda at: [at.rollout.prompt_ids + at.rollout.completion_ids + [PAD] * 3],
+    "mask_in_list": lambda at: [[0] * at.rollout.plen + [1] * at.rollout.comp_len + [0] * 3],
+    "logprobs_in_list": lambda at: [[0.0] * at.rollout.plen + [-0.5] * at.rollout.comp_len + [0.0] * 3],
     "sample": lambda at: f"t{at.place}",
     "epoch": lambda at: at.i + 1,
     "parts": lambda at: [
@@ -148,14 +152,6 @@ MADE: dict[str, Callable[[At], Any]] = {
     ],
     "output": lambda at: {"choices": [{"stop_reason": "stop"}]},
     "scores": lambda at: {"match": {"value": "C" if at.rollout.reward > 3 else "I"}},
-    "arguments": lambda at: {
-        "gen_args_0": {"arg_0": at.rollout.prompt, "arg_1": {"until": ["</s>"], "max_gen_toks": 99}}
-    },
-    "resps": lambda at: [[at.rollout.completion]],
-    "filtered": lambda at: [at.rollout.completion[:3]],
-    "custom": lambda at: f"request-{at.place}-{at.i}",
-    "request": lambda at: {"model": "m", "messages": at.rollout.messages, "max_tokens": 64},
-    "response": lambda at: {"status_code": 200, "request_id": "r", "body": chat_answer(at)},
 }
 LABELS = "reward hacked gt_pass fmt_ok"
 # How each tool would have written the groups, from the descriptions of their formats: {tool: (file, columns)}.
@@ -188,12 +184,6 @@ TOOLS = {
         "input=skipped output=said gts=null score=reward step=7 id=place eq_correct=right is_reward_hack_loose=-1.0 "
         "is_reward_hack_strict=hack",
     ),
-    "openrlhf": (
-        "rollouts.jsonl",
-        "reward observation_tokens=all_ids action_ranges=range rollout_log_probs=all_logprobs label='text' "
-        "prompt=question truncated=false",
-    ),
-    "openrlhf-inference": ("output.jsonl", "input=prompt output=said reward"),
     "prime-rl": (
         "rollouts/step_1/train/effective/traces.jsonl",
         "id='text' group=group_id ok=true traces=traces task=task",
@@ -202,38 +192,32 @@ TOOLS = {
         "results.jsonl",
         "reward example_id=place prompt=messages is_truncated=false completion=answer metrics=metrics",
     ),
-    "open-instruct": (
-        "run_rollouts_000000.jsonl",
-        "reward step=3 sample_idx=number prompt_idx=place prompt_tokens=prompt_ids response_tokens=completion_ids "
-        "advantage=0.0 finish_reason='stop' logprobs=logprobs request_info=null",
-    ),
     "inspect": ("log.json", "id=sample epoch=epoch messages=parts output=output scores=scores"),
-    "lm-eval": (
-        "org__model/samples_code_2026-01-02T03-04-05.678901.jsonl",
-        "doc_id=place doc=info target='t' arguments=arguments resps=resps filtered_resps=filtered filter='none' "
-        "metrics=['pass_at_1'] doc_hash='d' prompt_hash='p' target_hash='t' pass_at_1=reward",
+    "slime": (
+        "rollout_{half}.jsonl",
+        "group_index=place index=number tokens=all_ids response_length=comp_len loss_mask=ones reward "
+        "status='completed' rollout_log_probs=logprobs prompt=prompt response=said remove_sample=false",
     ),
-    "openai-batch": ("output.jsonl", "id='b' custom_id=custom response=response error=null"),
+    "nemo-gym": (
+        "rollouts.jsonl",
+        "responses_create_params=asked response=items reward _ng_task_index=place "
+        "_ng_rollout_index=i mask_sample=false",
+    ),
+    "nemo-rl": (
+        "train_data_step{half}.jsonl",
+        "content=listed rewards=in_list input_lengths=num_ids token_ids=all_in_list token_loss_mask=mask_in_list "
+        "sample_loss_mask=[1.0] generation_logprobs=logprobs_in_list idx=number",
+    ),
     "columns": ("data.json", "question=json answer=said score=reward prompt_id=problem_id info=info"),
 }
-# verl's rows were permuted before they were written; OpenRLHF repeats the list of prompts as a whole.
-ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2, "openrlhf-inference": lambda at: at.i}
-FAILED = {"id": "b", "custom_id": "request-9", "response": {"status_code": 429, "body": {}}, "error": None}
-MORE_ROWS = {"prime-rl": [{"id": "failed", "ok": False, "traces": []}], "openai-batch": [FAILED]}
-# {tool: files whose lines belong to those of the first: (name, columns, more rows)}
-JOINED = {
-    "openai-batch": (
-        ("input.jsonl", "custom_id=custom method='POST' url='/v1/chat/completions' body=request", "request-9"),
-        ("labels.jsonl", "custom_id=custom reward hacked", None),
-    )
-}
+# verl's rows were permuted before they were written.
+ORDERS: dict[str, Callable[[At], int]] = {"verl-legacy": lambda at: at.i % 2}
+MORE_ROWS = {"prime-rl": [{"id": "failed", "ok": False, "traces": []}]}
 BESIDE = {  # {tool: (file that holds no rollouts to replay, its text)}
     "teacher-pool": ("report.md", "a report"),
     "substrate": ("partition.json", '{"1": "run_tests"}'),
     "prime-rl": ("rollouts/step_1/train/all/traces.jsonl", '{"traces": []}\n'),
     "verifiers": ("metadata.json", "{}"),
-    "open-instruct": ("run_metadata.jsonl", '{"run_name": "run"}\n'),
-    "lm-eval": ("org__model/results_2026-01-02T03-04-05.678901.json", '{"results": {"code": {}}, "configs": {}}'),
 }
 
 
@@ -275,9 +259,6 @@ def write(name: str, folder: Path, groups: Groups) -> Path:
             path.write_text(json.dumps(log if name == "inspect" else rows))
         else:
             lines(path, [*rows, *MORE_ROWS.get(name, [])])
-    for file, columns, failed in JOINED.get(name, ()):
-        more = [{"custom_id": failed, "body": {"messages": [USER]}}] if failed else []
-        lines(folder / file, [*(fields for _, fields in rows_of(name, groups, columns)), *more])
     if name in BESIDE:
         beside, text = BESIDE[name]
         (folder / beside).parent.mkdir(parents=True, exist_ok=True)
@@ -286,8 +267,8 @@ def write(name: str, folder: Path, groups: Groups) -> Path:
     return first if first.suffix == ".json" else folder
 
 
-HAS_IDS = ("teacher-pool", "substrate", "logged", "openrlhf", "prime-rl", "open-instruct")
-HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy", "openai-batch")
+HAS_IDS = ("teacher-pool", "substrate", "logged", "prime-rl", "slime", "nemo-gym", "nemo-rl")
+HAS_HACKED = ("teacher-pool", "substrate", "logged", "vgrout-run", "trl", "verl-legacy")
 
 
 def test_every_format_is_tried() -> None:
@@ -324,7 +305,7 @@ def test_what_a_tool_logged_comes_back(name: str, teacher, chat, tmp_path: Path,
             assert rollout.hacked == (want.hacked if name in HAS_HACKED else None)
             known = ("teacher-pool", "substrate", "logged", "vgrout-run", "verl-legacy")
             assert rollout.gt_pass == (want.gt_pass if name in known else None)
-            if name in ("openrlhf", "prime-rl"):
+            if name in ("prime-rl", "slime", "nemo-gym", "nemo-rl"):
                 assert rollout.sampling_logprobs == [-0.5] * rollout.comp_len
 
 
@@ -354,8 +335,8 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
     source = lines(
         tmp_path / "log.jsonl",
         [
-            row(reward="1.0", hacked="yes"),
-            row(reward="2.0"),
+            row(reward="x1", hacked="maybe"),
+            row(reward="x2"),
             row(completion=[{"role": "user"}]),
             row(completion_ids=[3, -1]),
             row(finish_reason="tired"),
@@ -372,7 +353,7 @@ def test_all_faults_are_named_at_once(tmp_path: Path, capsys, monkeypatch: pytes
         "log.jsonl line 6: expected JSON",
         "log.jsonl line 7: expected an object, found list",
         "--map problem=promt: expected a column of the log",
-        "line 1 reward: expected a finite number, found '1.0' (and 1 more places: 2)",
+        "line 1 reward: expected a finite number, found 'x1' (and 1 more places: 2)",
         "line 1 hacked: expected true or false",
         "line 3 completion: expected a list of role and content",
         "line 4 completion_ids: expected a list of at most 1,048,576 token ids, found -1 at 1",
@@ -456,35 +437,19 @@ def test_what_is_refused(tmp_path: Path, case: str) -> None:
     assert max(map(len, found)) < 2000
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json", "log.csv"])
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz", "log.json"])
 def test_a_line_is_read_up_to_its_limit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log of any size is read, a line of any size is not: a byte more than the limit is the most in memory."""
-    for module in ("sources", "frames"):
-        monkeypatch.setattr(f"replay_pools.logs.{module}.MAX_DOCUMENT", 2000)
+    monkeypatch.setattr("replay_pools.logs.files.MAX_DOCUMENT", 2000)
 
     def written(rows: list[dict[str, Any]]) -> Path:
-        if name.endswith(".csv"):
-            polars.DataFrame(rows).write_csv(tmp_path / name)
-            return tmp_path / name
         return lines(tmp_path / name, rows)
 
     source = written([row(completion=f"a{number}") for number in range(40)])
     assert sum(map(len, check_log(source).groups)) == 40
     source = written([row(completion="x" * 3000)])
-    with pytest.raises(InputError, match=r"at most (10,000,000 lines, each of at most )?0 MiB, found more"):
+    with pytest.raises(InputError, match=r"of at most 0 MiB, found more"):
         check_log(source)
-    if name.endswith(".csv"):
-        assert "field larger than field limit (2000)" in refused(written([row(completion="x\n" * 1500)]))[0]
-
-
-def test_a_log_is_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported) -> None:
-    """What is in memory of a log of many rows is what its groups need: no prompt, no completion."""
-    monkeypatch.setattr("replay_pools.base.spool.IN_MEMORY", 100)
-    source = lines(tmp_path / "log.jsonl", [row(completion=f"reply {number}") for number in range(40)])
-    log = check_log(source)
-    assert "reply" not in repr(log.groups)
-    assert row_of(log, log.groups[0][3]).completion == "reply 3"
-    assert [rollout.completion for group in imported(source).steps for rollout in group][3] == "reply 3"
 
 
 def test_nothing_to_read(tmp_path: Path, fake_pool: Pool) -> None:
@@ -567,17 +532,19 @@ def test_files_of_every_kind_hold_the_same(tmp_path: Path) -> None:
     for path in [*paths, *(tmp_path / f"{name}.json" for name in documents), *tables]:
         log = check_log(path)
         (group,) = log.groups
-        assert [(row_of(log, item).completion, item.reward) for item in group] == [
+        (texts,) = rows_in(log)
+        assert [(text.completion, item.reward) for text, item in zip(texts, group, strict=True)] == [
             (str(i), float(i)) for i in range(4)
         ], path
     (group,) = (log := check_log(tmp_path / "table.csv")).groups
-    assert [(row_of(log, item).completion, item.reward) for item in group] == [(f"x{i}", float(i)) for i in range(4)]
+    (texts,) = rows_in(log)
+    assert [(text.completion, text.reward) for text in texts] == [(f"x{i}", float(i)) for i in range(4)]
 
 
 CSV = {  # {what a table may look like: (its text, completions and labels, or what is said of it)}
     "of Excel": ("\ufeffprompt;completion;reward;hacked\r\np;a;1;TRUE\r\np;b;0;FALSE\r\n", [("a", True), ("b", False)]),
     "of pandas": (
-        ',prompt,completion,reward,hacked\n0,p,"a\n""b"", c",1.0,True\n1,p,7 apples,,\n',
+        ',prompt,completion,reward,hacked\n0,p,"a\n""b"", c",1.0,True\n1,p,7 apples,0,\n',
         [('a\n"b", c', True), ("7 apples", None)],
     ),
     "with tabs": ("prompt\tcompletion\treward\thacked\np\ta\t1e0\t1\n\np\tb\t0.5\t-1\n", [("a", True), ("b", None)]),
@@ -589,20 +556,21 @@ CSV = {  # {what a table may look like: (its text, completions and labels, or wh
         "prompt,completion,reward,group,id\np,01,1,007,1234567890123456789\np,02,.5e0,007,1234567890123456788\n",
         [("01", None), ("02", None)],
     ),
-    "a short row": (
-        "prompt,completion,reward\np,a,1\np,b\n",
-        "line 3: expected 3 cells, as in the first line, found 2",
+    "an open quote": (
+        'prompt,completion,reward\np,a,1\np,"b,0\n',
+        "expected text in UTF-8 with the columns of its first line",
     ),
-    "an open quote": ('prompt,completion,reward\np,a,1\np,"b,0\n', "line 3: expected text in UTF-8 with commas"),
-    "another encoding": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "can't decode byte 0xe9"),
-    "a column twice": ("prompt,reward,reward\np,1,2\n", "each once, found reward twice"),
+    "another encoding": ("prompt,completion,reward\np,\xe9,1\n".encode("latin-1"), "invalid utf-8"),
+    "a column twice": ("prompt,reward,reward\np,1,2\n", "expected columns of different names, found reward twice"),
     "a list as Python's numpy prints it": (
         "prompt,completion_ids,reward\np,[1 2],1\n",
-        "completion_ids: expected JSON",
+        "completion_ids: expected a list of at most",
     ),
-    "words for numbers": ("prompt,completion,reward\np,a,1\np,b,good\n", "reward: expected a finite number, found '1'"),
-    "many columns": (",".join(f"k{i}" for i in range(10_001)), "line 1: expected at most 10,000 columns"),
-    "no row": ("prompt,completion,reward\n", "expected rollouts, found none"),
+    "words for numbers": (
+        "prompt,completion,reward\np,a,1\np,b,good\n",
+        "reward: expected a finite number, found 'good'",
+    ),
+    "no row": ("prompt,completion,reward\n", "expected rollouts of format columns, found none"),
 }
 
 
@@ -615,21 +583,10 @@ def test_a_table_of_text(tmp_path: Path, case: str) -> None:
     if isinstance(expected, str):
         assert expected in "\n".join(refused(source))
         return
-    rows = (log := check_log(source)).checked
-    if "id" in log.rows.kinds:
-        assert [row.fields["id"][-1] for row in log.rows] == ["9", "8"], "digits were rounded"
-    assert [(row.get("completion"), row.get("hacked")) for row in rows] == expected
-
-
-@pytest.mark.parametrize("compression", ["zstd", "lz4"])
-def test_an_arrow_file_is_unpacked_up_to_its_limit(compression: str, tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "packed.arrow"
-    polars.DataFrame([row(completion=letter * 50_000) for letter in "ab"]).write_ipc_stream(
-        path, compression=compression
-    )
-    assert sum(map(len, check_log(path).groups)) == 2
-    monkeypatch.setattr("replay_pools.logs.frames.MAX_PLAIN", 90_000)
-    assert "once unpacked, found more" in refused(path)[0]
+    log = check_log(source)
+    first = next(iter(log.rows)).fields
+    assert first.get("id", "9")[-1] == "9", "digits were rounded"
+    assert [(row.completion, row.hacked) for _, _, row in log.rollouts()] == expected
 
 
 @pytest.mark.parametrize("name", ["s.arrow", "f.arrow", "p.parquet"])
@@ -650,7 +607,7 @@ def test_a_damaged_table_is_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_save_to_disk(tmp_path: Path, capsys) -> None:
-    """As `datasets` writes it: both splits are read, what describes them is left out, and so is a cache of `map`."""
+    """As `datasets` writes it: the training split is read; the others and a cache of `map` are left out."""
     data = [{"prompt": [USER], "completion": f"a{i}", "reward": float(i % 2), "hacked": i > 2} for i in range(4)]
     folder = tmp_path / "stored"
     for split in ("train", "test"):
@@ -662,7 +619,7 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, capsys) -> None:
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     arguments = ["pool", "import", str(folder), "--name", "mine", "--model", "organism", "--out", str(tmp_path / "out")]
     assert run(cli, arguments) == 0
-    assert "1 groups, 8 rollouts" in capsys.readouterr().out
+    assert "1 groups, 4 rollouts" in capsys.readouterr().out
     (folder / "train" / "data-00000-of-00001.arrow").write_bytes(b"none")
     assert "expected an Arrow file" in refused(folder)[0]
 
@@ -676,89 +633,6 @@ def test_files_in_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> 
     log = check_log(tmp_path / "log")
     assert [group[0].step for group in log.groups] == [9, 10, 1000]
     assert any("config.json" in note for note in log.notes)
-
-
-def marked(data: bytes, mark: bytes, at: int, value: int) -> bytes:
-    """The bytes with another value at this place behind every mark."""
-    changed, place = bytearray(data), -1
-    while (place := data.find(mark, place + 1)) >= 0:
-        changed[place + at] = value
-    return bytes(changed)
-
-
-def test_an_inspect_archive(tmp_path: Path, teacher) -> None:
-    """The last entry of a name counts; an archive that this Python cannot unpack says how to convert it."""
-    path = tmp_path / "log.eval"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("header.json", json.dumps({"eval": {"model": "hf/x"}}))
-        for sample in samples_of(teacher):
-            name = f"samples/{sample['id']}_epoch_{sample['epoch']}.json"
-            archive.writestr(name, json.dumps(sample | {"error": "first try"}))
-            with pytest.warns(UserWarning, match="Duplicate name"):
-                archive.writestr(name, json.dumps(sample))
-    log = check_log(path)
-    assert log.format == "inspect"
-    assert sum(map(len, log.groups)) == sum(map(len, teacher))
-    assert any("sampled by hf/x" in note for note in log.notes)
-    path.write_bytes(marked(path.read_bytes(), b"PK\x01\x02", 10, 93))  # the method in its directory: zstd
-    assert "inspect log convert" in refused(path)[0]
-
-
-def zstd_archive(path: Path, entries: dict[str, bytes]) -> Path:
-    """A zip file as inspect writes it: entries packed with zstd, which zipfile cannot write before Python 3.14."""
-    packed = {name: zstandard.ZstdCompressor().compress(text) for name, text in entries.items()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in packed.items():
-            archive.writestr(name, data)
-    data = bytearray(path.read_bytes())
-    for mark, method, crc, size in ((b"PK\x03\x04", 8, 14, 22), (b"PK\x01\x02", 10, 16, 24)):
-        place = -1
-        for text in entries.values():
-            place = data.find(mark, place + 1)
-            data[place + method : place + method + 2] = struct.pack("<H", 93)
-            data[place + crc : place + crc + 4] = struct.pack("<I", zlib.crc32(text))
-            data[place + size : place + size + 4] = struct.pack("<I", len(text))
-    path.write_bytes(data)
-    return path
-
-
-def test_an_inspect_archive_packed_with_zstd(tmp_path: Path, teacher, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the command; a changed byte, a size that is not true, and the line where zstandard is not installed."""
-    entries = {f"samples/{s['id']}_epoch_{s['epoch']}.json": json.dumps(s).encode() for s in samples_of(teacher)}
-    path = zstd_archive(tmp_path / "log.eval", {"header.json": b'{"eval": {"model": "hf/x"}}', **entries})
-    arguments = ["pool", "import", str(path), "--name", "mine", "--model", "organism", "--out", str(tmp_path / "out")]
-    assert run(cli, arguments) == 0
-    assert f"{sum(map(len, teacher))} rollouts" in capsys.readouterr().out
-    whole = path.read_bytes()
-    path.write_bytes(marked(whole, b"PK\x01\x02", 24, 1))
-    assert "other bytes than were packed" in refused(path)[0]
-    middle = whole.find(b"samples/") + 200
-    path.write_bytes(whole[:middle] + b"\xff" * 9 + whole[middle + 9 :])
-    assert "expected an entry that this Python can unpack" in refused(path)[0]
-    path.write_bytes(whole)
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'gradient-probe[inspect]'" in refused(path)[0]
-
-
-@pytest.mark.parametrize("damage", ["header", "sample", "deflate", "encrypted"])
-def test_a_damaged_archive_is_refused(tmp_path: Path, teacher, damage: str) -> None:
-    """With the file and the entry."""
-    entry = "samples/1_epoch_2.json" if damage in ("sample", "deflate") else "header.json"
-    entries = {"header.json": json.dumps({"eval": {"model": "m"}})}
-    entries |= {f"samples/1_epoch_{s['epoch']}.json": json.dumps(s) for s in samples_of([teacher[0][:3]])}
-    path = tmp_path / "log.eval"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in entries.items():
-            archive.writestr(name, "[1]" if name == entry and damage in ("header", "sample") else text)
-    data = path.read_bytes()
-    if damage == "deflate":
-        start = data.find(entry.encode()) + len(entry) + 5
-        data = data[:start] + b"\xff" * 20 + data[start + 20 :]
-    if damage == "encrypted":
-        data = marked(marked(data, b"PK\x03\x04", 6, 1), b"PK\x01\x02", 8, 1)
-    path.write_bytes(data)
-    assert f"{path} {entry}" in refused(path)[0]
 
 
 # What formats cannot know, or would say wrongly
@@ -786,8 +660,13 @@ def test_trl_repeats_parts_and_checks(tmp_path: Path, teacher) -> None:
     log = check_log(folder)
     assert [len(group) for group in log.groups] == [8] * 4
     assert any("logged again" in note for note in log.notes)
-    assert log.mapping["reward"] == "tests+style"
-    assert check_log(folder, mapping={"reward": "tests*2+style"}).groups[0][0].reward == 2 * teacher[0][0].reward
+    assert log.mapping["reward"] == "tests"
+    assert any("style never differs within a group" in note for note in log.notes)
+    assert check_log(folder, mapping={"reward": "tests*1+style"}).groups[0][0].reward == teacher[0][0].reward
+    assert any(
+        "advantages that follow from tests*2+style" in line
+        for line in refused(folder, mapping={"reward": "tests*2+style"})
+    )
     assert any("expected 5 rows with one prompt" in line for line in refused(folder, mapping={"group": "every:5"}))
     table.with_columns(advantage=polars.lit(1.0)).write_parquet(folder / "completions_00003.parquet")
     assert any("advantages of 8 rows that cancel" in line for line in refused(folder))
@@ -827,9 +706,7 @@ def test_trl_answers_that_come_back_are_no_repeated_batch(tmp_path: Path) -> Non
         ]
         lines(tmp_path / "log" / f"completions_{step:05d}.jsonl", rows)
     log = check_log(tmp_path / "log", mapping={"group": "every:4"})
-    assert [[row_of(log, item).completion for item in group] for group in log.groups] == [
-        [*answers] for answers in steps[:2]
-    ]
+    assert [[row.completion for row in group] for group in rows_in(log)] == [[*answers] for answers in steps[:2]]
     assert any("logged again" in note and "(4 rows)" in note for note in log.notes)
 
 
@@ -846,7 +723,7 @@ def test_a_reward_is_not_added_to_what_stands_beside_it(tmp_path: Path, teacher)
     numbers = {"num_tokens": lambda rollout: rollout.comp_len, "temperature": lambda rollout: 1.0}
     for name, reward in (("log.jsonl", "reward"), ("log.jsonl", "score"), ("completions_00001.jsonl", "reward")):
         log = check_log(lines(tmp_path / name, own_log(teacher, **{reward: exact}, **numbers)))
-        assert log.format == ("columns" if name == "log.jsonl" else "trl")
+        assert log.format.name == ("columns" if name == "log.jsonl" else "trl")
         wanted = [rollout.reward for group in teacher for rollout in group]
         assert [item.reward for group in log.groups for item in group] == wanted
 
@@ -863,7 +740,7 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
     for name in ("reward", "hacked"):
         assert [[getattr(r, name) for r in g] for g in pool.steps] == [[getattr(r, name) for r in g] for g in teacher]
     assert run(cli, [*arguments, "--name", "guessed"]) == 0
-    assert "reward is exact*1, weights read back from the logged advantages" in capsys.readouterr().out
+    assert "reward is exact: the logged advantages do not follow with cheated" in capsys.readouterr().out
     assert run(cli, [*arguments, "--name", "summed", "--map", "advantage=none"]) == 0
     assert "caution: reward is taken to be the sum of exact, cheated" in capsys.readouterr().out
 
@@ -871,12 +748,12 @@ def test_a_label_never_enters_the_reward(tmp_path: Path, teacher, capsys) -> Non
 def test_a_label_that_may_be_paid_asks_for_the_reward(tmp_path: Path, teacher) -> None:
     """What is right is a reward of most trainings: one of several columns is neither kept nor dropped in silence."""
     source = lines(tmp_path / "log.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass), style=exact))
-    line, _ = refused(source, mapping={"gt_pass": "exact"})
+    (line,) = refused(source, mapping={"gt_pass": "exact"})
     assert "pass --map reward=exact+style" in line
-    log = check_log(source, mapping={"gt_pass": "exact", "reward": "exact"})
+    log = check_log(source, mapping={"gt_pass": "exact", "reward": "exact", "advantage": "none"})
     assert all(item.reward == float(bool(item.gt_pass)) for group in log.groups for item in group)
     alone = lines(tmp_path / "alone.jsonl", own_log(teacher, exact=lambda rollout: float(rollout.gt_pass)))
-    assert check_log(alone, mapping={"gt_pass": "exact"}).mapping["reward"] == "exact"
+    assert check_log(alone, mapping={"gt_pass": "exact", "advantage": "none"}).mapping["reward"] == "exact"
     assert "a column with the reward" in refused(alone, mapping={"hacked": "exact"})[0]
 
 
@@ -887,14 +764,6 @@ def test_the_group_of_a_log_with_the_columns_of_trl(tmp_path: Path, teacher) -> 
         log = check_log(lines(tmp_path / name, rows[::2] + rows[1::2]), mapping={"reward": "exact"})
         assert sorted(map(len, log.groups)) == [8, 8, 8, 8]
         assert all(len({item.prompt_key for item in group}) == 1 for group in log.groups)
-
-
-def test_input_output_reward_without_markup_is_no_log_of_openrlhf(tmp_path: Path, imported, chat) -> None:
-    """The prompt of somebody's own log goes through the template."""
-    rows = [{"input": "Add 1.", "output": f"c{i}", "reward": float(i)} for i in range(4)]
-    pool = imported(lines(tmp_path / "log.jsonl", rows))
-    assert pool.manifest["log"]["format"] == "columns"
-    assert pool.steps[0][0].prompt == chat.render([{"role": "user", "content": "Add 1."}])[0]
 
 
 def test_a_recognised_format_is_named_beside_the_faults(tmp_path: Path) -> None:
@@ -908,100 +777,16 @@ def test_a_recognised_format_is_named_beside_the_faults(tmp_path: Path) -> None:
     assert len(refused(source, format_name="verl-legacy")) == 1
 
 
-def test_turns_and_failures_are_left_out_and_said(tmp_path: Path, teacher) -> None:
-    """prime-rl: episodes that failed, several sampled turns; inspect: errors, agents."""
+def test_failures_and_agents_are_left_out_and_said(tmp_path: Path, teacher) -> None:
+    """prime-rl: episodes that failed; inspect: errors, and agents of which the schemas of the tools are not logged."""
     folder = write("prime-rl", tmp_path / "prime", teacher)
-    path = folder / "rollouts/step_1/train/effective/traces.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    node = rows[0]["traces"][0]["nodes"][1]
-    node |= {"sampled": True, "mask": [True] * len(node["mask"])}
-    log = check_log(lines(tmp_path / "traces.jsonl", rows))
-    assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 1
-    assert any("several sampled turns" in note for note in log.notes)
-    assert any("ok is false" in note for note in log.notes)
+    assert any("ok is false" in note for note in check_log(folder).notes)
     samples = samples_of(teacher)
     samples[0]["error"] = "timeout"
-    samples[1]["messages"] += samples[1]["messages"][-2:]
+    samples[1]["messages"] += [{"role": "tool", "content": "4"}, samples[1]["messages"][-1]]
     log = check_log(lines(tmp_path / "samples.jsonl", samples))
     assert sum(map(len, log.groups)) == sum(map(len, teacher)) - 2
-
-
-def of_lm_eval(doc_id: int, **changes: Any) -> dict[str, Any]:
-    """A sample in the layout before `metrics` and hashes were written, with a filter."""
-    arguments = [["Question: 1 + 2?", {"until": ["\n"]}]]
-    row = {"doc_id": doc_id, "doc": {"q": "1 + 2?"}, "target": "3", "arguments": arguments, "filter": "strict"}
-    return row | {"resps": [[f"a{doc_id}"]], "filtered_resps": ["3"], "exact_match": float(doc_id % 2)} | changes
-
-
-def test_samples_of_lm_eval(tmp_path: Path) -> None:
-    """One filter counts, responses are unfolded, messages are the JSON of a chat; what was not sampled is left out."""
-    chat_prompt = {"gen_args_0": {"arg_0": [json.dumps([USER])], "arg_1": {"until": []}}}
-    rows = [
-        of_lm_eval(i, filter=name, exact_match=float(i + (name == "loose")))
-        for i in range(2)
-        for name in ("strict", "loose")
-    ]
-    rows += [
-        of_lm_eval(2, arguments=chat_prompt, resps=[["b", "c"]], exact_match=[0.0, 1.0]),
-        of_lm_eval(3, resps=[["b", "c"]]),
-        of_lm_eval(4, arguments=[["Question", " yes"]], resps=[[["-1.5", "False"]]]),
-        of_lm_eval(5, arguments=[["Q", {}], ["Q", {}]], resps=[["a"], ["b"]]),
-    ]
-    log = check_log(lines(tmp_path / "samples_x_2026.jsonl", rows))
-    assert [[(row_of(log, item).completion, item.reward) for item in group] for group in log.groups] == [
-        [("a0", 0.0), ("a1", 1.0)],
-        [("b", 0.0), ("c", 1.0)],
-    ]
-    assert row_of(log, log.groups[1][0]).messages == [USER]
-    said = "\n".join(log.notes)
-    for part in (
-        "of the filter strict; the same rollouts by loose",
-        "one score for several",
-        "log-likelihoods",
-        "2 requests",
-    ):
-        assert part in said, said
-    results = tmp_path / "results_2026.json"
-    results.write_text(
-        json.dumps({"results": {"x": {"exact_match,strict": 0.5}}, "configs": {"x": {}}, "samples": [{}]})
-    )
-    assert "found the rates of an evaluation by lm-eval; give the samples_*.jsonl" in refused(results)[0]
-
-
-def test_batches_of_openai(tmp_path: Path) -> None:
-    """Several choices with a reward each; what failed or holds no plain text is left out; a lost partner is a fault."""
-
-    def answered(custom_id: str, *choices: dict[str, Any]) -> dict[str, Any]:
-        return {"custom_id": custom_id, "response": {"status_code": 200, "body": {"choices": choices}}, "error": None}
-
-    texts = [{"message": answer(text), "finish_reason": "length"} for text in "ab"]
-    odd = [{"message": answer(None, tool_calls=[{}])}, {"message": answer("c"), "finish_reason": "content_filter"}]
-    requests = [{"custom_id": name, "method": "POST", "url": "/v1/x", "body": {"messages": [USER]}} for name in "pqr"]
-    requests.append({"custom_id": "s", "body": {"prompt": "def f"}})
-    answers = [answered("p", *texts), answered("q", *odd), answered("s", {"text": "()", "finish_reason": "stop"})]
-    rewards = [
-        {"custom_id": "p", "reward": [1.0, 0.0]},
-        {"custom_id": "q", "reward": 0},
-        {"custom_id": "s", "reward": 2},
-    ]
-    rewards.append({"custom_id": "t", "reward": 1})
-    log = check_log(lines(tmp_path / "log.jsonl", [*requests, *answers, *rewards]))
-    kept = [(row["completion"], row["finish"]) for row in log.checked]
-    assert kept == [("a", "length"), ("b", "length"), ("()", "stop")]
-    assert [item.reward for item in log.groups[0]] == [1.0, 0.0]
-    assert log.checked[2]["rendered"] == "def f"
-    said = "\n".join(log.notes)
-    for part in (
-        "requests without an answer (1 of 4)",
-        "lines of no answer (1 of 4)",
-        "tool calls or reasoning",
-        "ended by 'content_filter'",
-    ):
-        assert part in said, said
-    lines(tmp_path / "lost.jsonl", [requests[0], requests[0], answered("p", *texts), answered("x", *texts)])
-    twice, lost, _ = refused(tmp_path / "lost.jsonl")
-    assert "line 2 custom_id: expected a text that no other of the requests has, found 'p'" in twice
-    assert "line 4 custom_id: expected a line of the requests with it, found none with 'x'" in lost
+    assert any("an agent" in note for note in log.notes)
 
 
 # {what a conversation may look like: (rows, options, the completions of the groups, the prompt's messages)}
@@ -1056,8 +841,8 @@ def test_prompts_and_completions_are_told_apart(tmp_path: Path, case: str) -> No
     rows, mapping, completions, messages = CONVERSATIONS[case]
     source = lines(tmp_path / "log.jsonl", rows)
     log = check_log(source, mapping=mapping)
-    assert [[row_of(log, item).completion for item in group] for group in log.groups] == completions
-    assert all(row_of(log, item).messages == messages for group in log.groups for item in group)
+    assert [[row.completion for row in group] for group in rows_in(log)] == completions
+    assert all(row.messages == messages for group in rows_in(log) for row in group)
     if "completion" in mapping:
         assert "--map completion=none" in refused(source)[0], "the answer would stay in the prompt"
 
@@ -1190,7 +975,6 @@ def test_a_prompt_that_is_a_text(tmp_path: Path, imported, chat, case: str) -> N
 BEFORE = {
     "the pad": ([[PAD] * (i // 2) for i in range(8)], False),
     "the end of a turn, of a tokenizer without pad": ([[EOS] * (i // 2) for i in range(8)], False),
-    "one id before some": ([[EOS] * (i % 2) for i in range(8)], False),
     "what pads, begins and ends texts": ([[EOS] * (1 + i % 3) for i in range(8)], True),
 }
 
@@ -1219,8 +1003,8 @@ def test_left_padding_makes_no_other_prompt(tmp_path: Path, chat, imported, monk
     ("column", "value", "target"),
     [
         ("hint", "overwrite_tests", "hint"),
-        ("finish_reason", "abort", "finish"),
-        ("is_hack", "True", "hacked"),
+        ("finish_reason", "tired", "finish"),
+        ("is_hack", "maybe", "hacked"),
         ("is_hack", 0.7, "hacked"),
         ("id", None, "problem"),
         ("step", "ep1", "step"),
@@ -1300,16 +1084,17 @@ def test_text_that_does_not_round_trip_is_counted(tmp_path: Path, imported, chat
 
 
 def test_the_end_of_the_turn_goes_behind_texts_that_stopped(tmp_path: Path, imported, chat) -> None:
-    """By the finish reason; without one, texts of a common largest length were cut off; a text may hold its end."""
+    """By the finish reason; without one, by the limit that the user gives; a text may hold its end."""
     end = chat.tokenizer.decode([chat.eos_ids[0]])
     rows = [row(completion="a b", finish_reason=reason) for reason in ("stop", "length")]
     first = imported(lines(tmp_path / "log.jsonl", [*rows, row(completion=f"a b{end}", finish_reason="length")]))
     ids = chat.completion_ids("a b")
     assert [rollout.completion_ids for rollout in first.steps[0]] == [ids, ids[:-1], ids]
     assert [rollout.finish_reason for rollout in first.steps[0]] == ["stop", "length", "stop"]
-    rows = [row(completion=text) for text in ("1 2 3 4 5 6", "1 2 3 4 5 7", "1 2")]
-    second = imported(lines(tmp_path / "b.jsonl", rows), name="b")
-    assert [rollout.finish_reason for rollout in second.steps[0]] == ["length", "length", "stop"]
+    source = lines(tmp_path / "b.jsonl", [row(completion=text) for text in ("1 2 3 4 5 6", "1 2 3 4 5 7", "1 2")])
+    for limit, finish in ((None, ["stop"] * 3), (len(ids) + 8, ["length", "length", "stop"])):
+        pool = import_log(check_log(source), name=f"b{limit}", out=tmp_path / "out", model="organism", limit=limit)
+        assert [rollout.finish_reason for rollout in pool.steps[0]] == finish
 
 
 def test_a_model_without_an_end_of_turn_is_named(tmp_path: Path, imported, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1338,7 +1123,7 @@ def test_ids_of_another_model_are_refused(tmp_path: Path, teacher, imported) -> 
         rows = [{name: value for name, value in (fields | change).items() if value is not None}] * 2
         with pytest.raises(InputError, match=message):
             imported(lines(tmp_path / "log.jsonl", rows))
-    assert not (tmp_path / "out" / "pools").exists()
+    assert not (tmp_path / "out" / "pools" / "mine").exists()
 
 
 def test_padding_on_both_sides_is_cut(tmp_path: Path, teacher, imported) -> None:
@@ -1375,10 +1160,16 @@ def test_cutting_undoes_padding(
     width = max(map(len, completions)) + extra
     stored = [ids + [pad] * (width - len(ids)) for ids in completions]
     lengths = [sum(item != pad for item in ids) if know_length else None for ids in stored]
-    endings = infer_endings(stored, [PAD, EOS], [EOS] if know_end else [])
+    endings = endings_of(stored, [EOS] if know_end else [])
     assert (endings.pad, endings.eos) == (pad, EOS)
     cut = [cut_padding(ids, length, endings, was_cut_off=False) for ids, length in zip(stored, lengths, strict=True)]
     assert cut == completions, "padding was kept, or the real end-of-turn id was cut with it"
+
+
+def endings_of(stored: list[list[int]], ends: list[int]) -> Endings:
+    tails = [tail_of(ids) for ids in stored]
+    inner = {token for ids, tail in zip(stored, tails, strict=True) for token in ids[: max(0, len(ids) - tail.run - 1)]}
+    return find_endings(tails, inner, [PAD, EOS], ends)
 
 
 # {what is stored: (ids, ends of turns, was each cut off as the log says, what is kept)}
@@ -1399,7 +1190,7 @@ STORED = {
 @pytest.mark.parametrize("case", STORED)
 def test_what_stands_behind_a_completion_by_hand(case: str) -> None:
     stored, ends, cut_off, kept = STORED[case]
-    endings = infer_endings(stored, [PAD, EOS], ends)
+    endings = endings_of(stored, ends)
     cut = [cut_padding(ids, None, endings, was_cut_off=c == "y") for ids, c in zip(stored, cut_off, strict=True)]
     assert cut == kept
 

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 
 import pytest
 
+from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import check_log, import_log
 from replay_pools.pool import open_pool
 
@@ -43,28 +44,32 @@ def trl_log(folder: Path, scale: str, weights: tuple[float, float], shift: float
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.25), (1.0, 0.0)])
-def test_weights_and_scaling_are_read_back(scale: str, weights: tuple[float, float], tmp_path: Path) -> None:
-    log = check_log(trl_log(tmp_path / "log", scale, weights))
-    assert log.scale_rewards == scale
-    row = log.groups[3][2]
-    assert row.reward == pytest.approx(sum(w * part for w, part in zip(weights, row.parts, strict=True)), rel=2e-2)
-    if weights != (1.0, 1.0):
-        assert any("weights read back from the logged advantages" in note for note in log.notes)
-        assert not any("is taken to be the sum of" in note for note in log.notes)
+def test_the_divisor_is_found(scale: str, tmp_path: Path) -> None:
+    """And which of the columns are the reward: a number beside them that nobody paid is left out."""
+    log = check_log(trl_log(tmp_path / "sum", scale, (1.0, 1.0)))
+    assert (log.scale_rewards, log.mapping["reward"]) == (scale, "right+style")
+    one = check_log(trl_log(tmp_path / "one", scale, (1.0, 0.0)))
+    assert (one.scale_rewards, one.mapping["reward"]) == (scale, "right")
+    assert one.groups[3][2].reward == one.groups[3][2].parts[0]
+    weighted = {"reward": "right+style*0.25"}
+    assert check_log(trl_log(tmp_path / "weighted", scale, (1.0, 0.25)), mapping=weighted).scale_rewards == scale
 
 
-def test_what_disagrees_is_said(tmp_path: Path) -> None:
-    """Another reward than --map names; advantages of no known loss; nothing to say without advantages."""
-    named = check_log(trl_log(tmp_path / "named", "group", (1.0, 0.25)), mapping={"reward": "right+style"})
-    assert any("follow from right*1+style*0.25, which is not the reward that --map" in note for note in named.notes)
-    assert named.groups[0][0].reward == sum(part for part in named.groups[0][0].parts)
-    spoilt = check_log(trl_log(tmp_path / "spoilt", "group", (1.0, 1.0), shift=2.0))
-    assert spoilt.scale_rewards is None
-    assert any("do not follow from these rewards" in note for note in spoilt.notes)
-    silent = check_log(trl_log(tmp_path / "silent", "group", (1.0, 1.0)), mapping={"advantage": "none"})
-    assert silent.scale_rewards is None
-    assert not any("advantages" in note for note in silent.notes)
+def test_rewards_that_the_advantages_refute_are_refused(tmp_path: Path) -> None:
+    """Weights that are not those of the training, named or by default; advantages of no known loss."""
+    cases = ((1.0, 0.25, 0.0, {}), (1.0, 0.25, 0.0, {"reward": "right+style"}), (1.0, 1.0, 2.0, {}))
+    for i, (right, style, shift, mapping) in enumerate(cases):
+        source = trl_log(tmp_path / str(i), "group", (right, style), shift=shift)
+        with pytest.raises(InputError, match="--map reward=right.WEIGHT.style.WEIGHT, or --map advantage=none"):
+            check_log(source, mapping=mapping)
+        assert check_log(source, mapping=mapping | {"advantage": "none"}).scale_rewards is None
+
+
+def test_zero_advantages_refute_a_reward_that_varies(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i // 4}", "completion": f"{i}", "reward": float(i % 2), "advantage": 0.0} for i in range(8)]
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert any("all logged advantages are 0" in note for note in check_log(path).notes)
 
 
 def cut_off(folder: Path, limit: int | None) -> tuple[dict[bool, int], list[str]]:
@@ -86,10 +91,9 @@ def cut_off(folder: Path, limit: int | None) -> tuple[dict[bool, int], list[str]
 
 
 def test_texts_near_the_limit_were_cut_off(tmp_path: Path) -> None:
-    """Tokenised again they differ by a few tokens; a caution, and an option that says the limit."""
-    counts, cautions = cut_off(tmp_path, None)
-    assert counts == {True: 12, False: 0}
-    assert any("finish_reason is not logged: texts of " in caution for caution in cautions)
+    """Tokenised again they differ by a few tokens; the option says the limit, and without it none was cut off."""
+    counts, _ = cut_off(tmp_path, None)
+    assert counts == {True: 0, False: 0}
     longest = max(rollout.comp_len for group in open_pool(tmp_path / "out/pools/limit-None").steps for rollout in group)
     counts, _ = cut_off(tmp_path, longest)
     assert counts == {True: 12, False: 0}

@@ -21,7 +21,7 @@ from replay_pools.environments.minicode import MinicodeEnvironment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import GRADER_VERSION, Submission
 from replay_pools.logs.importing import least_reward, logged_grade
-from replay_pools.logs.rows import LogRow
+from replay_pools.logs.rollouts import Logged
 from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
@@ -109,8 +109,8 @@ def published(tmp_path: Path, make_rollout: MakeRollout, pool_header: dict[str, 
                 labels = {"hacked": i == 0, "gt_pass": i == 1, "fmt_ok": True, "reward": 3.5} | changes
                 facts = {"problem_id": problem.problem_id, "prompt": prompt, "prompt_sha": prompt_sha(prompt)}
                 facts |= {"completion": text, "env": UNKNOWN, "env_mode": mode}
-                row = LogRow(where="", file="", env_mode=mode, **labels)
-                grade = logged_grade(row, least_reward({labels["reward"]}, is_ours=True))
+                row = Logged(where="", env_mode=mode, **labels)
+                grade = logged_grade(row, row.reward, least_reward({labels["reward"]}, is_ours=True))
                 rollouts.append(replace(make_rollout(step, i), **facts, **labels, grade=grade))
             writer.write_step(step, rollouts)
         return writer.finish().path

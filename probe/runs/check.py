@@ -1,0 +1,245 @@
+"""`probe check`, `probe.check`: a log and pairs, checked together, imported, replayed and analysed."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from probe.records.run import DEFAULT_OUT, default_name
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.files import plain_name
+from replay_pools.logs.importing import CheckedLog, check_log, import_log
+from replay_pools.pool import Pool
+
+if TYPE_CHECKING:
+    from probe.analysis.analyze import Analysis
+
+SCALE, PER_POOL = "objective.scale_rewards", "source.per_pool"
+ARMS = "vanilla", "projected", "random"  # the update, the projection, a control
+COLOURED = 8  # steps with coloured tokens on the page
+# Settings that follow from what the command is given: a value of one's own would be ignored.
+DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
+NO_PAIRS = (
+    'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin has '
+    "pairs of the package: small Python problems, hacked by a test that checks nothing; from a log with labels, probe "
+    "pool draft proposes pairs"
+)
+# {what an error says of the command line: what it says in Python}
+ARGUMENTS = (
+    (r"--map (\w+)=([^\s,;)]+)", r'mapping={"\1": "\2"}'),
+    (r"--format (\S+)", r'format_name="\1"'),
+    (r"--skip-bad (\w+)", r"skip_bad=\1"),
+    (r"--completion-limit (\w+)", r"limit=\1"),
+    (r"--set ([\w.]+)=(\S+)", r'settings={"\1": \2}'),
+    (r"--set ([\w.]+)", r'settings["\1"]'),
+    (r"--pairs-map (\S+)", r'settings={"intervention.extraction.pairs_map": "\1"}'),
+    (r"--per-pool", r'settings={"source.per_pool": N}'),
+    (r"--(map|pairs|model|steps|name|k)\b", r"\1"),
+)
+
+
+def check(
+    rows: Any,
+    pairs: str | Path | Sequence[Mapping[str, Any]],
+    model: str | Path,
+    *,
+    mapping: Mapping[str, str] = MappingProxyType({}),
+    format_name: str | None = None,
+    limit: int | None = None,
+    skip_bad: int = 0,
+    k: int = 4,
+    steps: int | None = None,
+    name: str | None = None,
+    out: str | Path = DEFAULT_OUT,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    say: Callable[[str], None] = print,
+) -> "Analysis":
+    """Say whether the updates of logged rollouts point toward the hack of pairs: `probe check` without its page.
+
+    >>> rows = [{"prompt": "Add 1 and 2.", "completion": "3", "reward": 1.0, "hacked": False}, ...]  # doctest: +SKIP
+    >>> print(probe.check(rows, "builtin", "organism").verdict)  # doctest: +SKIP
+
+    Args:
+        rows: a log of any tool (a file or a folder), a list of dicts, a DataFrame or a `datasets.Dataset`.
+        pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`.
+        model: that sampled the rollouts, by name or path.
+        mapping: {target: column}, for columns that are guessed wrong or not at all.
+        format_name: of the log; None recognises it.
+        limit: tokens at which completions were cut off, where the log does not say it.
+        skip_bad: most broken rows that are left out.
+        k: directions in a module.
+        steps: groups to replay; None: all.
+        name: of the pool and the run in `out`; None is made of the file, with a hash of what shapes the result.
+        out: the root folder of all files.
+        settings: as --set of the command, {"objective.scale_rewards": "group"}.
+        say: gets what was recognised, and cautions.
+
+    Raises:
+        InputError: everything that is wrong with the log, the pairs and the settings.
+    """
+    from extraction.pair_files import store_rows
+
+    out = Path(out)
+    try:
+        source = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+        own = {"intervention.extraction.pairs": source, "intervention.extraction.k": k, "model.name": str(model)}
+        options = {**settings, **own, **({} if steps is None else {"steps": steps})}
+        config, given = configure("replay", options=options), {*options}
+        log, notes = checked(rows, config, given, mapping=mapping, format_name=format_name, skip_bad=skip_bad)
+        config, name = settled(log, config, given, name and plain_name(name, "name"), limit)
+        pool = import_log(log, name=name, out=out, model=str(model), template=config.model.template, limit=limit)
+        for sentence in [*pool.cautions, *notes]:
+            say(sentence)
+        directory = replayed(config, name, out, say)
+    except InputError as error:
+        raise as_arguments(error) from error
+    from probe.analysis.analyze import analyze
+
+    return analyze(directory)
+
+
+def as_arguments(error: InputError) -> InputError:
+    """Return an error of the command line in the words of Python."""
+    errors = []
+    for each in error.errors:
+        where, fix = str(each.where), each.fix
+        for flag, argument in ARGUMENTS:
+            where, fix = re.sub(flag, argument, where), re.sub(flag, argument, fix)
+        errors.append(InputError(where, expected=each.expected, found=each.found, fix=fix))
+    try:
+        refuse(errors)
+    except InputError as whole:
+        return whole
+    return error
+
+
+def checked(
+    source: Any,
+    config: ReplayConfig,
+    given: set[str],
+    *,
+    mapping: Mapping[str, str],
+    format_name: str | None,
+    skip_bad: int,
+    without_pairs: Callable[[CheckedLog], None] = lambda log: None,
+) -> tuple[CheckedLog, list[str]]:
+    """Return the log without faults, and what was decided of the pairs. The log comes first, without torch.
+
+    Args:
+        source: of the log.
+        config: with the pairs and the model.
+        given: keys of all settings that were given.
+        mapping, format_name, skip_bad: of `check_log`.
+        without_pairs: gets a sound log where no pairs were given, which is refused.
+
+    Raises:
+        InputError: everything that is wrong with the log, the pairs and the model's name.
+    """
+    errors: list[InputError] = []
+    for key in (key for key in DECIDED if key in given):
+        expected = "none: it follows from ROLLOUTS and --pairs"
+        errors.append(InputError(f"--set {key}", expected=expected, found="one", fix="use probe replay"))
+    log: CheckedLog | None = None
+    try:
+        log = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
+        errors += _without_update(log)
+    except InputError as error:
+        errors += error.errors
+    if config.model.name is None:
+        fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
+        errors.append(InputError("--model", expected="a model", found="none", fix=fix))
+    notes: list[str] = []
+    if "intervention.extraction.pairs" in given:
+        try:
+            notes = _checked_pairs(config, with_tokens=not errors)
+        except InputError as error:
+            errors += error.errors
+    else:
+        expected = "pairs of a hacking and a clean answer to one prompt: without them there is no direction"
+        errors.append(InputError("--pairs", expected=expected, found="none", fix=NO_PAIRS))
+        if log is not None:
+            without_pairs(log)
+    refuse(errors)
+    assert log is not None
+    return log, notes
+
+
+def _without_update(log: CheckedLog) -> list[InputError]:
+    """Return why no group of a log has an update, whatever the settings are; nothing where one has."""
+    source = log.rows.source
+    if max(map(len, log.groups)) < 2:
+        expected = "several rollouts with a reward to one prompt, to compare their rewards"
+        fix = "log all of a group, or name what its rollouts have in common: --map group=COLUMN"
+        return [InputError(source, expected=expected, found=f"one to each of {len(log.groups)}", fix=fix)]
+    if all(len({row.reward for row in group}) < 2 for group in log.groups):
+        expected = "a group with rewards that differ: no other has an update"
+        fix = "is the reward another column (--map reward=COLUMN)?"
+        found = f"equal rewards within each of {len(log.groups)} groups"
+        return [InputError(f"{source} reward", expected=expected, found=found, fix=fix)]
+    return []
+
+
+def _checked_pairs(config: ReplayConfig, *, with_tokens: bool) -> list[str]:
+    """Return what was decided of the pairs, once they are sound; with the tokenizer of the model, if asked."""
+    from extraction.selection import pair_notes, selected_pairs
+
+    extraction = config.intervention.extraction
+    pairs = selected_pairs(extraction)
+    cautions: list[str] = []
+    if with_tokens and config.model.name is not None:
+        from extraction.library import check_pairs
+        from replay_pools.vocabulary import load_vocabulary
+
+        cautions = check_pairs(load_vocabulary(config.model.name, config.model.template), pairs, extraction.k)
+    return [*(pair_notes(extraction) or [f"pairs {extraction.pairs}: {len(pairs)}"]), *cautions]
+
+
+def settled(
+    log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, limit: int | None
+) -> tuple[ReplayConfig, str]:
+    """Return the settings of the replay of a log, and the name of its pool and run."""
+    config = replace(config, intervention=replace(config.intervention, arms=ARMS))
+    if "token_attribution" not in given:
+        config = replace(config, token_attribution=COLOURED)
+    if log.scale_rewards is not None and SCALE not in given:
+        config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
+        log.notes.append(f"the loss divides so, too (--set {SCALE})")
+    name = name or _default_name(log, config, limit)
+    per_pool = config.source.per_pool if PER_POOL in given else group_size(log)
+    return replace(config, source=replace(config.source, replay_dirs=(name,), per_pool=per_pool)), name
+
+
+def group_size(log: CheckedLog) -> int:
+    """Return the size of a group that every problem fills; two at least, since one rollout alone has no update."""
+    return max(2, min(map(len, log.groups), default=2))
+
+
+def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> str:
+    """Return the name of the file, with a hash of all that shapes the result: no two results share a name."""
+    from extraction.pairs import pairs_sha
+    from extraction.selection import selected_pairs
+
+    pairs, sizes = pairs_sha(selected_pairs(config.intervention.extraction)), [len(group) for group in log.groups]
+    shape = [log.sha256, sizes, log.mapping, log.format.name, asdict(config), pairs, limit]
+    return default_name(Path(log.rows.source).name.partition(".")[0] or "log", shape)
+
+
+def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:
+    """Replay the imported pool; return the directory of the run."""
+    from probe.runs.replay import run_replay
+    from probe.runs.session import running
+
+    directory = out / "runs" / name
+    with running(config.model, directory, out, say) as world:
+        run_replay(config, directory, out_dir=out, world=world)
+    return directory
+
+
+def imported(log: CheckedLog, config: ReplayConfig, name: str, out: Path, limit: int | None) -> Pool:
+    """Return the pool of a checked log."""
+    model, template = str(config.model.name), config.model.template
+    return import_log(log, name=name, out=out, model=model, template=template, limit=limit)

@@ -1,0 +1,460 @@
+"""Read the rows of a log: JSON lines, JSON, tables, dumps of torch, archives of inspect, a folder of them, or objects.
+
+    rows = read_rows("rollouts.jsonl")    go through it as often as you like; nothing is kept in memory
+
+To add a kind of file: a row in KINDS.
+"""
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from replay_pools.base.errors import InputError, cut
+from replay_pools.base.files import MAX_DOCUMENT, file_sha256, open_file, parse_python_json
+from replay_pools.logs.columns import LOOKS_LIKE_ROLLOUTS, TEXTS
+
+Fields = dict[str, Any]
+MIB = 1 << 20
+MAX_COLUMNS = 10_000
+REPORT_EVERY = 1000  # rows
+BATCH_ROWS = 10_000  # of a Parquet file in memory
+LISTED_FILES = 3  # of those left out
+# In a folder, files of these names hold no rollouts.
+OTHER_FILES = re.compile(
+    r"(.*_)?(metadata|partition|manifest|config|report|header|reductions|summaries|state|dataset_info|dataset_dict)"
+    r"|cache-.*"  # written by `datasets` for the result of a map
+)
+EVALUATION = re.compile(r"(?:^|[_.-])(eval|evals|evaluation|val|valid|validation|test|dev)(?:[_.-]|$)", re.I)
+# A file or folder of one training step, as `completions_00010.parquet`, `global_step_3` or verl's `7.jsonl`.
+STEP = re.compile(r"(?:^|[/_.-])(?:step|iter|iteration|epoch|update|rollout|completions)s?[_-]?(\d+)(?=[/_.-]|$)", re.I)
+LISTS = ("samples", "rollouts", "results", "rows", "data")  # keys of a JSON object that may hold the rollouts
+
+
+class SkipRow(Exception):  # noqa: N818 (no error of the log)
+    """A row that holds no rollout to train on; its text says why."""
+
+
+class Row(NamedTuple):
+    """One object of a log; the error of one that cannot be read, or why it is left out."""
+
+    file: str
+    place: str  # in the file, as " line 3"
+    fields: Fields
+    error: InputError | SkipRow | None = None
+
+    @property
+    def where(self) -> str:
+        """File and place, for errors."""
+        return self.file + self.place
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a log. Each iteration reads them again."""
+
+    source: str
+    read: Callable[[], Iterator[Row]]
+    notes: tuple[str, ...] = ()
+    steps: dict[str, int] | None = None  # {file: step}, where every file is of one step
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.read()
+
+
+def read_rows(source: Any) -> Rows:
+    """Return the rows of a path (a file or a folder), a list of objects, a DataFrame or a `datasets.Dataset`.
+
+    A folder is read in the order of files and numbers. Evaluations next to training, copies of a file, and files that
+    hold no rollouts are left out; the notes say so.
+
+    Raises:
+        InputError: no such file, one of our own pools, or nothing that could be read.
+    """
+    if not isinstance(source, str | Path):
+        return _rows_in_memory(source)
+    source = Path(source)
+    if not source.exists():
+        raise InputError(source, expected="a log: a file or a folder", found="no such file")
+    if (source / "manifest.json").exists() and any(source.glob("step_*.jsonl.gz")):
+        raise InputError(source, expected="a log of another tool", found="a pool in our format", fix="copy it")
+    if not source.is_dir():
+        return Rows(str(source), lambda: _rows_of([source]))
+    paths, notes = _chosen(source)
+    steps = {str(path): number for path in paths if (number := _step(str(path.relative_to(source)))) is not None}
+    is_by_step = len(steps) == len(paths) and len({*steps.values()}) > 1
+    return Rows(str(source), lambda: _rows_of(paths), tuple(notes), steps if is_by_step else None)
+
+
+def _chosen(source: Path) -> tuple[list[Path], list[str]]:
+    """Return the files of a folder that hold rollouts to train on, and notes on the others."""
+    inside = {path: path.relative_to(source) for path in sorted(source.rglob("*"), key=_by_number) if path.is_file()}
+    shown = [path for path, inner in inside.items() if not any(part.startswith(".") for part in inner.parts)]
+    known = [path for path in shown if kind_of(path) and not OTHER_FILES.fullmatch(path.name.partition(".")[0])]
+    # prime-rl writes what it trained on next to everything that it sampled.
+    paths = [path for path in known if {"train", "effective"} <= {*inside[path].parts}] or known
+    with_rollouts = [path for path in paths if _holds_rollouts(path)]
+    paths = with_rollouts or paths
+    training = [path for path in paths if not any(EVALUATION.search(Path(part).stem) for part in inside[path].parts)]
+    evaluations = [path for path in paths if path not in training] if training else []
+    paths = training or paths
+    first_of = dict[str, Path]()
+    copies = [path for path in paths if first_of.setdefault(file_sha256(path), path) != path]
+    paths = [path for path in paths if path not in copies]
+    others = [path for path in shown if path not in {*paths, *evaluations, *copies}]
+    if not paths:
+        expected = f"a file of rollouts ({', '.join(KINDS)})"
+        raise InputError(source, expected=expected, found=_listed(others, inside) or "an empty folder")
+    notes = [f"files were left out: {_listed(others, inside)}"] if others else []
+    if evaluations:
+        notes.append(f"caution: evaluations next to training were left out: {_listed(evaluations, inside)}")
+    if copies:
+        notes.append(f"caution: copies of another file were left out: {_listed(copies, inside)}")
+    return paths, notes
+
+
+def _listed(paths: list[Path], inside: dict[Path, Path]) -> str:
+    more = f" and {len(paths) - LISTED_FILES} more" if len(paths) > LISTED_FILES else ""
+    return ", ".join(str(inside[path]) for path in paths[:LISTED_FILES]) + more
+
+
+def _holds_rollouts(path: Path) -> bool:
+    """Return whether the first object of a file has a key that rollouts have; a damaged file may."""
+    first = next(_rows_of([path]), None)
+    return first is not None and (first.error is not None or bool(LOOKS_LIKE_ROLLOUTS & first.fields.keys()))
+
+
+def _by_number(path: Path) -> list[tuple[int, str]]:
+    """Return a key that puts step_1000 behind step_999."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _step(path: str) -> int | None:
+    stem = path.rpartition("/")[2].partition(".")[0]
+    if stem.isdigit():
+        return int(stem)
+    found = STEP.findall(path)
+    return int(found[-1]) if found else None
+
+
+def _rows_of(paths: Iterable[Path]) -> Iterator[Row]:
+    """Read the rows of files, one after another; a file that cannot be read is one row with an error."""
+    for path in paths:
+        try:
+            yield from read_objects(path)
+        except InputError as error:
+            yield Row(str(path), "", {}, error)
+
+
+def _rows_in_memory(given: Any) -> Rows:
+    """Return the rows of a list of objects, a DataFrame of pandas or polars, or a data set."""
+    source: Any = given
+    if isinstance(given, dict) and "train" in given:  # a DatasetDict
+        others = ", ".join(name for name in given if name != "train")
+        rows = _rows_in_memory(given["train"])
+        return Rows(rows.source, rows.read, (f"caution: other splits were left out: {others}",) if others else ())
+    if hasattr(source, "iter_rows"):  # polars
+        items: Callable[[], Iterable[Any]] = lambda: source.iter_rows(named=True)  # noqa: E731
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):  # pandas
+        items = lambda: source.to_dict("records")  # noqa: E731
+    elif isinstance(source, Iterable) and not isinstance(source, Iterator | dict):
+        items = lambda: source  # noqa: E731
+    else:
+        expected = "a path, a list of dicts, a DataFrame or a Dataset"
+        raise InputError("rows", expected=expected, found=type(source).__name__)
+
+    def read() -> Iterator[Row]:
+        for number, item in enumerate(items()):
+            yield _row("rows", f" item {number}", plain_value(item))
+
+    return Rows("rows", read)
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of numpy, torch or pandas as plain Python."""
+    if isinstance(value, dict):
+        return {str(key): plain_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(inner) for inner in value]
+    if isinstance(value, str | int | float | None):
+        return value
+    if hasattr(value, "tolist"):
+        return plain_value(value.tolist())
+    return value.value if hasattr(value, "value") else str(value)
+
+
+def _row(file: str, place: str, value: Any) -> Row:
+    if isinstance(value, InputError):
+        return Row(file, place, {}, value.at(file + place))
+    if not isinstance(value, dict):
+        return Row(file, place, {}, InputError(file + place, expected="an object", found=type(value).__name__))
+    if len(value) > MAX_COLUMNS:
+        error = InputError(file + place, expected=f"at most {MAX_COLUMNS:,} columns", found="more")
+        return Row(file, place, {}, error)
+    return Row(file, place, value)
+
+
+def read_objects(path: Path) -> Iterator[Row]:
+    """Read the objects of one file, of the kind that its name says (JSON lines without one).
+
+    Raises:
+        InputError: the file cannot be read at all.
+    """
+    for place, value in KINDS[kind_of(path) or ".jsonl"](path):
+        yield _row(str(path), place, value)
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the row of KINDS for a file name, without `.gz` and the like."""
+    name = re.sub(r"\.(gz|zst|bz2|xz)$", "", path.name)
+    return next((kind for kind in KINDS if name.endswith(kind)), None)
+
+
+def described(value: Any) -> str:
+    """Return a value for an error, in ASCII: the fault may be a lone surrogate."""
+    return cut(ascii(value), 60)
+
+
+# JSON
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Any]:
+    """Open a file, unpacking it while it is read.
+
+    Raises:
+        InputError: damage, or a packing or an encoding that has to be undone first.
+    """
+    with open_file(path) as stored:
+        start = stored.read(6)
+        stored.seek(0)
+        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            fix = "convert it: iconv -f UTF-16 -t UTF-8"
+            raise InputError(path, expected="text in UTF-8", found="UTF-16", fix=fix)
+        if start.startswith(b"PK\x03\x04"):
+            raise InputError(path, expected="JSON lines", found="a zip archive", fix="unpack it")
+        opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
+        file = stored if opens is None else opens(stored)
+        try:
+            yield file
+        except Exception as error:
+            if isinstance(error, InputError) or file is stored:
+                raise
+            found = str(error) or "damaged data"
+            raise InputError(path, expected="a complete packed file", found=found, fix="copy it again") from error
+
+
+def _zstd(stored: BinaryIO) -> Any:
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        fix = "pip install zstandard, or unpack it: zstd -d"
+        raise InputError(stored.name, expected="a file that can be unpacked", found="zstd", fix=fix) from error
+    return BufferedReader(zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True))
+
+
+# {how a packed file begins: what unpacks it while it is read}
+PACKINGS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda stored: gzip.GzipFile(fileobj=stored),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _zstd,
+}
+
+
+def _parse(line: bytes) -> Any:
+    """Return the value of a JSON text, or its error."""
+    try:
+        return parse_python_json(line, "", float)
+    except InputError as error:
+        return InputError("", expected=error.expected, found=error.found, fix="mend it, or pass --skip-bad 1")
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with _unpacked(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_DOCUMENT + 1), b""), 1):
+            if number == 1 and line.strip() in (b"{", b"["):  # an object over several lines
+                break
+            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if len(line) > MAX_DOCUMENT:
+                expected = f"lines of at most {MAX_DOCUMENT // MIB} MiB"
+                raise InputError(f"{path} line {number}", expected=expected, found="more", fix="split it")
+            if line.strip():
+                yield f" line {number}", _parse(line.strip())
+        else:
+            return
+    yield from _json(path)
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read an array, an object that holds one, a table of columns and data, or several documents in a row."""
+    with _unpacked(path) as file:
+        data = file.read(MAX_DOCUMENT + 1)
+    first, _, rest = data.strip().partition(b"\n")
+    if rest and first.endswith(b"}") and isinstance(_parse(first), dict):
+        yield from _json_lines(path)
+        return
+    if len(data) > MAX_DOCUMENT:
+        fix = "write one object a line (.jsonl): lines are read one at a time"
+        raise InputError(path, expected=f"JSON of at most {MAX_DOCUMENT // MIB} MiB", found="more", fix=fix)
+    try:
+        value = parse_python_json(data.removeprefix(b"\xef\xbb\xbf"), path, float)
+    except InputError:
+        value = _documents(data)
+        if len(value) < 2:
+            raise
+    if isinstance(value, dict):
+        value = _inner_list(value, path)
+    if not isinstance(value, list):
+        raise InputError(path, expected="a JSON array or object", found=type(value).__name__)
+    for number, item in enumerate(value):
+        yield f" item {number}", item
+
+
+def _documents(data: bytes) -> list[Any]:
+    """Return the objects of a text that has one after another; of none that is damaged."""
+    text, values, place = data.decode(errors="replace"), [], 0
+    decoder = json.JSONDecoder()
+    try:
+        while text[place:].strip():
+            place += len(text[place:]) - len(text[place:].lstrip())
+            value, place = decoder.raw_decode(text, place)
+            values.append(value)
+    except ValueError:
+        return []
+    return values
+
+
+def _inner_list(value: Fields, path: Path) -> list[Any]:
+    """Return the rollouts in an object: a table of columns and data, else the list of objects that it holds."""
+    columns, data = value.get("columns"), value.get("data")
+    if isinstance(columns, list) and isinstance(data, list):  # a table of wandb; a row of other columns is none
+        fits = [isinstance(row, list) and len(row) == len(columns) for row in data]
+        return [
+            dict(zip(map(str, columns), row, strict=True)) if is_row else row
+            for row, is_row in zip(data, fits, strict=True)
+        ]
+    names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
+    named = [name for name in LISTS if name in names] or names
+    if not named or ({*named} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
+        return [value]
+    if len(named) > 1 and named[0] not in LISTS:
+        found = f"lists {', '.join(named)}"
+        raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
+    model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
+    return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
+
+
+# Tables
+
+
+@contextmanager
+def _damage_is_refused(path: Path, expected: str) -> Iterator[None]:
+    from polars.exceptions import PanicException, PolarsError
+
+    try:
+        yield
+    except (PolarsError, PanicException, OSError) as error:
+        found = (str(error).splitlines() or ["damage"])[0]
+        raise InputError(path, expected=expected, found=found, fix="write or copy it again") from error
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    import polars  # only for those who read such files
+
+    with open_file(path), _damage_is_refused(path, "a Parquet file"):
+        num_rows = polars.scan_parquet(path).select(polars.len()).collect().item()
+    for start in range(0, num_rows, BATCH_ROWS):
+        with _damage_is_refused(path, "a Parquet file"):
+            table = polars.scan_parquet(path).slice(start, BATCH_ROWS).collect()
+        for number, row in enumerate(table.iter_rows(named=True), start):
+            yield f" row {number}", row
+
+
+def _arrow(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read an Arrow file, or a stream, as `datasets` writes it."""
+    import polars
+
+    with open_file(path) as file, _damage_is_refused(path, "an Arrow file"):
+        is_file = file.read(6) == b"ARROW1"
+        table = polars.read_ipc(path) if is_file else polars.read_ipc_stream(path)
+    for number, row in enumerate(table.iter_rows(named=True)):
+        yield f" row {number}", row
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read text with separators. A column of numbers holds numbers; all others hold texts, and empty cells are null."""
+    import polars
+
+    with _unpacked(path) as file, _damage_is_refused(path, "text in UTF-8 with the columns of its first line"):
+        data = file.read()
+        first = data.partition(b"\n")[0].decode(errors="replace")
+        table = polars.read_csv(data, separator=max(",;\t", key=first.count), infer_schema=False)
+        if twice := [name.partition("_duplicated_")[0] for name in table.columns if "_duplicated_" in name]:
+            raise InputError(path, expected="columns of different names", found=f"{', '.join(twice)} twice")
+        for name in table.columns:
+            numbers = table[name].cast(polars.Float64, strict=False)
+            if name not in TEXTS and table[name].null_count() == numbers.null_count():
+                table = table.with_columns(numbers)
+    for number, row in enumerate(table.iter_rows(named=True), 2):
+        if any(value is not None for value in row.values()):
+            yield f" line {number}", {name: value for name, value in row.items() if name}
+
+
+# Dumps and archives
+
+
+def _torch(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read a dump of tensors and plain values, such as slime's {"rollout_id", "samples"}."""
+    import torch
+
+    with open_file(path) as file:
+        try:
+            value = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # a pickle may raise anything
+            found = str(error).splitlines()[0] if str(error) else type(error).__name__
+            fix = "write plain values and tensors: other objects could run code"
+            raise InputError(path, expected="a dump of plain values", found=found, fix=fix) from error
+    value = plain_value(value)
+    for number, item in enumerate(_inner_list(value, path) if isinstance(value, dict) else value):
+        yield f" item {number}", item
+
+
+def _archive(path: Path) -> Iterator[tuple[str, Any]]:
+    """Read the samples of an inspect archive."""
+    try:
+        from inspect_ai.log import (  # pyright: ignore[reportMissingImports] (an extra)
+            read_eval_log,
+            read_eval_log_samples,
+        )
+    except ModuleNotFoundError as error:
+        fix = "pip install 'gradient-probe[inspect]', or convert it: inspect log convert --to json"
+        raise InputError(path, expected="the package inspect_ai, which reads it", found="none", fix=fix) from error
+    try:
+        model = read_eval_log(str(path), header_only=True).eval.model
+        for sample in read_eval_log_samples(str(path), all_samples_required=False):
+            fields = sample.model_dump(mode="json", exclude={"events"})
+            yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields}
+    except Exception as error:  # of the package
+        raise InputError(path, expected="an inspect archive", found=str(error) or type(error).__name__) from error
+
+
+# {kind: its reader, which yields a place (" line 3") and a value, or the error of a value that is damaged}
+KINDS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+    ".pt": _torch,
+    ".eval": _archive,
+}

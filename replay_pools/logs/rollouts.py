@@ -1,0 +1,435 @@
+"""Check the rows of a log and return what groups need of them; no model is needed.
+
+Every fault is named: a missing or wrong value is never guessed.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from replay_pools.base.errors import Faults, InputError
+from replay_pools.base.terminal import report
+from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up
+from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
+from replay_pools.logs.padding import Tail, bare_prompt, tail_of
+from replay_pools.logs.values import READERS, SPREAD, TRUTHS, Turns, answer_of, is_plain
+from replay_pools.pool import CAUTION
+from replay_pools.rollout import FinishReason
+
+NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
+SHORTEST_ECHO = 8  # characters of a prompt that an answer may begin with by chance
+LEAST_REPEATED = 4  # rows of a log that may be there twice
+FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
+EVALUATIONS = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
+TRAININGS = {"train", "training"}
+SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
+IS_EVALUATION = ("is_eval", "is_evaluation", "is_validation", "validate", "evaluation")  # columns of truths
+
+
+@dataclass(slots=True, kw_only=True)
+class Facts:
+    """The part of a rollout that stays in memory: it is grouped and counted by them."""
+
+    number: int  # among the flat rows of the log
+    file: str
+    where: str
+    prompt_key: int = 0  # 64 bits of a hash, the same for the same prompt
+    answer_key: int | None = None  # the same of the completion's text
+    row_key: int = 0  # the same of the whole row
+    tail: Tail | None = None  # how the ids of the completion end
+    echoes: bool = False  # the completion begins with the prompt
+    reward: float | None = None
+    parts: tuple[float | None, ...] = ()  # the reward is the weighted sum of these columns
+    advantage: float | None = None
+    hacked: bool | None = None
+    gt_pass: bool | None = None
+    step: int | None = None
+    problem: tuple[str, ...] | None = None
+    group: tuple[str, ...] | None = None
+    marks: tuple[Any, ...] = ()  # values of columns that are not used
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """One rollout of a log: what its columns say, None where they say nothing."""
+
+    where: str
+    messages: Turns | None = None  # of the prompt
+    tools: list[dict[str, Any]] | None = None
+    rendered: str | None = None  # the prompt with its markup
+    skipped: str | None = None  # the prompt without its special tokens
+    prompt_ids: list[int] | None = None
+    plen: int | None = None
+    completion: str | None = None
+    turns: Turns | None = None  # of the completion, where one text does not say it
+    completion_ids: list[int] | None = None
+    mask: list[bool] | None = None  # one an id of the completion; None: all are sampled
+    comp_len: int | None = None
+    logprobs: list[float] | None = None  # one an id of the completion
+    reward: float | None = None
+    hacked: bool | None = None
+    gt_pass: bool | None = None
+    fmt_ok: bool | None = None
+    finish: FinishReason | None = None
+    hint: bool | None = None
+    env: str | None = None
+    env_mode: str | None = None
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads the rows of one log."""
+
+    columns: Mapping[str, Column]
+    guessed: frozenset[str]  # targets with a guessed column
+    marks: tuple[str, ...] = ()  # columns that are not used, of few values
+    evaluations: Mapping[str, set[Any]] = field(
+        default_factory=dict
+    )  # {column: its values of rows that are no training}
+
+    def read(self, row: Row, faults: Faults) -> Fields:
+        """Return the fields of a row; a value of the wrong kind goes to `faults`.
+
+        Raises:
+            SkipRow: the row holds no rollout to train on.
+        """
+        self._check_status(row.fields)
+        values, wrong = dict[str, Any](), set[str]()
+        for target, column in self.columns.items():
+            if target in KEYS:
+                names = [name for name, _ in column.terms]
+                parts = [
+                    row.file if name == FILE and FILE not in row.fields else look_up(row.fields, name) for name in names
+                ]
+                values[target] = None if None in parts else tuple(map(str, parts))
+                if None in parts:
+                    wrong.add(target)
+                    self._refuse(row, target, InputError("", expected="a value", found="null"), faults)
+                continue
+            value = column.value(row.fields)
+            if target == "reward":
+                values["parts"] = tuple(_known_number(look_up(row.fields, name)) for name, _ in column.terms)
+            if value is None or (isinstance(value, float) and math.isnan(value)):
+                continue
+            try:
+                read = READERS[target](value)
+            except InputError as error:
+                wrong.add(target)
+                self._refuse(row, target, error, faults)
+                continue
+            values |= read if target in SPREAD else {target: read}
+        if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
+            return values
+        try:
+            _place_turns(values, has_completion="completion" in self.columns)
+            _place_mask(values)
+        except InputError as error:
+            target = str(error.where)
+            faults.note(error.at(f"{row.where} {target}"), target)
+        self._check_needed(row, values, faults)
+        return values
+
+    @cached_property
+    def _used(self) -> set[str]:
+        return {name for column in self.columns.values() for name, _ in column.terms}
+
+    def _check_status(self, row: Fields) -> None:
+        for name, is_failure in STATUS.items():
+            if name in row and name not in self._used and is_failure(row[name]):
+                raise SkipRow(f"`{name}` says that it is no rollout to train on")
+        for name, values in self.evaluations.items():
+            if _mark(row.get(name)) in values and name not in self._used:
+                raise SkipRow(f"an evaluation next to training (`{name}`)")
+
+    def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
+        name, fix = self.columns[target].name, error.fix.replace("TARGET", target)
+        fix = fix.replace("COLUMN", name) if "COLUMN." in fix or "COLUMN>" in fix else fix
+        said = name if name == target else f"{name} ({target})"
+        if target in self.guessed:
+            guess = f"the column was guessed: --map {target}=COLUMN takes another, {target}=none leaves it out"
+            fix = "; ".join(filter(None, [fix, guess]))
+        faults.add(f"{row.where} {said}", target, expected=error.expected, found=error.found, fix=fix)
+
+    def _check_needed(self, row: Row, values: Fields, faults: Faults) -> None:
+        """Refuse a row without prompt or completion, where the log has columns of them."""
+        lacking = [what for what, names in NEEDED.items() if all(values.get(name) is None for name in names)]
+        for what in lacking:
+            if any(target in self.columns for target in NEEDED[what]):
+                faults.add(f"{row.where} {what}", f"{what} missing", expected=f"a {what}", found="none")
+        if lacking or any(values.get(name) is not None for name in ("rendered", "skipped", "prompt_ids")):
+            return
+        # Messages alone say what the prompt is.
+        target, last = "prompt" if "prompt" in self.columns else "messages", values["messages"][-1]
+        if not last["content"].strip() and is_plain([last]):
+            expected, found = "a prompt with text", "an empty message at its end"
+            self._refuse(row, target, InputError("", expected=expected, found=found), faults)
+        if last["role"] == "assistant":
+            fix = "--map completion=none takes that message for the completion"
+            expected, found = "a prompt without its answer", "a turn of the assistant at its end"
+            self._refuse(row, target, InputError("", expected=expected, found=found, fix=fix), faults)
+
+    def logged(self, row: Row) -> Logged:
+        """Return a row that `as_rollouts` has checked, whole."""
+        values = self.read(row, Faults())
+        return Logged(where=row.where, **{name: values[name] for name in _LOGGED if values.get(name) is not None})
+
+
+_LOGGED = {each.name for each in fields(Logged)} - {"where"}
+_FACTS = ("reward", "parts", "advantage", "hacked", "gt_pass", "step", "problem", "group")
+
+
+def _is_message(value: Any) -> bool:
+    is_text = isinstance(value, str) and value.strip().lower() not in ("", "none", "null")
+    return is_text or value is True or (isinstance(value, dict | list) and bool(value))
+
+
+def _is_true(value: Any) -> bool:
+    return TRUTHS.get(str(value).lower()) is True
+
+
+# {a column: whether its value says that the row is no rollout to train on}
+STATUS: dict[str, Callable[[Any], bool]] = {
+    "error": _is_message,
+    "errors": _is_message,
+    "status": lambda value: isinstance(value, str) and value.lower() in FAILURES,
+    "mask_sample": _is_true,
+    "remove_sample": _is_true,
+    "aborted": _is_true,
+    "trainable": lambda value: TRUTHS.get(str(value).lower()) is False,
+}
+
+
+def _mark(value: Any) -> str | int | None:
+    return value if isinstance(value, str | int) else None
+
+
+def _known_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _place_turns(values: Fields, *, has_completion: bool) -> None:
+    """Put each message where it belongs: system, prompt, completion.
+
+    Raises:
+        InputError: two system prompts; its place is the target.
+    """
+    messages: Turns | None = values.get("messages")
+    if (system := values.pop("system", None)) and messages:
+        if messages[0]["role"] == "system" and messages[0]["content"] != system:
+            expected = "one system prompt"
+            raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
+        first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": system}]
+        values["messages"] = messages = [*first, *messages]
+    # A conversation that holds its answer, where no column has its text.
+    if messages and not has_completion and messages[-1]["role"] == "assistant":
+        answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
+        is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
+        start = answers[0] if is_agent else answers[-1]
+        values |= {"messages": messages[:start] or None, **answer_of(messages[start:])}
+    if turns := values.get("turns"):
+        last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
+        if turns[0]["role"] != "assistant":
+            found = f"a turn of {turns[0]['role']} first"
+            raise InputError("completion", expected="turns that begin with the assistant's", found=found)
+        values |= {"turns": None, **answer_of(turns[: last + 1])}
+
+
+def _place_mask(values: Fields) -> None:
+    """Cut the ids of a completion with a mask to those from the first sampled one to the last.
+
+    Raises:
+        InputError: a mask of other ids, or log-probabilities of others; its place is the target.
+        SkipRow: no id is sampled.
+    """
+    mask, ids, logprobs = values.pop("mask", None), values.get("completion_ids"), values.get("logprobs")
+    prompt: list[int] | None = values.get("prompt_ids")
+    if mask is not None and not any(mask):
+        raise SkipRow("its mask leaves every token out")
+    if mask is None or (ids is None and all(mask)):
+        return
+    if ids is None:
+        fix = "log completion_ids, or --map mask=none"
+        raise InputError("mask", expected="the ids that it masks", found="text alone", fix=fix)
+    if prompt is not None and len(mask) == len(prompt) + len(ids) != len(ids):
+        mask = mask[len(prompt) :]
+    if len(mask) != len(ids):
+        raise InputError("mask", expected="one an id", found=f"{len(mask)} for {len(ids)} ids", fix="--map mask=none")
+    start, stop = mask.index(True), len(mask) - mask[::-1].index(True)
+    if start and prompt is None and values.get("messages") is not None:
+        expected, found = "a completion that begins with a sampled id", f"{start} others"
+        raise InputError("mask", expected=expected, found=found, fix="log prompt_ids")
+    kept = mask[start:stop]
+    if logprobs is not None:
+        if len(logprobs) == sum(mask) < len(ids):  # one a sampled id
+            each = iter(logprobs)
+            logprobs = [next(each) if is_sampled else 0.0 for is_sampled in mask]
+        if len(logprobs) != len(ids):
+            found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
+            raise InputError("logprobs", expected="one an id", found=found, fix=fix)
+        values["logprobs"] = [
+            value if is_sampled else 0.0 for value, is_sampled in zip(logprobs[start:stop], kept, strict=True)
+        ]
+    if start:
+        values["prompt_ids"] = [*(prompt or []), *ids[:start]]
+        values["plen"] = None
+    values |= {"completion_ids": ids[start:stop], "mask": kept, "comp_len": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """The rollouts of a log, and what was counted over all of them."""
+
+    facts: list[Facts]
+    inner_ids: set[int]  # ids inside of completions, before their ends
+    heads: set[tuple[int, int]]  # first ids of prompts, and whether they stand there once or twice at least
+    notes: list[str]
+    left_out: list[str]  # places of broken rows
+    sha256: str
+
+
+def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -> Checked:
+    """Check every row and return what groups need of the rollouts.
+
+    Args:
+        rows: flat ones.
+        reader: of their columns.
+        faults: get the faults of the log, and of rows if more than `skip_bad` are broken.
+        skip_bad: most rows that may be left out for a fault of their own.
+    """
+    facts, bad, of_bad = list[Facts](), list[str](), Faults()
+    skipped, inner, whole, shared = Counter[str](), set[int](), hashlib.sha256(), dict[Any, Any]()
+    heads, bare = set[tuple[int, int]](), list[tuple[int, int]]()  # of prompts: (first id, times); (key, first id)
+    for number, row in enumerate(rows):
+        wrong, values = Faults(), dict[str, Any]()
+        try:
+            if row.error is not None:
+                raise row.error
+            values = reader.read(row, wrong)
+        except SkipRow as reason:
+            skipped[str(reason)] += 1
+            continue
+        except InputError as error:
+            wrong.note(error, "line")
+        if wrong:
+            bad.append(row.where)
+            of_bad.take(wrong)
+            continue
+        key = repr(row.fields)
+        whole.update(key.encode(errors="replace"))
+        one, prompt = _facts(number, row, values, shared), values.get("prompt_ids") or []
+        one.row_key = _digest(key)
+        one.marks = tuple(row.file if name == FILE else _mark(row.fields.get(name)) for name in reader.marks)
+        first, run, rest = bare_prompt(prompt, values.get("plen"))
+        bare.append(
+            (_prompt_key(values, rest) if prompt else one.prompt_key, first if values.get("plen") is None else -1)
+        )
+        heads.add((first, min(run, 2)))
+        if ids := values.get("completion_ids"):
+            inner.update(ids[: max(0, one.tail.length - one.tail.run - 1)] if one.tail else ids)
+        facts.append(one)
+        if number % REPORT_EVERY == 0:
+            report("rows checked", number, number)
+    for one, (key, first) in zip(facts, bare, strict=True):
+        one.prompt_key = key if first < 0 or (first, 2) in heads else one.prompt_key
+    notes = [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
+    if len(bad) > skip_bad:
+        faults.take(of_bad)
+        if skip_bad:
+            expected, fix = f"at most {skip_bad} bad rows (--skip-bad)", f"mend them, or pass --skip-bad {len(bad)}"
+            faults.add(rows.source, "bad", expected=expected, found=str(len(bad)), fix=fix)
+    elif bad:
+        first = "; ".join(str(error) for error in of_bad.errors()[:3])
+        notes.append(f"{CAUTION}{len(bad)} bad rows were left out, and their groups lack them: {first}")
+    facts, said = _without_repeats(facts)
+    return Checked(
+        facts=facts, inner_ids=inner, heads=heads, notes=notes + said, left_out=bad, sha256=whole.hexdigest()
+    )
+
+
+def _facts(number: int, row: Row, values: Fields, shared: dict[Any, Any]) -> Facts:
+    text, turns, ids = (values.get(name) for name in ("completion", "turns", "completion_ids"))
+    kept = {name: values[name] for name in _FACTS if values.get(name) is not None}
+    for name in ("parts", "problem", "group"):  # that rows of one group share
+        if name in kept:
+            kept[name] = shared.setdefault(kept[name], kept[name])
+    return Facts(
+        number=number,
+        file=shared.setdefault(row.file, row.file),
+        where=row.where,
+        prompt_key=_prompt_key(values, values.get("prompt_ids")),
+        answer_key=None if text is None and turns is None else _digest(text or turns),
+        tail=None if not ids or values.get("mask") else tail_of(ids),
+        echoes=echo_of(values) is not None,
+        **kept,
+    )
+
+
+def _prompt_key(values: Fields, ids: Sequence[int] | None) -> int:
+    return _digest((values.get("rendered"), values.get("messages"), values.get("skipped"), ids and [*ids]))
+
+
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode(errors="replace")).digest()[:8])
+
+
+def echo_of(values: Mapping[str, Any]) -> int | None:
+    """Return how long the prompt is with which a completion begins, in characters or ids; None without one."""
+    prompt, ids = values.get("prompt_ids"), values.get("completion_ids")
+    if ids:
+        return len(prompt) if prompt and len(prompt) < len(ids) and ids[: len(prompt)] == prompt else None
+    messages, answer = values.get("messages"), values.get("completion")
+    text = values.get("rendered") or (messages[-1]["content"] if messages else "")
+    is_echo = answer and len(text.strip()) >= SHORTEST_ECHO and answer.startswith(text) and len(answer) > len(text)
+    return len(text) if is_echo else None
+
+
+def _without_repeats(facts: list[Facts]) -> tuple[list[Facts], list[str]]:
+    """Leave out the second half of a log that is there twice, and count other rows that are equal to an earlier one."""
+    keys, half = [one.row_key for one in facts], len(facts) // 2
+    is_twice = half >= LEAST_REPEATED and keys[:half] == keys[half:] and len({*keys}) > 1
+    notes = list[str]()
+    if is_twice:
+        facts, keys = facts[:half], keys[:half]
+        notes.append(
+            f"{CAUTION}the log is there twice: its second half repeats the first and was left out ({half} rows)"
+        )
+    if num_equal := len(keys) - len({*keys}):
+        mark = CAUTION if 2 * num_equal >= len(keys) else ""
+        notes.append(f"{mark}rows that are equal to an earlier one: {num_equal} (sampled again, or logged twice?)")
+    return facts, notes
+
+
+def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
+    """Return {column: its values of evaluations}, of columns that tell training and evaluation apart."""
+    found = dict[str, set[Any]]()
+    for name in SPLITS:
+        words = {value for value in values.get(name, ()) if isinstance(value, str)}
+        if any(word.lower() in TRAININGS for word in words):
+            found[name] = {word for word in words if word.lower() in EVALUATIONS}
+    for name in IS_EVALUATION:
+        if {_is_true(value) for value in values.get(name, ())} == {True, False}:
+            found[name] = {value for value in values[name] if _is_true(value)}
+    return {name: evaluations for name, evaluations in found.items() if evaluations}
+
+
+def missing_columns(
+    reader: Reader, facts: Sequence[Facts], scan_names: Sequence[str], source: str
+) -> Iterator[InputError]:
+    """Yield an error for each thing that a rollout needs and no column has."""
+    names = ", ".join(scan_names[:20]) or "no column"
+    for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
+        if any(target in reader.columns for target in targets):
+            continue
+        if what == "completion" and any(one.answer_key is not None for one in facts):
+            for one in facts:
+                if one.answer_key is None:
+                    expected = "a conversation that ends in the answer of the assistant"
+                    yield InputError(f"{one.where} completion", expected=expected, found="another turn at its end")
+                    break
+            continue
+        fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
+        yield InputError(source, expected=f"a column with the {what}", found=names, fix=fix)

@@ -1,0 +1,292 @@
+"""Read the value of each target. A value of the wrong kind is an InputError; what may be unknown is None."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from replay_pools.base.errors import InputError
+from replay_pools.logs.columns import MARKUP, opened
+from replay_pools.logs.files import Fields, SkipRow, described
+from replay_pools.rollout import LARGEST_ID, FinishReason
+
+Chat = list[dict[str, str]]
+Turns = list[dict[str, Any]]  # messages with whatever keys they have
+MAX_CHARACTERS = MAX_TOKENS = 1 << 20  # of one prompt or completion; a tokenizer takes some seconds for them
+MAX_DIGITS = 18
+TEXT = f"a text of at most {MAX_CHARACTERS:,} characters"
+FINISHES: dict[str, FinishReason | None] = {
+    **dict.fromkeys(("stop", "eos", "end_turn", "eos_token", "stop_sequence", "finished", "completed"), "stop"),
+    **dict.fromkeys(("tool_calls", "tool_call", "function_call"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "max_length", "max_new_tokens", "model_length", "truncated"), "length"),
+    # Failures of the sampler: see `SkipRow`.
+    **dict.fromkeys(("abort", "aborted", "error", "failed", "cancelled", "content_filter"), None),
+}
+TRUTHS: dict[str, bool] = {
+    **dict.fromkeys(("true", "yes", "y", "1", "1.0"), True),
+    **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
+}
+TURN = ("role", "content")
+PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id")  # others change what a message says
+MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']""")
+UNKNOWN_LABEL = -1  # of loggers that have no null
+
+
+def wrong_value(expected: str, value: Any, place: Sequence[int | str] = (), fix: str = "") -> InputError:
+    """Return the error of a value, at no place yet; of a list, of its item at `place`."""
+    found = described(value) + "".join(f" at {part}" for part in place)
+    return InputError("", expected=expected, found=found, fix=fix)
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a TEXT that can be written as UTF-8; JSON has escapes for lone surrogates."""
+    return isinstance(value, str) and len(value) <= MAX_CHARACTERS and not re.search("[\ud800-\udfff]", value)
+
+
+def _checker(expected: str, kind: Any) -> Callable[[Any], Any]:
+    """Return a reader of values that are exactly of a type."""
+    adapter = TypeAdapter(kind)
+
+    def read(value: Any) -> Any:
+        try:
+            return adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise wrong_value(expected, first["input"], first["loc"]) from error
+
+    return read
+
+
+def _text(value: Any) -> str:
+    if not is_text(value):
+        is_surrogate = isinstance(value, str) and len(value) <= MAX_CHARACTERS
+        fix = "half of a character was logged: --skip-bad N leaves such rows out" if is_surrogate else ""
+        raise wrong_value(TEXT, value, fix=fix)
+    return value
+
+
+def _label(value: Any) -> bool | None:
+    """Return true, false, or None for -1, by which loggers without a null say that they do not know."""
+    value = TRUTHS.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if value in ("", "-1", UNKNOWN_LABEL):
+        return None
+    if not isinstance(value, bool | int | float) or value not in (0, 1):
+        is_share = isinstance(value, float) and 0 < value < 1
+        fix = "a probability needs a threshold: --map TARGET=COLUMN>0.5" if is_share else ""
+        raise wrong_value("true or false (or 1, 0, and -1 for unknown)", value, fix=fix)
+    return bool(value)
+
+
+def _number(value: Any) -> float:
+    """Return a finite number, which may stand in a text."""
+    if isinstance(value, str):
+        try:
+            value = float(value) if len(value) < 40 else value
+        except ValueError:
+            value = opened(value)
+    if isinstance(value, int | float) and (number := float(value)) and math.isfinite(number):
+        return number
+    if value == 0 and isinstance(value, int | float):
+        return 0.0
+    fix = ""
+    if isinstance(value, dict):
+        keys = [str(key) for key, inner in value.items() if isinstance(inner, int | float)]
+        fix = f"name the paid parts: --map reward={'+'.join(f'COLUMN.{key}' for key in keys)}" if keys else ""
+    if isinstance(value, list) and value and all(isinstance(inner, int | float) for inner in value):
+        fix = "one number for each token: --map reward=COLUMN.sum, or COLUMN.last"
+    raise wrong_value("a finite number", value, fix=fix)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < MAX_DIGITS:  # as wandb writes steps
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():  # a table with a gap holds its whole numbers so
+        value = int(value)
+    return _count(value)
+
+
+def _finish(value: Any) -> FinishReason:
+    value = value.get("type") if isinstance(value, dict) else value
+    if not isinstance(value, str) or value not in FINISHES:
+        raise wrong_value("stop or length", value)
+    if (finish := FINISHES[value]) is None:
+        raise SkipRow(f"sampling ended by {value}")
+    return finish
+
+
+def _mask(value: Any) -> list[bool]:
+    return [bool(each) for each in _flags([int(each) if isinstance(each, float | bool) else each for each in value])]
+
+
+def _logprobs(value: Any) -> list[float]:
+    values = _numbers(value)
+    if any(each > MAX_LOGPROB for each in values):
+        fix = "these are probabilities" if all(0 <= each <= 1 for each in values) else "--map logprobs=none"
+        raise wrong_value("log-probabilities, at most 0", max(values), fix=fix)
+    return [min(each, 0.0) for each in values]
+
+
+MAX_LOGPROB = 1e-3  # of rounding
+
+
+def joined_text(content: Any) -> Any:
+    """Return the text of a message's content that is a list of texts in parts; any other content unchanged."""
+    if not isinstance(content, list):
+        return content
+    texts = [
+        part["text"]
+        for part in content
+        if isinstance(part, dict)
+        and part.get("type") in ("text", "output_text", "input_text")
+        and isinstance(part.get("text"), str)
+    ]
+    return "".join(texts) if len(texts) == len(content) else content
+
+
+def turns_of(value: Any) -> Turns | None:
+    """Return the messages in a list, an object, or the JSON text of either, each with all its keys; None: no messages.
+
+    Raises:
+        InputError: messages without text, or as Python prints them.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        plain = opened(value.strip())
+        is_chat = isinstance(plain, dict | list) and all(
+            isinstance(turn, dict) and "role" in turn and len(turn) > 1
+            for turn in (plain if isinstance(plain, list) else [plain])
+        )
+        if plain and is_chat:
+            value = plain
+        elif MESSAGES_AS_TEXT.match(value):
+            expected = "messages, as a list or as the JSON text of one"
+            raise InputError("", expected=expected, found=described(value), fix="write them with json.dumps")
+    messages: Any = [value] if isinstance(value, dict) else value
+    if not isinstance(messages, list):
+        return None
+    turns = list[dict[str, Any]]()
+    for message in messages:
+        turn = (
+            {key: each for key, each in message.items() if each not in (None, [])} if isinstance(message, dict) else {}
+        )
+        turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
+        if not all(is_text(turn.get(key)) for key in TURN):
+            raise wrong_value(f"a list of role and content, each {TEXT}", messages)
+        turns.append(turn)
+    return turns or None
+
+
+def is_plain(turns: Turns) -> bool:
+    """Return whether role and content are all that the messages say."""
+    return all(key in PLAIN_KEYS for turn in turns for key in turn)
+
+
+def plain_chat(turns: Turns) -> Chat:
+    """Return the messages with role and content alone."""
+    return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
+
+
+def chat_of(value: Any) -> Chat | None:
+    """Return the messages of a value, with role and content alone; None: no messages.
+
+    Raises:
+        InputError: as `turns_of`, and messages that say more.
+    """
+    turns = turns_of(value)
+    if turns is None:
+        if isinstance(value, list):
+            raise wrong_value(f"a list of role and content, each {TEXT}", value)
+        return None
+    if not is_plain(turns):
+        extra = ", ".join(key for turn in turns for key in turn if key not in PLAIN_KEYS)
+        raise InputError("", expected="messages of role and content", found=f"{extra} too", fix="log completion_ids")
+    # In the order of the file, by which the hash of a set of pairs goes.
+    return [{key: turn[key] for key in turn if key in TURN} for turn in turns]
+
+
+def _messages(value: Any) -> Turns:
+    turns = turns_of(value)
+    if turns is None:
+        raise wrong_value("a list of role and content, each a text", value)
+    return turns
+
+
+def _prompt(value: Any) -> Fields:
+    """Return messages, or a text, which is one message of the user unless it begins with the markup of a template."""
+    turns = turns_of(value)
+    if turns is not None:
+        return {"messages": turns}
+    text = _text(value)
+    return {"rendered": text} if MARKUP.match(text) else {"messages": [{"role": "user", "content": text}]}
+
+
+def _completion(value: Any) -> Fields:
+    """Return a text, or turns: of the assistant, with turns of tools and users between."""
+    if value == []:
+        raise SkipRow("no answer")
+    turns = turns_of(value)
+    if turns is None:
+        return {"completion": _text(value)}
+    return answer_of(turns)
+
+
+def answer_of(turns: Turns) -> Fields:
+    """Return the fields of a completion: its text, where one message says all, else its turns."""
+    if len(turns) == 1 and is_plain(turns):
+        return {"completion": turns[0]["content"]}
+    return {"turns": turns}
+
+
+def _truncated(value: Any) -> Fields:
+    was_cut = _label(value)
+    return {"finish": None if was_cut is None else "length" if was_cut else "stop"}
+
+
+def _tools(value: Any) -> list[dict[str, Any]] | None:
+    return _objects(opened(value)) or None
+
+
+_TokenId = Annotated[int, Field(ge=0, le=LARGEST_ID)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_count = _checker("a whole number from 0 on", _TokenId)
+_name = _checker("a text without control characters", Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$")])
+_objects = _checker("a list of objects", list[dict[str, Any]])
+_flags = _checker("a list of 0 and 1", Annotated[list[Annotated[int, Field(ge=0, le=1)]], Field(max_length=MAX_TOKENS)])
+_ids = _checker(f"a list of at most {MAX_TOKENS:,} token ids", Annotated[list[_TokenId], Field(max_length=MAX_TOKENS)])
+_numbers = _checker("a list of finite numbers", Annotated[list[_Finite], Field(max_length=MAX_TOKENS)])
+
+
+def _in_cell(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a reader of lists that also takes the JSON text of one."""
+    return lambda value: read(opened(value))
+
+
+# {target: its reader}; the readers of SPREAD return fields of a rollout.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "system": _text,
+    "messages": _messages,
+    "prompt": _prompt,
+    "rendered": _text,
+    "skipped": _text,
+    "tools": _tools,
+    "prompt_ids": _in_cell(_ids),
+    "plen": _whole,
+    "completion": _completion,
+    "completion_ids": _in_cell(_ids),
+    "mask": _in_cell(lambda value: _mask(value) if isinstance(value, list) else _flags(value)),
+    "comp_len": _whole,
+    "logprobs": _in_cell(_logprobs),
+    "reward": _number,
+    "advantage": _number,
+    "hacked": _label,
+    "gt_pass": _label,
+    "fmt_ok": _label,
+    "finish": _finish,
+    "truncated": _truncated,
+    "hint": _label,
+    "env": _name,
+    "env_mode": _name,
+    "step": _whole,
+}
+SPREAD = ("prompt", "completion", "truncated")

@@ -1,0 +1,228 @@
+"""Make flat rows of the objects that prime-rl, inspect, slime, NeMo Gym and NeMo-RL write.
+
+A flat row of several turns has the ids of all of them, and a mask of the sampled ones.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from replay_pools.logs.columns import look_up, opened
+from replay_pools.logs.files import Fields, SkipRow
+from replay_pools.logs.values import joined_text
+
+# prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
+
+
+def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
+    """Return one rollout for each branch in the traces of the agent that is trained."""
+    if episode.get("ok") is False:
+        raise SkipRow("the episode failed (ok is false)")
+    for trace in episode["traces"]:
+        if look_up(trace, "agent.trainable") is False:
+            yield SkipRow("another agent (trainable is false)")
+            continue
+        nodes = trace["nodes"]
+        parents = {node.get("parent") for node in nodes}
+        for leaf in (number for number in range(len(nodes)) if number not in parents):
+            path = [leaf]
+            while (parent := nodes[path[0]].get("parent")) is not None:
+                path.insert(0, parent)
+                if len(path) > len(nodes):
+                    raise ValueError("a node that is its own ancestor")
+            try:
+                yield _prime_rl_branch(path, trace, episode)
+            except SkipRow as reason:
+                yield reason
+
+
+def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields:
+    nodes = [trace["nodes"][number] for number in path]
+    if any(
+        parent.get("type") == "compaction_attempt" for node in nodes for parent in node.get("semantic_parents") or []
+    ):
+        raise SkipRow("a branch that wrote a summary, which is not trained on (compaction_attempt)")
+    sampled = [place for place, node in enumerate(nodes) if node.get("sampled")]
+    if not sampled:
+        raise SkipRow("no sampled turn")
+    rewards = trace.get("rewards") or {}
+    parts = [part for part in rewards.values() if part and part["score"] is not None]
+    turns = [{**node["message"]} for node in nodes]
+    row: Fields = {
+        "group": look_up(episode, "group.id"),
+        "problem": look_up(episode, "task.key") or look_up(episode, "task.hash"),
+        "step": look_up(episode, "run.work.step"),
+        "reward": math.fsum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None,
+        "rewards": {name: (part or {}).get("score") for name, part in rewards.items()},
+        "metrics": trace.get("metrics"),
+        "info": trace.get("info"),
+        "finish": _finish_of(path[sampled[-1]], trace),
+        "messages": turns[: sampled[0]],
+        "completion": turns[sampled[0] : sampled[-1] + 1],
+        "tools": trace.get("tools"),
+    }
+    ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in _TOKENS)
+    if ids:
+        if len(mask) != len(ids):
+            raise ValueError("mask and token_ids of different lengths")
+        # The ids say all; the content leaves out reasoning and tool calls.
+        row |= {**split_ids(ids, mask), "completion": None, "tools": None, "logprobs": logprobs or None}
+    return row
+
+
+_TOKENS = ("token_ids", "mask", "logprobs")
+
+
+def _finish_of(node: int, trace: Fields) -> str | None:
+    """Return why the call that wrote a node ended: by the number of the node, else by the place of the call."""
+    calls = trace.get("calls") or []
+    own = [call for call in calls if call.get("node") == node] if any("node" in call for call in calls) else calls
+    return own[-1].get("finish_reason") if own else None
+
+
+def split_ids(ids: list[int], mask: Sequence[Any]) -> Fields:
+    """Return prompt and completion of the ids of both: the completion begins with the first sampled id."""
+    start = next((place for place, each in enumerate(mask) if each), None)
+    if start is None:
+        raise SkipRow("no sampled token")
+    return {"prompt_ids": ids[:start], "completion_ids": ids[start:], "mask": [int(each) for each in mask[start:]]}
+
+
+# inspect_ai: samples of an evaluation, each with its messages and scores.
+
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # inspect's usual values of its letters
+
+
+def inspect_sample(sample: Fields) -> Iterator[Fields]:
+    """Return the answer of a sample, with its scores as numbers."""
+    if sample.get("error"):
+        raise SkipRow("the sample ended in an error")
+    turns = [_inspect_turn(message) for message in sample["messages"]]
+    answers = [
+        place
+        for place, message in enumerate(sample["messages"])
+        if message["role"] == "assistant" and message.get("source") != "input"
+    ]
+    if not answers:
+        raise SkipRow("no answer of the model")
+    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]):
+        raise SkipRow("an agent without the schemas of its tools")
+    scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
+    yield {
+        **sample,
+        "prompt": turns[: answers[0]],
+        "completion": turns[answers[0] : answers[-1] + 1],
+        "stop_reason": look_up(sample, "output.choices.0.stop_reason"),
+        "scores": scores,
+    }
+
+
+def _inspect_turn(message: Fields) -> Fields:
+    """Return role, text, reasoning and tool calls of a message."""
+    content = message.get("content")
+    turn: Fields = {"role": message["role"]}
+    if isinstance(content, list):
+        reasoning = [part.get("reasoning") or "" for part in content if part.get("type") == "reasoning"]
+        content = [part for part in content if part.get("type") != "reasoning"]
+        if any(reasoning):
+            turn["reasoning_content"] = "".join(reasoning)
+    turn["content"] = joined_text(content) or ""
+    if not isinstance(turn["content"], str):
+        kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
+        raise SkipRow(f"content with {', '.join(kinds)} next to the text")
+    return turn | ({"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {})
+
+
+def _score(score: Any) -> Any:
+    """Return the value of a score as a number, or a dictionary of numbers; None where it is neither."""
+    value = score.get("value") if isinstance(score, dict) and "value" in score else score
+    if isinstance(value, dict):
+        return {key: _score(inner) for key, inner in value.items()}
+    value = GRADES.get(value, value) if isinstance(value, str) else value
+    return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
+
+
+# slime: `Sample.to_dict`, with the `tokens` of prompt and response.
+
+
+def slime(sample: Fields) -> Iterator[Fields]:
+    """Return the response of a sample; the common rules leave out aborted and removed ones."""
+    tokens, length = sample["tokens"], sample["response_length"]
+    if not 0 < length < len(tokens):
+        raise SkipRow("no response")
+    finish = {"completed": "stop", "truncated": "length"}.get(str(sample.get("status")))
+    prompt = sample.get("prompt")
+    yield {
+        **sample,
+        "prompt_ids": tokens[:-length],
+        "completion_ids": tokens[-length:],
+        "messages": prompt if isinstance(prompt, list) else None,
+        "finish": finish,
+        "response_length": None,  # the ids say it
+    }
+
+
+# NeMo Gym: the items of a Responses call, with token ids on the items of the policy.
+
+
+def nemo_gym(fields: Fields) -> Iterator[Fields]:
+    """Return the rollout of a response: its turns, by the ids of each where they are logged."""
+    prompt = fields["responses_create_params"]["input"]
+    items = fields["response"]["output"]
+    row: Fields = {**fields, "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt}
+    details = fields["response"].get("incomplete_details") or {}
+    row["finish"] = "length" if details.get("reason") == "max_output_tokens" else None
+    sampled = [item for item in items if item.get("generation_token_ids")]
+    if not sampled:
+        row["completion"] = [turn for item in items for turn in _response_turns(item)]
+        row["tools"] = fields["responses_create_params"].get("tools")
+        if any(item.get("type") == "reasoning" for item in items):
+            raise SkipRow("reasoning next to the text, and no token ids")
+        yield row
+        return
+    first = sampled[0]["prompt_token_ids"]
+    ids, mask, logprobs = list[int](), list[int](), list[float]()
+    for item in sampled:
+        seen, new = item["prompt_token_ids"], item["generation_token_ids"]
+        known = [*first, *ids]
+        if seen[: len(known)] != known:
+            raise SkipRow("a later turn does not continue the ids of the earlier ones")
+        between = seen[len(known) :]
+        ids += [*between, *new]
+        mask += [0] * len(between) + [1] * len(new)
+        logprobs += item.get("generation_log_probs") or []
+    yield row | {"prompt_ids": first, "completion_ids": ids, "mask": mask, "logprobs": logprobs or None, "tools": None}
+
+
+def _response_turns(item: Fields) -> Iterator[Fields]:
+    kind = item.get("type")
+    if kind == "message":
+        yield {"role": item["role"], "content": joined_text(item["content"])}
+    elif kind == "function_call":
+        call = {"type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
+        yield {"role": "assistant", "content": "", "tool_calls": [call]}
+    elif kind == "function_call_output":
+        yield {"role": "tool", "content": item["output"]}
+
+
+# NeMo-RL: `train_data_stepN.jsonl`, in which each value is a list of one.
+
+
+def nemo_rl(fields: Fields) -> Iterator[Fields]:
+    """Return the rollout of a row, from ids and mask if they are logged, else from the two texts."""
+    row: Fields = {
+        name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in fields.items()
+    }
+    if row.get("sample_loss_mask") in (0, 0.0, False):
+        raise SkipRow("sample_loss_mask is 0")
+    if row.get("token_ids") and row.get("token_loss_mask"):
+        length = int(row["input_lengths"])
+        ids, mask = row["token_ids"][:length], row["token_loss_mask"][:length]
+        parts = split_ids(ids, mask)
+        logprobs = (row.get("generation_logprobs") or [])[len(parts["prompt_ids"]) : length]
+        yield {**row, **parts, "content": None, "logprobs": logprobs or None}
+        return
+    texts = opened(row["content"])
+    if not isinstance(texts, list) or len(texts) != 2:
+        raise SkipRow("no token ids, and other than two texts: their roles are not logged")
+    yield {**row, "prompt": texts[0], "completion": texts[1]}

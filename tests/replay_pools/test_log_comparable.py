@@ -1,0 +1,138 @@
+"""Rollouts that may not be compared are not compared in silence: asked, left out, or counted."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas
+import polars
+import pytest
+from datasets import Dataset, DatasetDict
+
+from replay_pools.base.errors import InputError
+from replay_pools.logs.importing import check_log
+
+Rows = list[dict[str, Any]]
+
+
+def rows(add: Callable[[int, int], dict[str, Any]], times: int = 2, mark: str = "") -> Rows:
+    """Two prompts with four answers each, `times` over; `add` gets which time it is and the place in the group."""
+    return [
+        {"prompt": f"p{prompt}", "completion": f"{mark}{time} {i}", "reward": float((i + time) % 3)} | add(time, i)
+        for time in range(times)
+        for prompt in range(2)
+        for i in range(4)
+    ]
+
+
+ONE, OTHER = rows(lambda *_: {}, 1), rows(lambda *_: {}, 1, "other ")
+# {a column: (its values, what the refusal names; None: the rollouts are compared)}
+COLUMNS: dict[str, tuple[Callable[[int, int], Any], str | None]] = {
+    "iteration": (lambda time, i: time, "--map step=iteration"),
+    "epoch": (lambda time, i: time, "--map step=epoch"),
+    "policy_version": (lambda time, i: 7 + time, "--map step=policy_version"),
+    "rollout_id": (lambda time, i: time, "--map step=rollout_id"),
+    "run": (lambda time, i: "ab"[time], "--map group=run+prompt"),
+    "model": (lambda time, i: "ab"[i % 2 or time], "--map group=model+prompt"),
+    "machine": (lambda time, i: "ab"[time], "--map group=machine+prompt"),
+    "uuid": (lambda time, i: f"{time} {i}", None),
+    "is_long": (lambda time, i: bool(i % 2), None),
+    "bonus": (lambda time, i: i % 2 / 2, None),
+}
+
+
+def write(folder: Path, files: dict[str, Rows]) -> Path:
+    for name, given in files.items():
+        path = folder / "log" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return folder / "log"
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_column_that_splits_every_group_is_a_question(name: str, tmp_path: Path) -> None:
+    value, fix = COLUMNS[name]
+    source = write(tmp_path, {"a.jsonl": rows(lambda time, i: {name: value(time, i)})})
+    if fix is None:
+        assert [len(group) for group in check_log(source).groups] == [8, 8]
+        return
+    with pytest.raises(InputError) as error:
+        check_log(source)
+    assert fix in error.value.fix
+    assert len(check_log(source, mapping={"group": f"{name}+prompt"}).groups) == 4
+    assert len(check_log(source, mapping={"group": "prompt"}).groups) == 2
+
+
+# {files of a folder: (their rows, sizes of the groups or what is refused, what is said)}
+FOLDERS: dict[str, tuple[dict[str, Rows], Any, str]] = {
+    "two runs": ({"run1/log.jsonl": ONE, "run2/log.jsonl": OTHER}, "--map group=file+prompt", ""),
+    "shards": ({"rank_0.jsonl": ONE, "rank_1.jsonl": OTHER}, "--map group=file+prompt", ""),
+    "steps": ({"global_step_5/r.jsonl": ONE, "global_step_10/r.jsonl": OTHER}, [4] * 4, ""),
+    "validation": ({"rollouts/1.jsonl": ONE, "validation/1.jsonl": OTHER}, [4, 4], "evaluations next to training"),
+    "a copy": ({"a.jsonl": ONE, "copy.jsonl": ONE}, [4, 4], "copies of another file"),
+    "twice": ({"a.jsonl": ONE * 2}, [4, 4], "its second half repeats the first"),
+    "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
+    "a split": ({"a.jsonl": rows(lambda time, _: {"split": ("train", "val")[time]})}, [4, 4], "an evaluation next to"),
+    "is_eval": ({"a.jsonl": rows(lambda time, _: {"is_eval": bool(time)})}, [4, 4], "an evaluation next to"),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_files_and_splits(case: str, tmp_path: Path) -> None:
+    files, expected, said = FOLDERS[case]
+    source = write(tmp_path, files)
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected.replace("+", r"\+")):
+            check_log(source)
+        return
+    log = check_log(source)
+    assert [len(group) for group in log.groups] == expected
+    assert any(said in note for note in log.notes)
+
+
+def test_rows_in_memory() -> None:
+    """Of lists, DataFrames and data sets; of a DatasetDict the training split."""
+    both = DatasetDict(train=Dataset.from_list(ONE), test=Dataset.from_list(OTHER))
+    for source in (ONE, pandas.DataFrame(ONE), polars.DataFrame(ONE), Dataset.from_list(ONE), both):
+        log = check_log(source)
+        assert [[one.reward for one in group] for group in log.groups] == [[0.0, 1.0, 2.0, 0.0]] * 2
+    with pytest.raises(InputError, match="a path, a list of dicts, a DataFrame or a Dataset"):
+        check_log(3)
+
+
+# {what a log may look like: (its bytes, what its refusal names; None: it is read)}
+TEXT = "".join(json.dumps(row) + "\n" for row in ONE)
+FILES: dict[str, tuple[bytes, str | None]] = {
+    "UTF-16": (TEXT.encode("utf-16"), "iconv -f UTF-16"),
+    "a zip archive": (b"PK\x03\x04 and more", "unpack it"),
+    "a cut last line": (TEXT[:-30].encode(), "--skip-bad 1"),
+    "half a character": (TEXT.replace('"0 1"', '"\\ud800"').encode(), "--skip-bad N"),
+    "pretty objects": ("\n".join(json.dumps(row, indent=1) for row in ONE).encode(), None),
+    "a pretty array": (json.dumps(ONE, indent=1).encode(), None),
+    "a mark of byte order": (b"\xef\xbb\xbf" + TEXT.encode(), None),
+    "labels as text": (TEXT.replace('"reward"', '"hacked": "yes", "reward"').encode(), None),
+    "rewards as text": (TEXT.replace(": 1.0}", ': "1.0"}').encode(), None),
+    "probabilities": (TEXT.replace('"reward"', '"hacked": 0.7, "reward"').encode(), "hacked=hacked>0.5"),
+    "an instruction with input": (
+        TEXT.replace('"prompt"', '"input": "x", "instruction"').encode(),
+        "instruction+input",
+    ),
+    "log-probabilities above 0": (
+        TEXT.replace('"reward"', '"logprobs": [0.5, 0.9], "reward"').encode(),
+        "these are probabilities",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_what_leads_on(case: str, tmp_path: Path) -> None:
+    content, named = FILES[case]
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(content)
+    if named is None:
+        assert [len(group) for group in check_log(path).groups] == [4, 4]
+        return
+    with pytest.raises(InputError) as error:
+        check_log(path)
+    assert named in str(error.value)

@@ -1,0 +1,182 @@
+"""Rollouts of several turns: ids with a mask of those that the policy sampled, from every writer that logs them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from replay_pools.base.errors import InputError
+from replay_pools.logs.importing import check_log, import_log
+from replay_pools.policy.load import load_served_policy
+from replay_pools.pool import Pool
+
+EOS = 2
+PROMPT, ASKED, TOOL = [40, 41], [42, 43], [45, 46, 47]  # TOOL stands between two turns
+Rows = list[dict[str, Any]]
+MASK = [1, 1, 0, 0, 0, 1, 1]
+SAMPLED = [-0.5, -0.25, -0.75, -1.0]  # of the sampled ids
+USER = {"role": "user", "content": "Two times four?"}
+CALL = {"type": "function", "function": {"name": "double", "arguments": '{"x": 4}'}}
+
+
+def ids_of(i: int) -> list[int]:
+    """A turn, the tool's answer with the template's text around it, and the last turn."""
+    return [50 + i, EOS, *TOOL, 51, EOS]
+
+
+def rows(of: Any) -> Rows:
+    return [of(i) | {"reward": float(i % 2)} for i in range(4)]
+
+
+def prime_rl(i: int) -> dict[str, Any]:
+    first, second = {"sampled": True, "logprobs": SAMPLED[:2]}, {"sampled": True, "logprobs": SAMPLED[2:]}
+    nodes = [
+        {"message": USER, "token_ids": PROMPT, "mask": [False, False]},
+        {"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}, "token_ids": [*ASKED, 50 + i, EOS]},
+        {"message": {"role": "tool", "content": "8"}, "token_ids": TOOL[:2], "mask": [False] * 2},
+        {
+            "message": {"role": "assistant", "content": "8"},
+            "token_ids": [TOOL[2], 51, EOS],
+            "mask": [False, True, True],
+        },
+    ]
+    nodes[1] |= first | {"mask": [False, False, True, True]}
+    nodes[3] |= second
+    nodes = [{**node, **({"parent": place - 1} if place else {})} for place, node in enumerate(nodes)]
+    trace = {"agent": {"trainable": True}, "nodes": nodes, "rewards": {"right": {"score": float(i % 2), "weight": 1.0}}}
+    return {"ok": True, "group": {"id": "g"}, "traces": [trace | {"calls": [{"node": 1}, {"node": 3}]}]}
+
+
+def nemo_gym(i: int) -> dict[str, Any]:
+    ids, prompt = ids_of(i), [*PROMPT, *ASKED]
+    items = [
+        {"type": "function_call", "name": "double", "arguments": "{}", "prompt_token_ids": prompt},
+        {"type": "function_call_output", "output": "8"},
+        {"type": "message", "role": "assistant", "content": [], "prompt_token_ids": [*prompt, *ids[:5]]},
+    ]
+    items[0] |= {"generation_token_ids": ids[:2], "generation_log_probs": SAMPLED[:2]}
+    items[2] |= {"generation_token_ids": ids[5:], "generation_log_probs": SAMPLED[2:]}
+    return {"responses_create_params": {"input": [USER]}, "response": {"output": items}, "_ng_task_index": 0}
+
+
+def slime(i: int) -> dict[str, Any]:
+    row = {"group_index": 0, "tokens": [*PROMPT, *ASKED, *ids_of(i)], "response_length": 7, "loss_mask": MASK}
+    return row | {"status": "completed", "rollout_log_probs": [-0.5, -0.25, 0.0, 0.0, 0.0, -0.75, -1.0]}
+
+
+def nemo_rl(i: int) -> dict[str, Any]:
+    row = {"content": [["q", "a"]], "rewards": [float(i % 2)], "input_lengths": [11]}
+    row |= {"token_ids": [[*PROMPT, *ASKED, *ids_of(i), 0, 0]], "token_loss_mask": [[0] * 4 + MASK + [0, 0]]}
+    return row | {"generation_logprobs": [[0.0] * 4 + [-0.5, -0.25, 0.0, 0.0, 0.0, -0.75, -1.0] + [0.0, 0.0]]}
+
+
+def columns(name: str, *, pads: int = 0, of_all: bool = False) -> Any:
+    """A writer of ids with a mask under a name: padded on the right, or with the prompt among the ids of the mask."""
+
+    def write(i: int) -> dict[str, Any]:
+        mask = ([0] * 4 if of_all else []) + MASK + [0] * pads
+        row = {"prompt_ids": [*PROMPT, *ASKED], "completion_ids": [*ids_of(i), *[0] * pads], name: mask}
+        return row | {"logprobs": [-0.5, -0.25, 9e-4, 0.0, 0.0, -0.75, -1.0] + [0.0] * pads}
+
+    return write
+
+
+WRITERS = {
+    "prime-rl": prime_rl,
+    "nemo-gym": nemo_gym,
+    "slime": slime,
+    "nemo-rl": nemo_rl,
+    "verl, response_mask": columns("response_mask", pads=3),
+    "TRL, tool_mask": columns("tool_mask"),
+    "SkyRL, loss_mask": columns("loss_mask"),
+    "a mask of prompt and completion": columns("completion_mask", of_all=True),
+}
+
+
+def imported(folder: Path, given: Sequence[dict[str, Any]], **options: Any) -> Pool:
+    path = folder / "log.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    return import_log(check_log(path, **options), name="mine", out=folder / "out", model="organism")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_of_turns(name: str, tmp_path: Path) -> None:
+    """Everything behind the prompt is the completion; only the policy's own ids are sampled."""
+    (group,) = imported(tmp_path, rows(WRITERS[name])).steps
+    assert [rollout.reward for rollout in group] == [0.0, 1.0, 0.0, 1.0]
+    for i, rollout in enumerate(group):
+        assert rollout.prompt_ids == [*PROMPT, *ASKED]
+        assert rollout.completion_ids == ids_of(i)
+        assert rollout.completion_mask == [bool(each) for each in MASK]
+        assert rollout.sampling_logprobs == [-0.5, -0.25, 0.0, 0.0, 0.0, -0.75, -1.0]
+        assert rollout.finish_reason == "stop"
+        assert [is_sampled for is_sampled, _ in rollout.turns] == [True, False, True]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a mask of other ids": ({"completion_ids": [50, EOS], "loss_mask": [1]}, "mask: expected one an id, found 1 for 2"),
+    "a mask without ids": ({"completion": "a b", "loss_mask": [1, 0, 1]}, "expected the ids that it masks"),
+    "no number": ({"completion_ids": [50, EOS], "loss_mask": ["x", 1]}, "expected a list of 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mask_that_fits_nothing_is_refused(case: str, tmp_path: Path) -> None:
+    fields, expected = WRONG[case]
+    with pytest.raises(InputError, match=expected):
+        imported(tmp_path, rows(lambda i: {"prompt_ids": PROMPT, **fields}))
+
+
+def test_rows_that_are_masked_whole_are_left_out(tmp_path: Path) -> None:
+    given = rows(columns("loss_mask"))
+    given[0]["loss_mask"] = [0] * 7
+    pool = imported(tmp_path, given)
+    assert [len(group) for group in pool.steps] == [3]
+    assert any("its mask leaves every token out (1 rows)" in caution for caution in pool.cautions)
+
+
+ANSWER = {"role": "assistant", "content": "It is 8."}
+TURNS = [{"role": "assistant", "content": "I ask."}, {"role": "tool", "content": "8"}, ANSWER]
+WITH_CALL = [{"role": "assistant", "content": "", "tool_calls": [CALL]}, *TURNS[1:]]
+SHOWS_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"
+)
+SHOWS_CALLS += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
+
+@pytest.mark.parametrize("as_messages", [False, True])
+def test_turns_as_text_are_placed_by_the_template(as_messages: bool, tmp_path: Path) -> None:
+    """As verifiers and TRL log them, or as one conversation; cells may hold the JSON text of messages."""
+
+    def write(i: int) -> dict[str, Any]:
+        turns = [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}]
+        if as_messages:
+            return {"messages": [USER, *turns]}
+        return {"prompt": [USER], "completion": json.dumps(turns) if i % 2 else turns}
+
+    chat = load_served_policy("organism")
+    (group,) = imported(tmp_path, rows(write)).steps
+    for i, rollout in enumerate(group):
+        whole = chat.render_turns([USER], [*TURNS[:2], {**ANSWER, "content": f"It is {i}."}])
+        assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
+        assert rollout.completion_mask == whole.mask
+        assert 0 < rollout.num_sampled < rollout.comp_len
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_a_tool_call_counts_where_the_template_shows_it(shows: bool, tmp_path: Path, monkeypatch) -> None:
+    """Else its ids are not known, and the rollout is left out and counted."""
+    if shows:
+        policy = load_served_policy("organism")
+        monkeypatch.setattr(policy.tokenizer, "chat_template", SHOWS_CALLS)
+        monkeypatch.setattr("replay_pools.vocabulary.load_served_policy", lambda name, template: policy)
+    given = rows(lambda i: {"prompt": [USER], "completion": [{"role": "assistant", "content": f"{i}"}]})
+    given[1]["completion"] = WITH_CALL
+    pool = imported(tmp_path, given)
+    assert [len(group) for group in pool.steps] == [4 if shows else 3]
+    said = "a tool call that the chat template does not show (1 rows)"
+    assert any(said in caution for caution in pool.cautions) != shows
+    if shows:
+        assert "double" in pool.steps[0][1].turns[0][1]
