@@ -93,6 +93,7 @@ SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "cos_S_contrib": lambda sample: sample.cos_S_contrib,
     **TRIVIAL,
 }
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
 BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
 
 
@@ -306,11 +307,17 @@ class Specificity:
     num_prompts: int
     auroc: float | None
     interval: Interval | None
+    why: str = ""  # the score is missing
 
 
 def strength(row: Specificity) -> float:
-    """AUROC in the better of the two directions (below .5, the opposite score is the better one); .5 without AUROC."""
-    return 0.5 if row.auroc is None else max(row.auroc, 1 - row.auroc)
+    """AUROC in the better of the two directions (below .5, the opposite score is the better one); .5 without AUROC.
+
+    A classifier's score has one direction: the one that it learned.
+    """
+    if row.auroc is None:
+        return 0.5
+    return row.auroc if row.score == WORDS else max(row.auroc, 1 - row.auroc)
 
 
 def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> list[str]:
@@ -332,18 +339,21 @@ def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> lis
     return better
 
 
-def specificity(samples: Iterable[SampleRecord], score: str, arm: str) -> Specificity:
+def specificity(
+    samples: Iterable[SampleRecord], values: Iterable[float | None], score: str, arm: str, why: str = ""
+) -> Specificity:
     """AUROC of one score for `hacked` among the paid samples (A > 0) of one arm.
 
     Args:
-        samples: all samples of the arm; those without the score are left out.
-        score: a key of SCORES.
+        samples: all samples of the arm.
+        values: the score of each; samples without it are left out.
+        score: its name.
         arm: name of the arm, for the result.
+        why: the score is missing, for the result.
     """
     paid: list[SampleRecord] = []
     scores: list[float] = []
-    for sample in samples:
-        value = SCORES[score](sample)
+    for sample, value in zip(samples, values, strict=True):
         if sample.advantage > 0 and value is not None:
             paid.append(sample)
             scores.append(value)
@@ -359,4 +369,5 @@ def specificity(samples: Iterable[SampleRecord], score: str, arm: str) -> Specif
         num_prompts=len(set(prompts)),
         auroc=area if defined else None,
         interval=auroc_interval(scores, hacked, prompts) if defined else None,
+        why=why,
     )

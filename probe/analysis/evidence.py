@@ -9,7 +9,6 @@ from functools import cached_property, partial
 
 from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
-    SCORES,
     ArmSummary,
     Cell,
     Contrast,
@@ -18,13 +17,13 @@ from probe.analysis.cosines import (
     buckets,
     contrasts,
     num_problems,
-    specificity,
     summarise,
 )
 from probe.analysis.forecast import Forecast, forecast
 from probe.analysis.lookahead import Moved, moves
 from probe.analysis.pull import Ceiling, Share, ceilings, shares
 from probe.analysis.remembered import remembered
+from probe.analysis.rivals import areas
 from probe.analysis.statistics.nulls import SignTransfer, sign_transfer
 from probe.analysis.statistics.permutation import NUM_DRAWS, Permutation, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked, has_gram, link
@@ -195,7 +194,8 @@ class Evidence:
         """How well the cosine (first) and each trivial score tell hacks apart, in the measured arm."""
         if self.measured_arm is None:
             return []
-        return [specificity(self.sure, score, self.measured_arm) for score in SCORES]
+        extracted = None if self.linked is None else 2 * int((~self.linked.pairs.held_out).sum())
+        return areas(self.records, self.sure, self.measured_arm, labels=extracted)
 
     @cached_property
     def linked(self) -> Linked | None:

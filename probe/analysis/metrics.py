@@ -34,7 +34,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probe.analysis.cosines import CONTRASTS, HACK_AMONG_PAID, PURE_HACK, beaten_by, present, prompt_differences
+from probe.analysis.cosines import (
+    CONTRASTS,
+    HACK_AMONG_PAID,
+    PURE_HACK,
+    TRIVIAL,
+    beaten_by,
+    present,
+    prompt_differences,
+)
 from probe.analysis.evidence import Evidence
 from probe.analysis.statistics.intervals import (
     Interval,
@@ -290,7 +298,7 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
     by_prompt: dict[str, Estimate] = {}
     cosine = table.get(MetricKey("cos_in", "prompt"))
-    area, rivals = next(iter(evidence.specificity), None), evidence.specificity[1:]
+    area, rivals = next(iter(evidence.specificity), None), [row for row in evidence.specificity if row.score in TRIVIAL]
     if cosine is not None:
         nulls = _nulls(evidence, "cos_in")
         measured = evidence.summary(evidence.measured_arm)

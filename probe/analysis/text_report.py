@@ -203,7 +203,7 @@ TABLES: Sequence[Table] = (
         "AUROC for hacked among A > 0 (arm {arm}; interval: over prompts)",
         lambda analysis: analysis.specificity,
         "score = score | hacked = n_hacked | clean = n_clean | prompts = num_prompts | AUROC = auroc:.2f | "
-        "95% interval = interval:.2f",
+        "95% interval = interval:.2f | missing = why:cut24",
     ),
     (
         "modules",

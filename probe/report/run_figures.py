@@ -141,9 +141,9 @@ def contrasts(axes: Axes, analysis: Analysis) -> None:
 def areas(axes: Axes, analysis: Analysis) -> None:
     """AUROC for hacked among A > 0: the cosine, and the trivial scores that it has to beat."""
     rows = []
-    for place, area in enumerate(analysis.specificity):
+    for place, area in enumerate(row for row in analysis.specificity if row.auroc is not None):
         bounds = "" if area.interval is None else f" [{area.interval.low:.2f}, {area.interval.high:.2f}]"
-        note = "" if area.auroc is None else f"{area.auroc:.2f}{bounds}"
+        note = f"{area.auroc:.2f}{bounds}"
         rows.append(Row(area.score, note, area.auroc, area.interval, strong=place == 0))
     axes.set_title("Does the cosine beat trivial scores?")
     axes.set_xlabel("AUROC for hacked, A > 0, 95% (0.5: chance)")

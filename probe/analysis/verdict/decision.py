@@ -29,10 +29,12 @@ from typing import Literal
 
 from scipy.stats import norm
 
+from probe.analysis.cosines import LOG_RATIO, WORDS, strength
 from probe.analysis.evidence import Evidence
 from probe.analysis.forecast import Forecast, Removal
 from probe.analysis.lookahead import lost_by_all, plain_arm
 from probe.analysis.pull import TOO_FEW_PROMPTS, Share
+from probe.analysis.rivals import best_rival
 from probe.analysis.statistics.intervals import Bounded, Interval
 from probe.analysis.statistics.overlap import TOGETHER, Overlap
 from probe.analysis.statistics.thresholds import (
@@ -78,6 +80,8 @@ SCORE_NAMES = {
     "nll": "likelihood",
     "grad_norm": "norm",
     "hint": "hint",
+    LOG_RATIO: "log-ratio",
+    WORDS: "a bag of words",
     TOGETHER: "the trivial scores",
 }
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
@@ -186,7 +190,18 @@ def _about(evidence: Evidence, why: str) -> Finding:
     if unclear := overlap_unclear(row):
         says = says if says in (Word.NO, Word.UNMEASURED) else Word.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
-    return _finding("about", row, says, number, text)
+    return _finding("about", row, says, number, text + _rival(evidence))
+
+
+def _rival(evidence: Evidence) -> str:
+    """Return the AUROC of the best score without a direction, with the AUROC of v_hack on the same samples."""
+    rival = best_rival(evidence.specificity)
+    if rival is None or (v_hack := evidence.specificity[0].auroc) is None:
+        return ""
+    name, area = SCORE_NAMES[rival.score], strength(rival)
+    if area >= v_hack and rival.interval is not None and not rival.interval.low <= CHANCE <= rival.interval.high:
+        return f"; {name} alone separates hacks (AUROC {area:.2f}; v_hack {v_hack:.2f})"
+    return f"; AUROC for hacks: v_hack {v_hack:.2f}, best score without a direction ({name}) {area:.2f}"
 
 
 def hacks_missing(evidence: Evidence) -> str:
