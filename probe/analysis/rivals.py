@@ -16,7 +16,8 @@ from statistics import fmean
 
 import numpy as np
 
-from probe.analysis.cosines import LOG_RATIO, SCORES, WORDS, Specificity, specificity, strength
+from probe.analysis.cosines import LOG_RATIO, SCORES, WORDS, area, strength
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Array, cluster_numbers
 from probe.analysis.verdict.pools import OFF_POLICY, read_pools
 from probe.records.records import SampleRecord
@@ -104,8 +105,8 @@ def bayes_scores(
     return scores
 
 
-def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | None) -> list[Specificity]:
-    """Return the AUROC of cos_S_contrib for hacks among rewarded samples, then of every score without a direction.
+def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | None) -> list[Estimate]:
+    """Return the AUROC of v_hack for hacks among rewarded samples, then of every score without a direction.
 
     Args:
         run: whose pools are read.
@@ -113,7 +114,7 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
         arm: name of the arm, for the rows.
         labels: that v_hack was extracted from; None: not known.
     """
-    rows = [specificity(samples, map(score, samples), name, arm) for name, score in SCORES.items()]
+    rows = [area(samples, map(score, samples), name, arm) for name, score in SCORES.items()]
     paid = [sample for sample in samples if sample.advantage > 0]
     stored, missing = read_pools(replace(run, samples=paid))
     rollouts = [stored.get((sample.src_pool, sample.src_step, sample.src_sample)) for sample in paid]
@@ -122,13 +123,14 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     if len(found) < len(paid):
         why = "; ".join(f"pool {name}: {reason}" for name, reason in missing.items()) or "a rollout is not in its pool"
     for name, made in ((LOG_RATIO, why or log_ratio(paid, found)), (WORDS, why or words(paid, found, labels))):
-        is_missing = isinstance(made, str)
-        values = [None] * len(paid) if is_missing else made
-        rows.append(specificity(paid, values, name, arm, why=made if is_missing else ""))
+        if isinstance(made, str):
+            rows.append(replace(area([], [], name, arm), why=made))
+        else:
+            rows.append(area(paid, made, name, arm))
     return rows
 
 
-def best_rival(rows: Sequence[Specificity]) -> Specificity | None:
+def best_rival(rows: Sequence[Estimate]) -> Estimate | None:
     """Return the score without a direction that separates hacks best; None where none is measured."""
-    measured = [row for row in rows[1:] if row.auroc is not None]
+    measured = [row for row in rows[1:] if row.value is not None]
     return max(measured, key=strength, default=None)

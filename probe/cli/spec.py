@@ -121,8 +121,6 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
                 paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
                 rows.append((effect.n, paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""))
             echo_table(("seeds", "paired", "unpaired", ""), rows)
-    for contrast in spec_plan.contrasts:
-        echo(f"\n{contrast.text}")
     echo(f"\nVacuous parts: {len(spec_plan.vacuous) or 'none found'}")
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")

@@ -1,28 +1,24 @@
 """`probe spec plan`: detectable effects of a spec, and its hours and money. Runs nothing, loads no weights.
 
-    effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired (statistics.power)
-    contrast  the same of sign flips over the prompts of a replay, or the held-out problems of a training
+    effect    the minimum detectable effect of n seeds a side at 80% power, paired and unpaired
     hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
               in runs with steps as large; or runs x hours as the budget states them
 
 Where a number cannot be given, `SpecPlan.notes` says what is missing.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probe.analysis.statistics.significance import EXACT_SIGN_FLIPS, NUM_DRAWS, mde, sign_flip_mde
-from probe.analysis.statistics.thresholds import ALPHA, POWER
+from probe.analysis.statistics.significance import mde
 from probe.experiments.jobs import Job, input_faults, is_about, runs_of, stored_groups
 from probe.experiments.matched import unmatched
 from probe.experiments.spec import Cost, Criterion, ResolvedCondition, Spec
 from probe.records.idle import WITHOUT_GTPO
 from probe.records.timings import mean_times
 from probe.runs.alike import runs_alike, step_size
-from probe.settings.run import StepConfig, TrainConfig
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 
@@ -37,25 +33,6 @@ class Effect:
     paired: float | None  # None: no correlation of the arms is stated
     unpaired: float
     planned: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContrastEffect:
-    """Minimum detectable mean over `n` prompts or problems, in standard deviations of the contrast between them."""
-
-    condition: str
-    unit: str
-    n: int
-    effect: float
-
-    @property
-    def text(self) -> str:
-        """A sentence."""
-        what = f"Over the {self.n} {self.unit}s of {self.condition}"
-        if math.isinf(self.effect):
-            return f"{what} sign flips see nothing at {ALPHA:.0%}: their smallest p is {sign_flip_floor(self.n):.3g}"
-        seen = f"{what} sign flips see a mean of {self.effect:.2f} sd between {self.unit}s"
-        return f"{seen}, with {POWER:.0%} power at {ALPHA:.0%}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +56,6 @@ class SpecPlan:
     runs: int
     effects: list[Effect]
     go_effects: list[Effect]  # of what a GO buys
-    contrasts: list[ContrastEffect]  # of the units of criteria other than seeds
     prices: list[Price]
     vacuous: dict[str, str]  # {key of the file: why it makes no difference, or cannot pass}
     notes: list[str]
@@ -113,58 +89,28 @@ def make_plan(
     if go.seeds is not None and go.arms is not None and go.hours_per_run is not None:
         num_runs, source = go.seeds * go.arms, "[budget.go] hours_per_run, as stated"
         prices.append(_price("what a GO buys", go, num_runs, num_runs * go.hours_per_run, source))
-    contrasts = []
-    for condition, unit in dict.fromkeys((spec.condition_of(row).name, row.unit) for row in spec.criteria):
-        n = num_units(spec, spec.resolved[condition], unit, out_dir) if unit in ("prompt", "problem") else None
-        if n is not None:
-            effect = sign_flip_mde(1.0, n)
-            contrasts.append(ContrastEffect(condition=condition, unit=unit, n=n, effect=effect))
     return SpecPlan(
         spec=spec.name,
         sha256=spec.sha256,
         runs=len(runs),
         effects=effects,
         go_effects=go_effects,
-        contrasts=contrasts,
         prices=prices,
-        vacuous=vacuous_parts(spec, out_dir),
+        vacuous=vacuous_parts(spec),
         notes=notes,
     )
 
 
-def vacuous_parts(spec: Spec, out_dir: Path) -> dict[str, str]:
-    """A cap that never binds, phrases that never occur, two conditions that are one, a p that is never small enough.
-
-    Returns:
-        {key of the file: why}.
-    """
+def vacuous_parts(spec: Spec) -> dict[str, str]:
+    """Return {key of the file: why it makes no difference}: a cap that never binds, SEPA without GTPO."""
     parts: dict[str, str] = {}
-    settings: dict[str, tuple[tuple[str, ...], StepConfig]] = {}
     for name, condition in spec.resolved.items():
-        parts[f"conditions.{name}.settings.objective.advantage_clip"] = _never_binds(condition)
-        parts[f"conditions.{name}.settings.objective.hicra_alpha"] = _no_phrases(condition, out_dir)
-        config = condition.config
-        if config.objective.sepa_lambda and not config.objective.gtpo_beta:
+        if why := _never_binds(condition):
+            parts[f"conditions.{name}.settings.objective.advantage_clip"] = why
+        objective = condition.config.objective
+        if objective.sepa_lambda and not objective.gtpo_beta:
             parts[f"conditions.{name}.settings.objective.sepa_lambda"] = WITHOUT_GTPO
-        numbers = replace(config, intervention=replace(config.intervention, arms=("vanilla",)))
-        for other, (arms, others) in settings.items():
-            if {*arms} & {*condition.arms} and others == numbers:
-                why = f"has the same settings as {other}: comparing them compares a run with itself"
-                parts.setdefault(f"conditions.{name}", why)
-        settings[name] = (condition.arms, numbers)
-    for criterion in spec.criteria:
-        sides = spec.sides_of(criterion)
-        counts = [num_units(spec, spec.resolved[side], criterion.unit, out_dir) for side, _ in sides]
-        units = min((count for count in counts if count is not None), default=None)
-        # Welch's test and estimates that are no mean over units have a p of another test than sign flips.
-        is_mean = not criterion.metric.startswith(("auroc", "pair_sign"))
-        flips = criterion.statistic == "p" and is_mean and (criterion.paired or not criterion.compared)
-        if units is None or not flips or not isinstance(criterion.threshold, float):
-            continue
-        if sign_flip_floor(units) >= criterion.threshold:
-            why = f"sign flips of {units} {criterion.unit}s have no p below {sign_flip_floor(units):.3g}"
-            parts[f"criteria.{criterion.name}.threshold"] = why
-    return {where: why for where, why in parts.items() if why}
+    return parts
 
 
 def _never_binds(condition: ResolvedCondition) -> str:
@@ -184,35 +130,6 @@ def _never_binds(condition: ResolvedCondition) -> str:
         f"the cap {loss.advantage_clip:g} is not below {bound:.3g}, the largest |A| of a group of {condition.group} "
         f"(estimator {loss.advantage_estimator}, scale {loss.scale_rewards}, rewards {spread:g} apart): it never binds"
     )
-
-
-def _no_phrases(condition: ResolvedCondition, out_dir: Path) -> str:
-    phrases, groups = condition.config.planning_phrases, _groups(condition, out_dir)
-    if not condition.config.objective.hicra_alpha or groups is None:
-        return ""
-    from probe.objective.credit import planning_tokens  # brings torch, for those alone who ask
-
-    keys = [key for step in range(groups.num_steps) for group in groups.groups(step) for key in group.keys]
-    if any(any(planning_tokens([groups.rollout(key).completion], phrases)) for key in keys):
-        return ""
-    return f"none of the {len(phrases)} planning phrases occurs in the rollouts of its pools"
-
-
-def sign_flip_floor(units: int) -> float:
-    """Return the smallest two-sided p of sign flips of `units` differences."""
-    return 1 / (NUM_DRAWS + 1) if units > EXACT_SIGN_FLIPS else 2 / 2**units
-
-
-def num_units(spec: Spec, condition: ResolvedCondition, unit: str, out_dir: Path) -> int | None:
-    """How many units of a kind the runs of a condition have at most; None where that is not known before they ran."""
-    if unit == "seed":
-        return len(condition.seeds)
-    if unit == "problem" and isinstance(condition.config, TrainConfig):
-        return condition.config.evaluation.num_problems
-    groups = _groups(condition, out_dir) if unit == "prompt" else None
-    if groups is None:
-        return None
-    return len({group.problem_id for step in range(groups.num_steps) for group in groups.groups(step)})
 
 
 def _groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
