@@ -35,7 +35,7 @@ Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # of a C
 
 TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
 HAAR = "Haar directions"  # in the names of estimates
-HACK_DIFFERENCE = "hack_difference"
+HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
 
 
 def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> Estimate:
@@ -207,6 +207,21 @@ def _sides(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[fl
     """Return (rewarded samples with a cosine, their cosines, whether each hacks)."""
     kept = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
     return kept, present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
+
+
+def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
+    """Return how far cos_S_nll of wrong hacks lies above that of right hacks within prompts: hypothesis H2 of phase 1.
+
+    Args:
+        samples, arm, trains, seed: as of `contrast`.
+    """
+    kept = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
+    values, sides = present(one.cos_S_nll for one in kept), [not one.gt_pass for one in kept]
+    differences = within_prompt_differences(values, sides, [one.problem_id for one in kept])
+    found = mean_of(PURE_HACK, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
+    if trains or found.value is None:
+        return replace(found, interval=None, why=TRAINS if trains else "no prompt holds a wrong and a right hack")
+    return replace(found, p=sign_flip_test([*found.parts.values()], seed=seed))
 
 
 def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:

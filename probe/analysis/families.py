@@ -7,7 +7,7 @@ it from there.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from probe.analysis.cosines import arm_cosine, contrast, haar_contrast, haar_cosine
+from probe.analysis.cosines import arm_cosine, contrast, haar_contrast, haar_cosine, pure_hack_contrast
 from probe.analysis.estimate import Estimate, Family
 from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import moves
@@ -61,6 +61,8 @@ def _sure(analysis: "Analysis", arm: str) -> list[SampleRecord]:
 def _contrasts(analysis: "Analysis") -> Iterator[Estimate]:
     for arm in analysis.arms:
         yield contrast(_sure(analysis, arm), arm, trains=analysis.trains, seed=analysis.seed)
+    if (arm := analysis.measured_arm) is not None:
+        yield pure_hack_contrast(analysis.sure, arm, trains=analysis.trains, seed=analysis.seed)
 
 
 def _nulls(analysis: "Analysis") -> Iterator[Estimate]:
@@ -141,7 +143,8 @@ FAMILIES: Mapping[str, Family] = {
     "pair_sign": Family(title="Share of held-out pairs with the sign of v_hack", make=_pair_sign),
     "cos_in": Family(title="Arms (mean cos_in over prompts; p: sign flips)", make=_cosines, form="+.3f"),
     "contrasts": Family(
-        title="Hacks minus clean answers within prompts, A > 0 (cos_S_contrib; p: sign flips)",
+        title="Hacks minus clean answers within prompts, A > 0 (cos_S_contrib; pure: wrong hacks minus right ones, "
+        "cos_S_nll; p: sign flips)",
         make=_contrasts,
         form="+.3f",
     ),

@@ -36,7 +36,7 @@ import numpy as np
 from scipy import stats
 
 from probe.analysis.analyze import Analysis as Evidence
-from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, TRIVIAL, present, strength
+from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, PURE_HACK, TRIVIAL, present, strength
 from probe.analysis.estimate import Estimate as Measured
 from probe.analysis.statistics.intervals import (
     Interval,
@@ -234,6 +234,7 @@ class Availability:
 _DERIVED = {
     "d_cos_in": Availability(units=("prompt",), nulls=_PERMUTED, measured_alone=True),
     "hack_difference": Availability(units=("prompt",), nulls=("N1", *_PERMUTED), measured_alone=True),
+    PURE_HACK: Availability(units=("prompt",), measured_alone=True),
     "auroc": Availability(units=("prompt",), nulls=(*_PERMUTED, "baselines"), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
@@ -302,9 +303,10 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
             # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the
             # one that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
             by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls={"N2": nulls["N2"]})
-    contrast = evidence.get("contrasts", HACK_DIFFERENCE, arm)
-    if contrast is not None and contrast.value is not None:
-        by_prompt[HACK_DIFFERENCE] = estimate(contrast.parts, "prompt", nulls=_nulls(evidence, HACK_DIFFERENCE))
+    for name in (HACK_DIFFERENCE, PURE_HACK):
+        contrast = evidence.get("contrasts", name, arm)
+        if contrast is not None and contrast.value is not None:
+            by_prompt[name] = estimate(contrast.parts, "prompt", nulls=_nulls(evidence, name))
     if area is not None:
         by_prompt["auroc"] = Estimate(
             value=area.value,

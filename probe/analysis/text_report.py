@@ -58,7 +58,7 @@ def estimate_table(analysis: Analysis, family: str) -> TextTable:
         title += f"; {len(estimates) - MOST_MODULES} more in JSON"
         estimates = estimates[:MOST_MODULES]
     form, rows = shown_as.form, []
-    several, varies = len({row.arm for row in estimates}) > 1, len({row.null for row in estimates}) > 1
+    several, varies = len({row.arm for row in estimates}) > 1, len({row.null for row in estimates} - {None}) > 1
     for row in estimates:
         parts = ((name, row.parts.get(part)) for part, name in shown_as.parts.items())
         rows.append(

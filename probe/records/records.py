@@ -18,9 +18,9 @@ from replay_pools.base.tables import decode_json
 RUN_SCHEMA = 6  # version of a run's files; readers refuse every other one
 # StepRecord.advantage on the wire: `probe.objective.advantages.advantage_diagnostics`, and `abs_mean` of the weighting
 ADVANTAGE_MEANINGS = {
-    "advantage/mean": "after the cap, as the next two",
-    "advantage/std": "ddof = 1",
-    "advantage/abs_max": "largest |A|",
+    "advantage/mean": "of the samples' `advantage`: after the cap, with token credit before both",
+    "advantage/std": "of the same, ddof = 1",
+    "advantage/abs_max": "largest |A| after the cap; with token credit of the tokens",
     "advantage/abs_mean": "mean |A| over the completion tokens, after token credit and the cap",
     "advantage/bound": "largest |A| that any rewards of this range could give; null with token credit",
     "adv_cap_fraction": "capped advantages / nonzero ones",

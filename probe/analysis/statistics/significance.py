@@ -2,7 +2,7 @@
 
 The prompt is the unit of every test: its samples are correlated, so a test takes one number per prompt. Student's
 interval and the sign-flip test take the values as symmetric about their mean; of lognormal values a 5% test of mean
-zero rejects 17% at n = 8, 14% at 17 and 11% at 40.
+zero rejects 15% at n = 8 and at 17, and 11% at 40.
 
 `effects_by_prompt` is the effect of a label with the other labels held constant: regression with fixed prompt effects,
 
