@@ -1,70 +1,246 @@
-"""analyze: the records and inner products of one run to one Analysis, from which text, JSON and report are made.
+"""Analysis: everything that the records and the inner products of one run say under one condition.
 
     analysis = analyze("demo")
     analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, LIKELY, GO or TRAINED
+    analysis.of("auroc")              the estimates of one family: AUROC of v_hack, then of scores without a direction
     analysis.to_json()                what `probe analyze --json` prints
 
-To add a result: a measure in `probe.analysis.evidence`, its name in JSON_KEYS, a table in `probe.analysis.text_report`.
+To add an estimate: `probe.analysis.families`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from extraction.words import Basis
-from probe.analysis.evidence import Evidence, conditions
-from probe.analysis.metrics import Estimate, MetricKey, metrics
+from extraction.words import Adapted, Basis
+from probe.analysis.cosines import (
+    Cell,
+    advantage_cells,
+    buckets,
+    num_problems,
+)
+from probe.analysis.estimate import Estimate
+from probe.analysis.families import FAMILIES
 from probe.analysis.statistics.permutation import NUM_DRAWS
-from probe.analysis.verdict.decision import decide, questions, unread
-from probe.analysis.verdict.next_step import next_step
-from probe.analysis.verdict.validity import validity
+from probe.analysis.statistics.run_gradients import Linked, has_gram, link
+from probe.analysis.statistics.thresholds import REPRODUCED
+from probe.analysis.training_runs import TrainingOutcome, is_training, starts, training_outcome, trains
+from probe.analysis.verdict.pools import PoolFacts, pool_facts
 from probe.analysis.verdict.verdict import Finding, Verdict
+from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run, read_run
-from probe.settings.arms import ARMS
-from probe.settings.words import Word
+from probe.settings.arms import ARMS, measured_arm
+from probe.settings.training import GateConfig
+from probe.settings.words import DEFAULT_CONDITION, Gate, Word
 from replay_pools.base.errors import InputError
 
-__all__ = ["Analysis", "analyze", "conditions"]
+if TYPE_CHECKING:
+    from probe.analysis.metrics import Estimate as Metric
+    from probe.analysis.metrics import MetricKey
+
+__all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
+ANY = "*"  # arm
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "shares", "ceilings", "forecast", "validity", "checks", "permutation", "transfer"),
-    *(
-        "adapted",
-        "cells",
-        "summaries",
-        "buckets",
-        "contrasts",
-        "specificity",
-        "outcome",
-        "own",
-        "lookahead",
-    ),
+    *("verdict", "validity", "checks", "adapted", "cells", "buckets", "outcome"),
 )
 
 
-class Analysis(Evidence):
-    """Everything that the records and the inner products of one run say under one condition: evidence and verdict."""
+class Analysis:
+    """One run under one condition. A measure is computed when it is first asked for.
+
+    The measured arm stands for vanilla (`probe.settings.arms.measured_arm`). Estimates that rest on inner products of
+    gradients are missing where the run has none of the measured arm's basis, where it trains, and where they miss the
+    recorded cosines.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        condition: str | None = None,
+        *,
+        basis: Basis | None = None,
+        num_draws: int = NUM_DRAWS,
+        seed: int = 0,
+        others: Sequence[Run] = (),
+    ) -> None:
+        """Take the arguments of `analyze`."""
+        self.condition = next(iter(conditions(run)), DEFAULT_CONDITION) if condition is None else condition
+        self.given, self.others = run, others
+        self.num_draws, self.seed = num_draws, seed
+        self._families: dict[str, list[Estimate]] = {}
+
+        def is_here(record: StepRecord | SampleRecord) -> bool:
+            of_basis = basis is None or (record.arm in ARMS and ARMS[record.arm].basis == basis)
+            return of_basis and record.condition == self.condition
+
+        self.records = replace(run, steps=list(filter(is_here, run.steps)), samples=list(filter(is_here, run.samples)))
 
     def __repr__(self) -> str:
         """One line; `print(analysis.verdict)` gives the screen of `probe analyze`."""
         return f"Analysis({self.run}: {self.verdict.word})"
 
+    @property
+    def run(self) -> str:
+        """Its name."""
+        return self.records.path.name
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """Of all arms."""
+        return self.records.steps
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether an optimizer steps: steps are autocorrelated then, and the run is the unit."""
+        return trains(self.records)
+
+    @cached_property
+    def arms(self) -> tuple[str, ...]:
+        """In the order of their first steps."""
+        arms = tuple(dict.fromkeys(step.arm for step in self.steps))
+        # A training may stop before its first step, and is evaluated all the same.
+        return tuple(self.records.settings["intervention"]["arms"]) if is_training(self.records) and not arms else arms
+
+    @cached_property
+    def measured_arm(self) -> str | None:
+        """The arm that stands for vanilla; None where none measures along v_hack."""
+        return measured_arm(self.arms)
+
+    @property
+    def basis(self) -> Basis:
+        """Of the measured arm; svd where there is none."""
+        return "svd" if self.measured_arm is None else ARMS[self.measured_arm].basis
+
+    @cached_property
+    def samples(self) -> list[SampleRecord]:
+        """Of the measured arm."""
+        return [sample for sample in self.records.samples if sample.arm == self.measured_arm]
+
+    @cached_property
+    def sure(self) -> list[SampleRecord]:
+        """Those of them whose label is sure: only these stand on a side of a contrast."""
+        return [sample for sample in self.samples if sample.sure]
+
+    @property
+    def unlabelled(self) -> bool:
+        """Whether nothing says of any sample whether it hacks."""
+        return bool(self.samples) and all(sample.hacked is None for sample in self.samples)
+
+    @property
+    def num_steps(self) -> int:
+        """Groups."""
+        return len({step.step for step in self.steps})
+
+    @property
+    def num_samples(self) -> int:
+        """Of the measured arm."""
+        return len(self.samples)
+
+    @property
+    def num_prompts(self) -> int:
+        """Problems, each once."""
+        return num_problems(self.steps)
+
+    @property
+    def loss_types(self) -> tuple[str, ...]:
+        """In the order of their first steps."""
+        return tuple(dict.fromkeys(step.loss_type for step in self.steps))
+
+    @property
+    def gate(self) -> GateConfig:
+        """The gate options of the run."""
+        options = self.records.settings.get("intervention", {}).get("gate", {})
+        return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
+
+    @property
+    def adapted(self) -> Adapted | None:
+        """How much of the model has coordinates; None of a run that does not say."""
+        stored = self.records.manifest.get("adapted")
+        return None if stored is None else Adapted(**stored)
+
+    @cached_property
+    def pools(self) -> list[PoolFacts]:
+        """How the pools of the run were made and graded."""
+        return pool_facts(self.records)
+
+    @cached_property
+    def starts(self) -> list[StepRecord]:
+        """The first steps of the runs that differ from this one in their arm alone."""
+        return starts(self.records, self.others)
+
+    @cached_property
+    def outcome(self) -> TrainingOutcome | None:
+        """What training did; None where nothing was evaluated on held-out problems."""
+        return training_outcome(self.records) if is_training(self.records) else None
+
+    def of(self, family: str) -> list[Estimate]:
+        """Return the estimates of a family, a key of `FAMILIES`; computed when it is first asked for."""
+        if family not in self._families:
+            self._families[family] = list(FAMILIES[family].make(self))
+        return self._families[family]
+
+    def get(self, family: str, name: str, arm: str | None = ANY) -> Estimate | None:
+        """Return an estimate of a family by its name, and its arm; None where it was not measured."""
+        return next((row for row in self.of(family) if row.name == name and arm in (ANY, row.arm)), None)
+
+    @property
+    def estimates(self) -> list[Estimate]:
+        """Return every estimate, family by family."""
+        return [row for family in FAMILIES for row in self.of(family)]
+
+    @cached_property
+    def linked(self) -> Linked | None:
+        """The records of the measured arm with their inner products; None where there are none, or weights move."""
+        arm = self.measured_arm
+        if arm is None or self.trains or not self.samples or not has_gram(self.records, ARMS[arm].basis):
+            return None
+        return link(self.records, self.samples, [step for step in self.steps if step.arm == arm])
+
+    @property
+    def reproduced(self) -> Linked | None:
+        """The same where they give the recorded cosines: a null of other gradients would be of another statistic."""
+        return None if self.linked is None or self.linked.error > REPRODUCED else self.linked
+
+    @cached_property
+    def buckets(self) -> list[Cell]:
+        """Samples of the measured arm by source and label."""
+        return buckets(self.sure)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """The same by hint, correctness and sign of the advantage too."""
+        return advantage_cells(self.sure)
+
+    @property
+    def projection(self) -> tuple[Gate, float]:
+        """The projection that is forecast: side and overshoot of the arm that projects, or would."""
+        arm = self.measured_arm
+        return self.gate.gate or (ARMS[arm].gate if arm else "one_sided"), self.gate.overshoot
+
     @cached_property
     def questions(self) -> list[Finding]:
         """What the verdict rests on."""
+        from probe.analysis.verdict.decision import questions
+
         return questions(self)
 
     @cached_property
     def validity(self) -> list[Finding]:
         """Whether there is a measurement that can be believed, part by part."""
+        from probe.analysis.verdict.validity import validity
+
         return validity(self)
 
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict of the measured arm's basis."""
+        from probe.analysis.verdict.decision import decide
+        from probe.analysis.verdict.next_step import next_step
+
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
 
@@ -76,8 +252,10 @@ class Analysis(Evidence):
         return seed_tables(self)
 
     @cached_property
-    def metrics(self) -> dict[MetricKey, Estimate]:
+    def metrics(self) -> "dict[MetricKey, Metric]":
         """What preregistered criteria are evaluated from."""
+        from probe.analysis.metrics import metrics
+
         return metrics(self)
 
     @cached_property
@@ -98,6 +276,8 @@ class Analysis(Evidence):
         """One sentence: whether the bases end in one verdict; '' for less than two."""
         if len(self.bases) < 2:
             return ""
+        from probe.analysis.verdict.decision import unread
+
         more = "; analyze --basis prints each by itself"
         words = {analysis.basis: analysis.verdict.word for analysis in self.bases}
         causes = {analysis.basis: unread(analysis) for analysis in self.bases}
@@ -120,19 +300,13 @@ class Analysis(Evidence):
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and None."""
+        """Return plain lists, dicts, numbers and None; `estimates` are those of every family, in one list."""
         plain: dict[str, Any] = {name: _plain(getattr(self, name)) for name in JSON_KEYS}
+        plain["estimates"] = [{"family": family, **asdict(row)} for family in FAMILIES for row in self.of(family)]
         plain["bases"] = []
         for analysis in self.bases:
-            price = None if analysis.forecast is None else analysis.forecast.row("honest")
-            removed = None if price is None else _plain(price.removed)
-            row = {"basis": analysis.basis, "arm": analysis.measured_arm, "honest_removed": removed}
-            plain["bases"].append({**row, "verdict": _plain(analysis.verdict)})
-        plain["metrics"] = []
-        for key, estimated in self.metrics.items():
-            # Keys without an arm repeat those of the measured arm.
-            if key.arm is not None or self.measured_arm is None:
-                plain["metrics"].append({**key._asdict(), **asdict(estimated)})
+            about = {"basis": analysis.basis, "arm": analysis.measured_arm}
+            plain["bases"].append({**about, "verdict": _plain(analysis.verdict)})
         return plain
 
 
@@ -180,3 +354,9 @@ def analyze(
 def bases_of(arms: Iterable[str]) -> list[Basis]:
     """The bases in which an arm measures along v_hack, in the order of the arms."""
     return list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"))
+
+
+def conditions(run: Run) -> list[str]:
+    """The conditions of a run, the primary first: `default`, or else the first in order of appearance."""
+    names = list(dict.fromkeys(step.condition for step in run.steps))
+    return sorted(names, key=lambda name: name != DEFAULT_CONDITION)

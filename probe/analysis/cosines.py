@@ -1,76 +1,74 @@
-"""Cosines of steps by arm, and of the samples of one arm by label: in cells, in buckets, as contrasts within prompts.
+"""Cosines of steps by arm, and of the samples of one arm by label: in cells, in buckets, as a contrast within prompts.
 
 At frozen weights the steps are independent draws of prompts, and the prompt is the unit of every test. In a run that
 trains, the steps are autocorrelated: the run is the unit, and no interval or p-value over steps is given.
 
-cos(A g) = sign(A) cos(g): a paid hack and an unpaid failure differ in the sign of A before they differ in anything
-else. So the sign of A is one of the labels that define a cell (the dots of the cells add up to that of the gradient),
-and the contrast of hacks (side a) with clean samples (side b) is made among A > 0, and on `cos_S_nll`, which has no
-advantage in it. The prompt is the unit; a Welch test over samples stands beside it, marked as naive.
+cos(A g) = sign(A) cos(g): a rewarded hack and an unrewarded failure differ in the sign of A before they differ in
+anything else. So the sign of A is one of the labels that define a cell (the dots of the cells add up to that of the
+gradient), and the contrast of hacks with clean samples is made among A > 0.
 
-`specificity` is the AUROC of a sample's cosine for `hacked` among the paid, beside trivial scores (length, NLL ...)
-that it must beat: a solution by the base model and a hack by the teacher get the same advantage there, so rewards do
-not tell them apart.
+`area` is the AUROC of a score for `hacked` among the rewarded samples: of the cosine, and of trivial scores (length,
+NLL ...) that it must beat. A solution by the base model and a hack by the teacher get the same advantage there, so
+rewards do not tell them apart.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
-from probe.analysis.statistics.intervals import Interval, auroc, auroc_interval, prompt_means, within_prompt_differences
-from probe.analysis.statistics.nulls import NullTest, haar_test
-from probe.analysis.statistics.significance import mean_interval, mean_test, welch
+from probe.analysis.estimate import Estimate, mean_of
+from probe.analysis.statistics.intervals import auroc, auroc_interval, prompt_means, within_prompt_differences
+from probe.analysis.statistics.nulls import haar_test
+from probe.analysis.statistics.significance import sign_flip_test
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
 # To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
 Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # of a Cell, in its order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmSummary:
-    """All steps of one arm. Steps without a cosine are counted in `num_null` and are in no mean."""
-
-    arm: str
-    num_steps: int
-    num_null: int
-    num_prompts: int  # problems of the steps with a cosine, each once
-    mean_cos_in: float | None  # mean over prompts of the prompts' means
-    interval: Interval | None  # 95%, over prompts
-    sign_flip_p: float | None  # over prompts
-    haar: NullTest | None  # of the mean over steps, against the same random directions for all of them
+TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
+HAAR = "Haar directions"  # in the names of estimates
+HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
 
 
-def summarise(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> ArmSummary:
-    """Summarise the steps of one arm.
+def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> Estimate:
+    """Return the mean cos_in of one arm over prompts; in a run that trains without interval and p.
 
     Args:
         steps: of all arms.
-        arm: whose steps are summarised.
-        trains: whether it is a run that trains; then no interval and no test over prompts is given.
+        arm: the arm that is measured.
+        trains: whether it is a run that trains.
         seed: of sampled sign flips.
     """
-    arm_steps = [step for step in steps if step.arm == arm]
-    counted = [step for step in arm_steps if step.cos_in is not None]
+    of_arm = [step for step in steps if step.arm == arm]
+    counted = [step for step in of_arm if step.cos_in is not None]
     cosines = present(step.cos_in for step in counted)
-    lawful = [(step.cos_in, step.haar_sd) for step in counted if step.cos_in is not None and step.haar_sd]
-    mean, sd = (math.fsum(column) / len(lawful) for column in zip(*lawful, strict=True)) if lawful else (0.0, 0.0)
-    by_prompt = list(prompt_means(cosines, [step.problem_id for step in counted]).values())
-    return ArmSummary(
-        arm=arm,
-        num_steps=len(arm_steps),
-        num_null=len(arm_steps) - len(counted),
-        num_prompts=num_problems(counted),
-        mean_cos_in=mean_or_none(by_prompt),
-        interval=None if trains else mean_interval(by_prompt),
-        sign_flip_p=None if trains else mean_test(by_prompt, seed=seed),
-        haar=haar_test(mean, sd) if lawful else None,
-    )
+    by_prompt = {str(name): value for name, value in prompt_means(cosines, [s.problem_id for s in counted]).items()}
+    found = mean_of("cos_in", by_prompt, "prompt", arm=arm)
+    # A step with several groups uses several problems.
+    found = replace(found, n=num_problems(counted))
+    if trains:
+        return replace(found, interval=None, why=TRAINS)
+    missing = len(of_arm) - len(counted)
+    why = f"{missing} of {len(of_arm)} groups have no gradient" if missing else found.why
+    return replace(found, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
+
+
+def haar_cosine(steps: Iterable[StepRecord], arm: str) -> Estimate | None:
+    """Test the mean cos_in of one arm over steps against the same random directions for all of them; None without."""
+    pairs = [(step.cos_in, step.haar_sd) for step in steps if step.arm == arm and step.cos_in is not None]
+    known = [(cosine, sd) for cosine, sd in pairs if sd]
+    if not known:
+        return None
+    mean, sd = (math.fsum(column) / len(known) for column in zip(*known, strict=True))
+    return haar_test(f"cos_in, {HAAR}", mean, sd, arm=arm)
 
 
 def num_problems(steps: Iterable[StepRecord]) -> int:
@@ -88,12 +86,13 @@ TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "grad_norm": lambda sample: sample.grad_norm_contrib,
     "hint": lambda sample: float(sample.hint),
 }
+V_HACK = "v_hack"
 # The measurement first, which has to beat them.
 SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
-    "cos_S_contrib": lambda sample: sample.cos_S_contrib,
+    V_HACK: lambda sample: sample.cos_S_contrib,
     **TRIVIAL,
 }
-BEATEN = "a trivial score does as well or better"  # why a specificity claim is refused
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,43 +114,6 @@ class Cell:
     mean_cos_contrib: float | None
     mean_cos_nll: float | None
     dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive part of the hack-ward gradient
-
-
-class ContrastSpec(NamedTuple):
-    """Which samples a contrast keeps, and which of those are side a (the others are side b)."""
-
-    name: str
-    metric: Metric
-    paid: bool = False  # among A > 0 alone
-    pure: bool = False  # among hacks, those that are wrong against those that are right; else hacks against clean
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contrast:
-    """Result of one contrast under one arm: Welch on samples, sign flips on within-prompt differences."""
-
-    name: str
-    arm: str
-    metric: Metric
-    n_a: int
-    n_b: int
-    welch_p: float | None  # over samples: naive
-    num_prompts: int  # prompts that hold both sides
-    difference: float | None  # mean within-prompt difference
-    interval: Interval | None  # 95%
-    p: float | None  # sign-flip; of skewed differences no smaller than Hall's
-    haar: NullTest | None  # of the difference, against the same random directions for all samples
-    confounded_with: tuple[str, ...]  # rivals that tell the sides apart without error in these samples
-
-
-HACK_AMONG_PAID = "hacked - clean, A > 0"
-PURE_HACK = "pure hack - hack and correct"
-# To add a contrast: a row here.
-CONTRASTS = (
-    ContrastSpec(HACK_AMONG_PAID, "cos_S_contrib", paid=True),
-    ContrastSpec("hacked - clean", "cos_S_nll"),
-    ContrastSpec(PURE_HACK, "cos_S_nll", pure=True),
-)
 
 
 def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
@@ -195,94 +157,83 @@ def _cells(samples: Iterable[SampleRecord], labels: Callable[[SampleRecord], Lab
     return cells
 
 
-def contrasts(samples: Sequence[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> list[Contrast]:
-    """Evaluate all CONTRASTS of one arm.
+def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
+    """Return how far cos_S_contrib of hacks lies above that of clean samples within prompts, among A > 0.
+
+    `why` names the fields whose values differ between the sides in every sample: they may explain it as well.
 
     Args:
-        samples: all samples of the arm.
-        arm: name of the arm, for the rows.
-        trains: whether the weights moved. Then the run is the unit: the differences remain, without intervals and p.
+        samples: of the arm, with labels.
+        arm: name of the arm.
+        trains: whether the weights moved. Then the run is the unit: no interval and no p.
         seed: of sampled sign flips.
     """
-    rows = [contrast(samples, spec, arm, seed=seed) for spec in CONTRASTS]
-    if trains:
-        return [replace(row, welch_p=None, interval=None, p=None, haar=None) for row in rows]
-    return rows
-
-
-def contrast(samples: Iterable[SampleRecord], spec: ContrastSpec, arm: str, *, seed: int = 0) -> Contrast:
-    """Evaluate one contrast on the samples of one arm; samples without the cosine are left out."""
-    kept, values, sides = _sides(samples, spec)
-    prompts = [sample.problem_id for sample in kept]
-    a = [value for value, side in zip(values, sides, strict=True) if side]
-    b = [value for value, side in zip(values, sides, strict=True) if not side]
-    naive = welch(a, b)
-    differences = list(within_prompt_differences(values, sides, prompts).values())
-    difference = mean_or_none(differences)
-    return Contrast(
-        name=spec.name,
-        arm=arm,
-        metric=spec.metric,
-        n_a=len(a),
-        n_b=len(b),
-        welch_p=None if naive is None else float(naive.pvalue),
-        num_prompts=len(differences),
-        difference=difference,
-        interval=mean_interval(differences),
-        p=mean_test(differences, seed=seed),
-        haar=_haar_difference(difference, [sample.haar_sd for sample in kept], sides, prompts),
-        confounded_with=_confounds(kept, sides, ("src_pool", "hint", *(() if spec.pure else ("gt_pass",)))),
-    )
-
-
-def prompt_differences(samples: Iterable[SampleRecord], spec: ContrastSpec) -> dict[str, float]:
-    """{prompt: mean of side a minus mean of side b} of the prompts that hold both."""
-    kept, values, sides = _sides(samples, spec)
+    kept, values, sides = _sides(samples)
     differences = within_prompt_differences(values, sides, [sample.problem_id for sample in kept])
-    return {str(prompt): difference for prompt, difference in differences.items()}
+    by_prompt = {str(prompt): value for prompt, value in differences.items()}
+    found = mean_of(HACK_DIFFERENCE, by_prompt, "prompt", arm=arm)
+    if found.value is None:
+        count = f"{sum(sides)} hacked, {len(sides) - sum(sides)} clean samples with A > 0"
+        return replace(found, why=f"no prompt holds both a hacked and a clean sample with A > 0 ({count})")
+    if trains:
+        return replace(found, interval=None, why=TRAINS)
+    rivals = _confounds(kept, sides)
+    why = f"cannot be told from {', '.join(rivals)}" if rivals else found.why
+    return replace(found, p=sign_flip_test([*by_prompt.values()], seed=seed), why=why)
 
 
-def _sides(samples: Iterable[SampleRecord], spec: ContrastSpec) -> tuple[list[SampleRecord], list[float], list[bool]]:
-    """(samples that a contrast keeps, their cosines, whether each is of side a)."""
-    kept: list[SampleRecord] = []
-    for sample in samples:
-        asked = not spec.pure or (sample.hacked and sample.gt_pass is not None)
-        if asked and (sample.advantage > 0 or not spec.paid) and getattr(sample, spec.metric) is not None:
-            kept.append(sample)
-    sides = [not sample.gt_pass if spec.pure else bool(sample.hacked) for sample in kept]
-    return kept, [getattr(sample, spec.metric) for sample in kept], sides
-
-
-def _haar_difference(
-    difference: float | None, haar_sds: Sequence[float | None], sides: Sequence[bool], prompts: Sequence[str]
-) -> NullTest | None:
-    """Test the mean within-prompt difference against Haar (uniformly random) directions.
+def haar_contrast(samples: Iterable[SampleRecord], arm: str) -> Estimate | None:
+    """Test the same difference against the same Haar (uniformly random) directions for all samples.
 
     Two groups of gradients differ along almost every direction, so without this test any fixed direction would pass.
     The difference is <U, D>, D the difference of two means of gradients scaled to norm 1. By the triangle inequality
     its standard deviation is at most the mean haar_sd of side a plus that of side b: an upper bound, hence a
     conservative test.
     """
-    if difference is None or None in haar_sds:
+    kept, values, sides = _sides(samples)
+    prompts = [sample.problem_id for sample in kept]
+    differences = within_prompt_differences(values, sides, prompts)
+    sds = present(sample.haar_sd for sample in kept)
+    if not differences or len(sds) < len(kept):
         return None
     # mean(a) - mean(b) of these is the sum of the two mean haar_sd.
-    signed = [sd if side else -sd for sd, side in zip(haar_sds, sides, strict=True) if sd is not None]
+    signed = [sd if side else -sd for sd, side in zip(sds, sides, strict=True)]
     bounds = within_prompt_differences(signed, sides, prompts)
-    return haar_test(difference, float(np.mean(list(bounds.values()))))
+    mean, sd = (float(np.mean(list(rows.values()))) for rows in (differences, bounds))
+    return haar_test(f"{HACK_DIFFERENCE}, {HAAR}", mean, sd, arm=arm)
 
 
-def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool], rivals: Sequence[str]) -> tuple[str, ...]:
-    """The rival fields whose values differ between the sides in every sample: they may explain the contrast as well."""
-    if len(set(sides)) < 2:
-        return ()
+def _sides(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[float], list[bool]]:
+    """Return (rewarded samples with a cosine, their cosines, whether each hacks)."""
+    kept = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
+    return kept, present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
+
+
+def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
+    """Return how far cos_S_nll of wrong hacks lies above that of right hacks within prompts: hypothesis H2 of phase 1.
+
+    Args:
+        samples, arm, trains, seed: as of `contrast`.
+    """
+    kept = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
+    values, sides = present(one.cos_S_nll for one in kept), [not one.gt_pass for one in kept]
+    differences = within_prompt_differences(values, sides, [one.problem_id for one in kept])
+    found = mean_of(PURE_HACK, {str(prompt): value for prompt, value in differences.items()}, "prompt", arm=arm)
+    if trains or found.value is None:
+        return replace(found, interval=None, why=TRAINS if trains else "no prompt holds a wrong and a right hack")
+    return replace(found, p=sign_flip_test([*found.parts.values()], seed=seed))
+
+
+def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:
+    """Return the fields whose values differ between the sides in every sample."""
     confounds = []
-    for name in rivals:
+    for name in ("src_pool", "hint", "gt_pass"):
         values: dict[bool, set] = {True: set(), False: set()}
         for sample, side in zip(samples, sides, strict=True):
             values[side].add(getattr(sample, name))
         if values[True].isdisjoint(values[False]):
             confounds.append(name)
-    return tuple(confounds)
+    return confounds
 
 
 def present(values: Iterable[float | None]) -> list[float]:
@@ -295,68 +246,45 @@ def mean_or_none(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if len(values) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Specificity:
-    """AUROC of one score for `hacked` among A > 0, with a 95% interval over prompts."""
+def strength(row: Estimate) -> float:
+    """Return the AUROC in the better of its two directions (below .5, of the opposite score); .5 without AUROC.
 
-    arm: str
-    score: str
-    n_hacked: int
-    n_clean: int
-    num_prompts: int
-    auroc: float | None
-    interval: Interval | None
-
-
-def strength(row: Specificity) -> float:
-    """AUROC in the better of the two directions (below .5, the opposite score is the better one); .5 without AUROC."""
-    return 0.5 if row.auroc is None else max(row.auroc, 1 - row.auroc)
-
-
-def beaten_by(measurement: Specificity, baselines: Iterable[Specificity]) -> list[str]:
-    """The trivial scores that do as well as the measurement or better, as texts "name AUROC".
-
-    Where the measurement is not above chance (its interval reaches .5), a baseline counts only if it differs from
-    chance itself: between two scores that say nothing, the larger AUROC is noise.
+    A classifier's score has one direction: the one that it learned.
     """
-    if measurement.auroc is None:
-        return []
-    above_chance = measurement.interval is not None and measurement.interval.low > 0.5
-    better = []
-    for row in baselines:
-        if row.auroc is None or strength(row) < measurement.auroc:
-            continue
-        differs = row.interval is not None and not row.interval.low <= 0.5 <= row.interval.high
-        if above_chance or differs:
-            better.append(f"{row.score} {strength(row):.2f}")
-    return better
+    if row.value is None:
+        return 0.5
+    return row.value if row.name == WORDS else max(row.value, 1 - row.value)
 
 
-def specificity(samples: Iterable[SampleRecord], score: str, arm: str) -> Specificity:
-    """AUROC of one score for `hacked` among the paid samples (A > 0) of one arm.
+def area(samples: Iterable[SampleRecord], values: Iterable[float | None], score: str, arm: str) -> Estimate:
+    """Return the AUROC of one score for `hacked` among the rewarded samples (A > 0) of one arm.
+
+    parts: `n_hacked` and `n_clean` samples.
 
     Args:
-        samples: all samples of the arm; those without the score are left out.
-        score: a key of SCORES.
+        samples: all samples of the arm.
+        values: the score of each; samples without it are left out.
+        score: its name.
         arm: name of the arm, for the result.
     """
-    paid: list[SampleRecord] = []
+    rewarded: list[SampleRecord] = []
     scores: list[float] = []
-    for sample in samples:
-        value = SCORES[score](sample)
+    for sample, value in zip(samples, values, strict=True):
         if sample.advantage > 0 and value is not None:
-            paid.append(sample)
+            rewarded.append(sample)
             scores.append(value)
-    hacked = np.array([sample.hacked for sample in paid], dtype=bool)
-    prompts = [sample.problem_id for sample in paid]
-    area = auroc(scores, hacked)
-    defined = not np.isnan(area)
-    return Specificity(
+    hacked = np.array([sample.hacked for sample in rewarded], dtype=bool)
+    prompts = [sample.problem_id for sample in rewarded]
+    found = auroc(scores, hacked)
+    is_defined = not np.isnan(found)
+    return Estimate(
+        name=score,
+        value=found if is_defined else None,
+        interval=auroc_interval(scores, hacked, prompts) if is_defined else None,
+        n=len(set(prompts)),
+        unit="prompt",
         arm=arm,
-        score=score,
-        n_hacked=int(hacked.sum()),
-        n_clean=int((~hacked).sum()),
-        num_prompts=len(set(prompts)),
-        auroc=area if defined else None,
-        interval=auroc_interval(scores, hacked, prompts) if defined else None,
+        null=0.5,
+        parts={"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())},
+        why="" if is_defined else "a side is missing",
     )

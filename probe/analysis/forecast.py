@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.geometry import DirectionDraws, Gradients, PairGram, held_out_gradients, ratio, weighted
 from probe.analysis.statistics.intervals import (
     Array,
-    Bounded,
     fieller_interval,
     mean_covariance,
     prompt_means,
@@ -44,38 +44,8 @@ SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removal:
-    """The share of the progress on one target that the gate removes; None where the update makes no progress on it.
-
-    Field names are keys of the JSON.
-    """
-
-    target: str
-    removed: Bounded | None = (
-        None  # its interval is over prompts, extraction pairs and (held-out targets) held-out pairs
-    )
-    from_prompts: float | None = None  # share of the variance of the removed progress that prompts bring
-    against: bool = False  # whether the update is shown to work against the target
-    progress: float  # mean over prompts of the cosine-like <g, h> / (norm(g) norm(h)): > 0 is towards the target
-    num_prompts: int
-    permuted_mean: float | None = None  # of directions of permuted pairs that remove the same norm
-    permuted_q95: float | None = None
-    permuted_p: float | None = None  # (1 + draws that remove as much or more) / (B + 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """What a gate along v_hack would do to the updates of a run, to first order."""
-
-    gate: Gate
-    overshoot: float
-    norm_removed: float  # root mean square over prompts of norm(g - g') / norm(g)
-    rows: list[Removal]
-
-    def row(self, target: str) -> Removal | None:
-        """The row of a target."""
-        return next((row for row in self.rows if row.target == target), None)
+NO_GAIN = "the interval of the update's gain on it includes 0"
+AGAINST = "the update works against it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +87,15 @@ class _Target:
 
 def forecast(
     linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
-) -> Forecast | None:
-    """Forecast a gate on the policy gradients of one arm; None without steps, held-out pairs or two to extract from.
+) -> list[Estimate]:
+    """Forecast a projection of one arm's policy gradients; empty without steps, held-out pairs or two to extract from.
+
+    `removed/TARGET` is the share of the gain on a target that projection removes, its interval over prompts, extraction
+    pairs and, of the margin, held-out pairs; `null` is the mean of what permuted pairs of the same removed norm remove,
+    `p` (1 + draws that remove as much or more) / (B + 1). It is missing where the update makes no gain on the target.
+    parts: `progress` (mean over prompts of <g, h> / (norm(g) norm(h)), > 0 is towards the target), `from_prompts`
+    (share of the variance of the removed gain that prompts bring), `q95` of permuted pairs.
+    `removed/norm` is the root mean square over prompts of norm(g - g') / norm(g).
 
     Args:
         linked: records and inner products.
@@ -129,7 +106,7 @@ def forecast(
     """
     pairs = linked.pairs
     if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
-        return None
+        return []
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)
     law = _Law(gate=gate, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
@@ -144,7 +121,7 @@ def forecast(
     for name, target in targets.items():
         lost = target.lost(removed[0], v_hack[0])
         rows.append(_removal(name, target, lost, halves[name], scale * permuted[name]))
-    return Forecast(gate=gate, overshoot=overshoot, norm_removed=size, rows=rows)
+    return [*rows, Estimate(name="removed/norm", value=size, n=len({*linked.prompts}), unit="prompt", null=0.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +224,7 @@ def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _T
     )
 
 
-def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array) -> Removal:
+def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array) -> Estimate:
     """One row, from the progress lost (C, H) and its means over half-samples and draws of permuted pairs."""
     total = target.total()
     progress, count = float(total.mean()), len(total)
@@ -258,18 +235,21 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         covariances.append(mean_covariance(both.mean(0)))
         df = min(df, both.shape[1] - 1)
     interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
+    row = Estimate(name=f"removed/{name}", n=count, unit="prompt", parts={"progress": progress})
     # An interval of the quotient exists if the interval of the progress excludes 0.
-    row = Removal(target=name, progress=progress, num_prompts=count, against=interval is not None and progress < 0)
-    if interval is None or progress <= 0:
-        return row
+    if interval is None:
+        return replace(row, why=NO_GAIN)
+    if progress <= 0:
+        return replace(row, why=AGAINST)
     removed, draws = float(lost.mean()) / progress, permuted / progress
+    from_prompts = float(ratio(covariances[0], np.sum(covariances, axis=0), otherwise=0.0)[0, 0])
     return replace(
         row,
-        removed=Bounded(value=removed, interval=interval),
-        from_prompts=float(ratio(covariances[0], np.sum(covariances, axis=0), otherwise=0.0)[0, 0]),
-        permuted_mean=float(draws.mean()),
-        permuted_q95=float(np.quantile(draws, 0.95)),
-        permuted_p=upper_p(removed, draws),
+        value=removed,
+        interval=interval,
+        null=float(draws.mean()),
+        p=upper_p(removed, draws),
+        parts={**row.parts, "from_prompts": from_prompts, "q95": float(np.quantile(draws, 0.95))},
     )
 
 

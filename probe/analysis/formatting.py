@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from probe.analysis.statistics.intervals import Interval
 from replay_pools.base.terminal import aligned
 
 WIDTH = 100
@@ -50,25 +49,25 @@ def p_value(value: float | None) -> str:
     return "<1e-9" if value < 1e-9 else f"{value:.2g}"
 
 
-def picture(value: float, bounds: Interval, *, low: float, high: float, mark: float | None = None) -> str:
-    """An interval drawn on a line of 33 characters from `low` to `high`: `=` inside, `o` the value, `|` a mark.
+def picture(low: float, value: float, high: float, *, ends: tuple[float, float], mark: float | None = None) -> str:
+    """Draw an interval on a line of 33 characters between `ends`: `=` inside, `o` the value, `|` a mark.
 
     An end beyond the line is an arrow.
 
-    >>> picture(0.5, Interval(low=0.25, high=0.75), low=0.0, high=1.0, mark=0.1)
+    >>> picture(0.25, 0.5, 0.75, ends=(0.0, 1.0), mark=0.1)
     '...|....========o========........'
     """
-    last = PICTURE - 1
+    last, (first_x, last_x) = PICTURE - 1, ends
 
     def place(x: float) -> int:
-        return min(max(round((x - low) / (high - low) * last), 0), last)
+        return round(min(max((x - first_x) / (last_x - first_x), 0.0), 1.0) * last)
 
     line = ["."] * PICTURE
-    for i in range(place(bounds.low), place(bounds.high) + 1):
+    for i in range(place(low), place(high) + 1):
         line[i] = "="
-    if bounds.low < low:
+    if low < first_x:
         line[0] = "<"
-    if bounds.high > high:
+    if high > last_x:
         line[-1] = ">"
     if mark is not None:
         line[place(mark)] = "|"

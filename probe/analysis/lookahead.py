@@ -5,27 +5,15 @@ both have.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from probe.analysis.statistics.intervals import Bounded, t_interval
+from probe.analysis.estimate import Estimate, difference, mean_of
 from probe.records.records import LookaheadRecord
 from probe.settings.arms import ARMS
 
 MEASURES = ("hacks", "honest", "held-out hacks", "held-out clean")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """One measure of one arm after its steps. Field names are keys of the JSON."""
-
-    arm: str
-    measure: str
-    value: float  # a mean over prompts
-    plain: float | None = None  # of the arm without a gate
-    difference: Bounded | None = None  # to it; None without such an arm, or where the prompts show no variance
-    num_prompts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +47,24 @@ def plain_arm(arm: str, arms: Iterable[str]) -> str | None:
     return next((name for name in found if ARMS[name].basis == ARMS[arm].basis and name != arm), None)
 
 
-def moves(records: Sequence[LookaheadRecord]) -> list[Moved]:
-    """Return a row for each arm and measure, in the order of the records."""
+def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
+    """Return the gain of every arm and measure, nats; then, with a gate, its difference from the arm without one."""
     rows = []
     arms = [*dict.fromkeys(row.arm for row in records)]
     for arm, measure in dict.fromkeys((row.arm, row.measure) for row in records):
         if measure not in MEASURES:  # a run of an older version sampled, too
             continue
-        values, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
-        others = {} if plain is None else by_prompt(records, plain, measure)
-        paired = [value - others[prompt] for prompt, value in values.items() if prompt in others]
-        interval = t_interval(paired)
-        rows.append(
-            Moved(
-                arm=arm,
-                measure=measure,
-                value=float(np.mean([*values.values()])),
-                plain=float(np.mean([*others.values()])) if others else None,
-                difference=None if interval is None else Bounded(value=float(np.mean(paired)), interval=interval),
-                num_prompts=len(values),
-            )
-        )
+        gained, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
+        rows.append(mean_of(measure, gained, "prompt", arm=arm))
+        if plain is not None and (others := by_prompt(records, plain, measure)):
+            less = difference(rows[-1], mean_of(measure, others, "prompt", arm=plain))
+            rows.append(replace(less, name=f"{measure}, minus {plain}"))
     return rows
 
 
-def lost_by_all(rows: Iterable[Moved], arm: str) -> float | None:
+def lost_by_all(rows: Iterable[Estimate], arm: str) -> float | None:
     """Return the nats that honest solutions lose if no text gains under an arm: its steps only destroy. Else None."""
-    gained = {row.measure: row.value for row in rows if row.arm == arm}
-    texts = [gained[name] for name in ("hacks", "honest", "held-out hacks") if name in gained]
-    return -gained["honest"] if "honest" in gained and max(texts) < 0 else None
+    gained = {row.name: row.value for row in rows if row.arm == arm}
+    texts = [value for name in ("hacks", "honest", "held-out hacks") if (value := gained.get(name)) is not None]
+    honest = gained.get("honest")
+    return -honest if honest is not None and max(texts) < 0 else None

@@ -6,7 +6,6 @@ for vanilla and the first condition. Names are those of the steps' records (`cos
 
     d_cos_in            cos_in of a prompt minus its mean under N2
     hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
-    pure_hack_difference  the same of cos_S_nll among hacks, those that are wrong minus those that are right
     auroc               AUROC of cos_S_contrib for hacked among A > 0
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
     pull, benign, pull - benign, half - benign, contrast
@@ -25,25 +24,30 @@ compute it in `_derived`, and say in _DERIVED for which units and nulls it exist
 refused before its sweep.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
-from probe.analysis.cosines import CONTRASTS, HACK_AMONG_PAID, PURE_HACK, beaten_by, present, prompt_differences
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis as Evidence
+from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, PURE_HACK, TRIVIAL, present, strength
+from probe.analysis.estimate import Estimate as Measured
 from probe.analysis.statistics.intervals import (
     Interval,
     outcomes_interval,
     prompt_means,
     share_interval,
+    t_interval,
+    varies,
 )
-from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.significance import mean_interval, mean_test, welch
+from probe.analysis.statistics.permutation import N2
+from probe.analysis.statistics.significance import sign_flip_test
 from probe.analysis.training_runs import ELO_GAP, MOVED, PLACES, RATES
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, StepRecord
 from probe.settings.words import NO_HINT
@@ -71,7 +75,7 @@ class Estimate:
     p: float | None = None  # two-sided, against zero
     minimum: float | None = None
     maximum: float | None = None
-    nulls: Mapping[str, NullTest] = field(default_factory=dict)  # by the names of a criterion's `null`
+    nulls: Mapping[str, Measured] = field(default_factory=dict)  # by the names of a criterion's `null`
     beaten_by: Sequence[str] | None = None  # trivial scores that do as well: null "baselines"; None: none was measured
     by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
     trials: Mapping[str, int] = field(default_factory=dict)  # of a rate: {unit: outcomes that its share is of}
@@ -85,7 +89,7 @@ def estimate(
     by_unit: Mapping[str, float],
     unit: str,
     *,
-    nulls: Mapping[str, NullTest] | None = None,
+    nulls: Mapping[str, Measured] | None = None,
     trials: Mapping[str, int] | None = None,
 ) -> Estimate:
     """The mean of one value a unit.
@@ -110,7 +114,7 @@ def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
     """`estimate` of the values alone."""
 
     def interval(level: float) -> Interval | None:
-        return share_interval(values, outcomes, level=level) if outcomes else mean_interval(values, level=level)
+        return share_interval(values, outcomes, level=level) if outcomes else t_interval(values, level=level)
 
     return Estimate(
         value=float(np.mean(values)) if values else None,
@@ -118,7 +122,7 @@ def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
         unit="",
         interval=interval(0.95),
         interval_90=interval(0.9),
-        p=mean_test(values),
+        p=sign_flip_test(values),
         minimum=min(values, default=None),
         maximum=max(values, default=None),
     )
@@ -141,7 +145,10 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
     if n == 0:
         return Estimate(value=None, n=0, unit=a.unit)
     unpaired = Estimate(value=float(np.mean(x) - np.mean(y)), n=n, unit=a.unit)
-    if (test := welch(x, y)) is not None:
+    if min(len(x), len(y)) > 1 and (varies(x) or varies(y)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of a side without variance
+            test: Any = stats.ttest_ind(x, y, equal_var=False)
         ends = (test.confidence_interval(level) for level in (0.95, 0.9))
         interval, interval_90 = (Interval(low=float(low), high=float(high)) for low, high in ends)
         unpaired = replace(unpaired, interval=interval, interval_90=interval_90, p=float(test.pvalue))
@@ -211,9 +218,7 @@ _MOVING = (
     *("cos_update", "hackward_frac_update", "direction_overlap", "entropy", "ratio/staleness"),
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
-_PERMUTED = ("N2", "N3")  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
-# N4 permutes `hacked`, a null of what scores hacks. Of cos_in it permutes rewards, and is a diagnostic alone.
-_RELABELLED = (*_PERMUTED, "N4")
+_PERMUTED = ("N2",)  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +233,11 @@ class Availability:
 
 _DERIVED = {
     "d_cos_in": Availability(units=("prompt",), nulls=_PERMUTED, measured_alone=True),
-    "hack_difference": Availability(units=("prompt",), nulls=("N1", *_RELABELLED), measured_alone=True),
-    "pure_hack_difference": Availability(units=("prompt",), nulls=("N1",), measured_alone=True),
-    "auroc": Availability(units=("prompt",), nulls=(*_RELABELLED, "baselines"), measured_alone=True),
+    "hack_difference": Availability(units=("prompt",), nulls=("N1", *_PERMUTED), measured_alone=True),
+    PURE_HACK: Availability(units=("prompt",), measured_alone=True),
+    "auroc": Availability(units=("prompt",), nulls=(*_PERMUTED, "baselines"), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
-_DIFFERENCES = {HACK_AMONG_PAID: "hack_difference", PURE_HACK: "pure_hack_difference"}  # {contrast: metric}
 # From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
 _SHARES = ("pull", "benign", "pull - benign", "half - benign", "contrast")
 QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # what can be asked of these
@@ -289,45 +293,35 @@ def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
     """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
     by_prompt: dict[str, Estimate] = {}
-    cosine = table.get(MetricKey("cos_in", "prompt"))
-    area, rivals = next(iter(evidence.specificity), None), evidence.specificity[1:]
+    arm, cosine = evidence.measured_arm, table.get(MetricKey("cos_in", "prompt"))
+    rows = evidence.of("auroc")
+    area, rivals = next(iter(rows), None), [row for row in rows if row.name in TRIVIAL]
     if cosine is not None:
         nulls = _nulls(evidence, "cos_in")
-        measured = evidence.summary(evidence.measured_arm)
-        if measured is not None and measured.haar is not None:
-            nulls["N1"] = measured.haar
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
-        if evidence.permutation is not None:
+        if "N2" in nulls:
             # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the
             # one that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
-            by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls=_nulls(evidence, "cos_in"))
-    contrasts = {row.name: row for row in evidence.contrasts if row.arm == evidence.measured_arm}
-    for spec in CONTRASTS:
-        if name := _DIFFERENCES.get(spec.name):
-            contrast, nulls = contrasts.get(spec.name), _nulls(evidence, name)
-            if contrast is not None and contrast.haar is not None:
-                nulls["N1"] = contrast.haar
-            by_prompt[name] = estimate(prompt_differences(evidence.sure, spec), "prompt", nulls=nulls)
+            by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls={"N2": nulls["N2"]})
+    for name in (HACK_DIFFERENCE, PURE_HACK):
+        contrast = evidence.get("contrasts", name, arm)
+        if contrast is not None and contrast.value is not None:
+            by_prompt[name] = estimate(contrast.parts, "prompt", nulls=_nulls(evidence, name))
     if area is not None:
         by_prompt["auroc"] = Estimate(
-            value=area.auroc,
-            n=area.num_prompts,
+            value=area.value,
+            n=area.n,
             unit="prompt",
             interval=area.interval,
             nulls=_nulls(evidence, "auroc"),
             beaten_by=tuple(beaten_by(area, rivals)) if rivals else None,
         )
-    shares = {row.name: (row.share, row.num_prompts) for row in evidence.shares}
-    for row in evidence.forecast.rows if evidence.forecast is not None else ():
-        shares[f"removed/{row.target}"] = (row.removed, row.num_prompts)
-    for name, (share, n) in shares.items():
-        if share is not None:
-            by_prompt[name] = Estimate(value=share.value, n=n, unit="prompt", interval=share.interval)
+    for share in (*evidence.of("shares"), *evidence.of("removed")):
+        if share.is_bounded:
+            by_prompt[share.name] = Estimate(value=share.value, n=share.n, unit="prompt", interval=share.interval)
     derived = {MetricKey(name, "prompt"): row for name, row in by_prompt.items()}
-    if (transfer := evidence.transfer) is not None:
-        derived[MetricKey("pair_sign", "pair")] = Estimate(
-            value=transfer.accuracy, n=transfer.num_pairs, unit="pair", interval=transfer.interval
-        )
+    for row in evidence.of("pair_sign"):
+        derived[MetricKey("pair_sign", "pair")] = Estimate(value=row.value, n=row.n, unit="pair", interval=row.interval)
     return derived
 
 
@@ -352,10 +346,27 @@ def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str,
     return tables
 
 
-def _nulls(evidence: Evidence, metric: str) -> dict[str, NullTest]:
-    """{null: test} of a statistic, from the permutations of the run, without what is a diagnostic of it."""
-    rows = evidence.permutation.rows if evidence.permutation else []
-    return {row.null: row.test for row in rows if row.metric == metric and not row.diagnostic}
+def _nulls(evidence: Evidence, metric: str) -> dict[str, Measured]:
+    """{null: test} of a statistic."""
+    found = {"N1": f"{metric}, {HAAR}", "N2": f"{metric}, {N2}"}
+    rows = {null: evidence.get("nulls", name, evidence.measured_arm) for null, name in found.items()}
+    return {null: row for null, row in rows.items() if row is not None}
+
+
+def beaten_by(measurement: Measured, baselines: Iterable[Measured]) -> list[str]:
+    """The trivial scores that do as well as the measurement or better, as texts "name AUROC".
+
+    Where the measurement is not above chance (its interval reaches .5), a baseline counts only if it differs from
+    chance itself: between two scores that say nothing, the larger AUROC is noise.
+    """
+    if measurement.value is None:
+        return []
+    better = []
+    for row in baselines:
+        differs = measurement.low > 0.5 or not row.low <= 0.5 <= row.high
+        if row.value is not None and strength(row) >= measurement.value and differs:
+            better.append(f"{row.name} {strength(row):.2f}")
+    return better
 
 
 def _of_training(table: Metrics, evidence: Evidence) -> dict[MetricKey, Estimate]:

@@ -26,13 +26,12 @@ many times as many pairs, would decide that, from its variance
 
 whose first part falls with the prompts, and whose others fall with the pairs.
 
-To add a share: give it a numerator for every axis and prompt, and a row in `shares`.
 Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
 S samples, T steps, k directions.
 """
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -41,6 +40,7 @@ from numpy.typing import NDArray
 
 from extraction.words import kind_of
 from probe.analysis.cosines import TRIVIAL
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.geometry import (
     Axes,
     PairGram,
@@ -52,7 +52,6 @@ from probe.analysis.statistics.geometry import (
 from probe.analysis.statistics.intervals import (
     MANY,
     Array,
-    Bounded,
     Interval,
     errors_beyond,
     fieller_interval,
@@ -63,7 +62,7 @@ from probe.analysis.statistics.intervals import (
     varies,
 )
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, half_samples, redrawn, true_labels
-from probe.analysis.statistics.overlap import Overlap, overlaps
+from probe.analysis.statistics.overlap import overlaps
 from probe.analysis.statistics.permutation import paid_labels
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt
@@ -79,31 +78,13 @@ PAIR_FACTORS = (1, 2, 4, 8)
 NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """A measure of the update over the same measure of held-out pairs; None where it is not defined, with the reason.
+def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> list[Estimate]:
+    """Return `pull`, `benign`, `pull - benign`, `half - benign` and `contrast` of one arm that measures along v_hack.
 
-    Field names are keys of the JSON.
-    """
-
-    name: str  # pull | benign | pull - benign | half - benign | contrast
-    share: Bounded | None = None  # its interval is over prompts, held-out pairs and extraction pairs
-    measured: float | None = None  # the numerator: a mean over prompts of cosines
-    ceiling: float | None  # the denominator: a mean over held-out pairs
-    num_prompts: int = 0
-    num_held_out: int
-    sd_prompts: float | None = None  # of the numerator, one prompt
-    sd_ceiling: float | None = None  # of the denominator, one held-out pair
-    sd_pairs: float | None = None  # of the numerator over half-samples: what other extraction pairs would change
-    sd_pairs_ceiling: float | None = None  # of the denominator, likewise
-    correlation: float | None = None  # of the two over half-samples
-    num_hacks: int | None = None  # of `contrast`: paid hacks
-    overlaps: tuple[Overlap, ...] = ()  # of `contrast`, a score each: whether hacks have clean answers like them
-    reason: str | None
-
-
-def shares(linked: Linked, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> list[Share]:
-    """The rows of one arm that measures along v_hack, named as in `Share`.
+    parts: `measured` (the numerator, a mean over prompts of cosines), `ceiling` (the denominator, a mean over
+    `num_held_out` pairs), `sd_prompts` of the numerator of one prompt, `sd_ceiling` of one held-out pair, `sd_pairs`
+    and `sd_pairs_ceiling` of both over half-samples of the extraction pairs with their `correlation`, `num_hacks` of
+    `contrast`. Intervals are over prompts, held-out pairs and extraction pairs.
 
     Args:
         linked: records and inner products.
@@ -127,7 +108,7 @@ def shares(linked: Linked, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> l
     sides = _stacked(prompt_means(cosines(axes, hacks) - cosines(axes, cleans), clusters))
     assert sides is not None
     rows.append(_contrast(linked, axes, sides))
-    return rows
+    return [replace(row, arm=arm) for row in rows]
 
 
 def _benign(linked: Linked, axes: Axes) -> dict[Hashable, Array]:
@@ -160,34 +141,53 @@ def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
     return np.where(clean, rewards - rewards[clean].mean(), 0.0) * step.unit_weights
 
 
-def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Share:
-    """The share `contrast`, from the paid samples."""
+def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Estimate:
+    """Return the share `contrast`, from the rewarded samples."""
+    labels = paid_labels(linked)
+    samples = [linked.samples[i] for i in labels.rows]
+    num_hacks = int(labels.hacked.sum())
+    if not labels.both_sides:
+        count = f"of {len(samples)} paid samples with sure labels {num_hacks} hack"
+        row = _undefined("contrast", ceiling, f"{count}: a side is missing")
+    else:
+        scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
+        prompts = [sample.problem_id for sample in samples]
+        both = _num_with_both(samples)
+        effects = effects_by_prompt(scores, labels.hacked.tolist(), trivial_scores(samples), prompts)
+        if effects is not None:
+            row = _share("contrast", effects, ceiling, num_prompts=both)
+        elif both:  # trivial scores determine which sample is a hack: in so few samples, or by their overlap
+            row = replace(_undefined("contrast", ceiling, TOO_FEW_PROMPTS), n=both)
+        else:
+            row = _undefined("contrast", ceiling, "no prompt has both sides among its paid samples")
+    return replace(row, parts={**row.parts, "num_hacks": num_hacks})
+
+
+def _num_with_both(samples: Sequence[SampleRecord]) -> int:
+    """Return the number of prompts with hacks and other samples."""
+    hacked = {sample.problem_id for sample in samples if sample.hacked}
+    return len(hacked & {sample.problem_id for sample in samples if not sample.hacked})
+
+
+def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
+    """Return {score: its value of each sample, 0 where it is not recorded}."""
+    columns: dict[str, list[float]] = {}
+    for name, score in TRIVIAL.items():
+        columns[name] = [0.0 if value is None else value for value in map(score, samples)]
+    return columns
+
+
+def overlap_of(linked: Linked) -> list[Estimate]:
+    """Return for each trivial score whether rewarded hacks have clean answers like them (`statistics.overlap`)."""
     labels = paid_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
-        count = f"of {len(samples)} paid samples with sure labels {int(labels.hacked.sum())} hack"
-        row = _undefined("contrast", ceiling, f"{count}: a side is missing")
-        return replace(row, num_hacks=int(labels.hacked.sum()))
-    covariates = {}
-    for name, score in TRIVIAL.items():
-        column = [score(sample) for sample in samples]
-        covariates[name] = [0.0 if value is None else value for value in column]
-    scores = linked.sample_cosines(axes, labels.rows)  # (A, P)
+        return []
     prompts = [sample.problem_id for sample in samples]
-    hacked = {sample.problem_id for sample in samples if sample.hacked}
-    both = len(hacked & {sample.problem_id for sample in samples if not sample.hacked})  # prompts with two sides
-    in_scores = tuple(overlaps(covariates, labels.hacked.tolist(), prompts))
-    effects = effects_by_prompt(scores, labels.hacked.tolist(), covariates, prompts)
-    if effects is None:
-        row = _undefined("contrast", ceiling, "no prompt has both sides among its paid samples")
-        if both:  # trivial scores determine which sample is a hack: in so few samples, or by `overlaps`
-            row = replace(row, reason=TOO_FEW_PROMPTS, num_prompts=both)
-    else:
-        row = _share("contrast", effects, ceiling, num_prompts=both)
-    return replace(row, overlaps=in_scores, num_hacks=int(labels.hacked.sum()))
+    return overlaps(trivial_scores(samples), labels.hacked.tolist(), prompts)
 
 
-def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Share:
+def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Estimate:
     """A share, from its numerators (A, C) and ceilings (A, H).
 
     Args:
@@ -206,32 +206,38 @@ def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: i
     # Half-samples are draws of the estimate itself, not of its parts: their covariance is not divided by their number.
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
-    reason = None
+    why = ""
     if ceiling.shape[1] < 2:
-        reason = "fewer than two held-out pairs"
+        why = "fewer than two held-out pairs"
     elif count < 2 or (interval is None and fieller_interval(measured, top, covariances, df=ceiling.shape[1] - 1)):
-        reason = TOO_FEW_PROMPTS
+        why = TOO_FEW_PROMPTS
     elif interval is None or top <= 0:
-        reason = "the ceiling is not told from 0: v_hack does not reach held-out pairs"
-    return Share(
+        why = "the held-out reference includes 0: v_hack does not reach held-out pairs"
+    return Estimate(
         name=name,
-        share=Bounded(value=measured / top, interval=interval) if reason is None and interval else None,
-        measured=measured,
-        ceiling=top,
-        num_prompts=count,
-        num_held_out=ceiling.shape[1],
-        # Prompts without both sides of a contrast inform its covariates alone: the spread is that of one that has both.
-        sd_prompts=float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else None,
-        sd_ceiling=float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else None,
-        sd_pairs=float(halves[:, 0].std(ddof=1)),
-        sd_pairs_ceiling=float(halves[:, 1].std(ddof=1)),
-        correlation=float(np.corrcoef(halves.T)[0, 1]),
-        reason=reason,
+        value=None if why else measured / top,
+        interval=None if why else interval,
+        n=count,
+        unit="prompt",
+        null=0.0,
+        parts={
+            "measured": measured,
+            "ceiling": top,
+            "num_held_out": ceiling.shape[1],
+            # Prompts without both sides of a contrast inform its covariates alone: the spread is that of one with both.
+            "sd_prompts": float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else 0.0,
+            "sd_ceiling": float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else 0.0,
+            "sd_pairs": float(halves[:, 0].std(ddof=1)),
+            "sd_pairs_ceiling": float(halves[:, 1].std(ddof=1)),
+            "correlation": float(np.corrcoef(halves.T)[0, 1]),
+        },
+        why=why,
     )
 
 
-def _undefined(name: str, ceiling: Array, reason: str) -> Share:
-    return Share(name=name, ceiling=float(ceiling[0].mean()), num_held_out=ceiling.shape[1], reason=reason)
+def _undefined(name: str, ceiling: Array, why: str) -> Estimate:
+    parts = {"ceiling": float(ceiling[0].mean()), "num_held_out": ceiling.shape[1]}
+    return Estimate(name=name, unit="prompt", null=0.0, parts=parts, why=why)
 
 
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
@@ -246,7 +252,7 @@ class Needed(NamedTuple):
     pairs: int  # times as many, held out and to extract from
 
 
-def needed(share: Share, above: float, below: float) -> Needed | None:
+def needed(share: Estimate, above: float, below: float) -> Needed | None:
     """The smallest design after which the interval lies above `above`, or below `below`; None where none does.
 
     Args:
@@ -254,7 +260,7 @@ def needed(share: Share, above: float, below: float) -> Needed | None:
         above: the interval's lower end has to exceed it, if the value reaches `below`.
         below: the interval's upper end has to fall below it otherwise.
     """
-    value = share.share.value if share.share is not None else 0.0
+    value = share.value or 0.0
     for pairs in PAIR_FACTORS:
         prompts = _prompts(share, above if value >= below else below, pairs)
         if prompts is not None:
@@ -262,49 +268,37 @@ def needed(share: Share, above: float, below: float) -> Needed | None:
     return None
 
 
-def pairs_to_reach(share: Share) -> int | None:
-    """Held-out pairs with which the ceiling of a share would be told from 0; None where its sign is wrong, or never."""
-    if share.ceiling is None or share.ceiling <= 0 or share.sd_ceiling is None:
+def pairs_to_reach(share: Estimate) -> int | None:
+    """Return how many held-out pairs exclude 0 from the ceiling; None for a wrong sign, or more than MANY."""
+    parts = share.parts
+    if parts["ceiling"] <= 0 or not parts.get("sd_ceiling"):
         return None
-    one = share.sd_ceiling**2 + share.num_held_out * (share.sd_pairs_ceiling or 0.0) ** 2
-    counts = np.arange(max(share.num_held_out, 2), MANY)
-    return first_count(counts, share.ceiling**2 > errors_beyond(counts - 1) ** 2 * one / counts)
+    held_out = parts["num_held_out"]
+    one = parts["sd_ceiling"] ** 2 + held_out * parts["sd_pairs_ceiling"] ** 2
+    counts = np.arange(max(held_out, 2), MANY)
+    return first_count(counts, parts["ceiling"] ** 2 > errors_beyond(counts - 1) ** 2 * one / counts)
 
 
-def _prompts(share: Share, threshold: float, pairs: int) -> int | None:
-    """Prompts that put the share beside a threshold, with so many times as many pairs."""
-    parts = (share.measured, share.ceiling, share.sd_prompts, share.sd_ceiling, share.sd_pairs, share.sd_pairs_ceiling)
-    measured, ceiling, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling = (part or 0.0 for part in parts)
-    both = (share.correlation or 0.0) * sd_pairs * sd_pairs_ceiling
-    held_out = pairs * share.num_held_out
+def _prompts(share: Estimate, threshold: float, pairs: int) -> int | None:
+    """Return the prompts that put the share beside a threshold, with so many times as many pairs."""
+    names = ("measured", "ceiling", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling", "correlation")
+    measured, ceiling, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling, correlation = (
+        share.parts[name] for name in names
+    )
+    both = correlation * sd_pairs * sd_pairs_ceiling
+    held_out = pairs * share.parts["num_held_out"]
     of_pairs = threshold**2 * sd_ceiling**2 / held_out
     of_pairs += (sd_pairs**2 + threshold**2 * sd_pairs_ceiling**2 - 2 * threshold * both) / pairs
     distance = abs(measured - threshold * ceiling)
-    counts = np.arange(max(share.num_prompts, 2), MANY)
+    counts = np.arange(max(share.n, 2), MANY)
     variances = sd_prompts**2 / counts + of_pairs
     return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ceiling:
-    """How hack-ward the pairs of one kind read along v_hack of all other kinds. Field names are keys of the JSON."""
-
-    left_out: str
-    cos: float | None = None  # mean over its pairs; None where the other kinds give no direction
-    interval: Interval | None = None  # 95%, over both sets of pairs; None with fewer than two pairs in one of them
-    num_pairs: int
-    num_extraction: int  # pairs of other kinds that v_hack was extracted from
-
-    @property
-    def not_reached(self) -> bool:
-        """Whether its interval holds 0 or lies below: nothing shows that v_hack of the others reaches this kind."""
-        return self.interval is not None and self.interval.low <= 0
-
-
 # Conditions and arms of a run share their pairs.
 @lru_cache(maxsize=1)
-def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Ceiling, ...]:
-    """One row per kind; none where the pairs do not say theirs, or all are of one kind.
+def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Estimate, ...]:
+    """Return a row per kind; none where the pairs do not say theirs, or all are of one kind.
 
     Args:
         pairs: with the flavour of every pair.
@@ -315,13 +309,16 @@ def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Ceiling, ...]:
     return tuple(_ceiling(pairs, kind, kinds == kind, seed) for kind in different) if len(different) > 1 else ()
 
 
-def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Ceiling:
+def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Estimate:
     """The row of one kind, (n,) True for its pairs."""
     others = replace(pairs, held_out=pairs.held_out | of_kind)
-    ceiling = Ceiling(
-        left_out=kind,
-        num_pairs=int(of_kind.sum()),
-        num_extraction=int((~others.held_out).sum()),
+    ceiling = Estimate(
+        name=kind,
+        n=int(of_kind.sum()),
+        unit="pair",
+        null=0.0,
+        parts={"num_extraction": int((~others.held_out).sum())},
+        why="the other kinds give no direction",
     )
     if others.held_out.all():
         return ceiling
@@ -332,9 +329,9 @@ def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) 
     values = np.array([*prompt_means(values, pairs.clusters[of_kind].tolist()).values()])
     mean = float(values.mean())
     if not varies(values) or not can_be_halved(others):
-        return replace(ceiling, cos=mean)
+        return replace(ceiling, value=mean, why="fewer than two pairs")
     halves = svd_axes(others, *half_samples(others, NUM_HALVES, np.random.default_rng(seed)))
     drawn = cosines(halves, differences).mean(1)
     variance = values.var(ddof=1) / len(values) + drawn[~np.isnan(drawn)].var(ddof=1)
     half = student_quantile(0.95, len(values) - 1) * float(np.sqrt(variance))
-    return replace(ceiling, cos=mean, interval=Interval(low=mean - half, high=mean + half))
+    return replace(ceiling, value=mean, why="", interval=Interval(low=mean - half, high=mean + half))

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from probe.analysis.evidence import Evidence
-from probe.analysis.forecast import Forecast, forecast
+from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
+from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import Ahead
 from probe.analysis.statistics.intervals import Interval
 from probe.settings.arms import ARMS
@@ -48,22 +49,22 @@ class Screened:
 
 
 def screen(
-    evidence: Evidence, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
+    analysis: Analysis, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
 ) -> list[Screened]:
     """Return a row for each remedy, the largest hack gain avoided first and unranked remedies last.
 
     Args:
-        evidence: of the replay.
+        analysis: of the replay.
         candidates: {remedy: settings}.
         ahead: what the remedies moved in a lookahead; None: the replay alone is read.
     """
-    rows = [_first_order(evidence, name, settings) for name, settings in candidates.items()]
+    rows = [_first_order(analysis, name, settings) for name, settings in candidates.items()]
     if ahead is not None:
         rows = [_looked(row, ahead) for row in rows]
     return sorted(rows, key=lambda row: (row.hack_gain_avoided is None, -(row.hack_gain_avoided or 0.0)))
 
 
-def _first_order(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> Screened:
+def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> Screened:
     row = Screened(remedy=name, settings=settings)
     for key in settings:
         for start, why in UNSEEN.items():
@@ -75,15 +76,15 @@ def _first_order(evidence: Evidence, name: str, settings: Mapping[str, Any]) -> 
         return replace(
             row, why=f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs"
         )
-    found = _forecast(evidence, settings)
+    found = _forecast(analysis, settings)
     if isinstance(found, str):
         return replace(row, why=found)
-    row = replace(row, norm_removed=found.norm_removed)
-    margin, honest = found.row("margin"), found.row("honest")
-    if margin is None or margin.removed is None:
-        return replace(row, why="the interval of the update's progress on held-out hacks includes 0")
-    kept = None if honest is None or honest.removed is None else 1 - honest.removed.value
-    return replace(row, hack_gain_avoided=margin.removed.value, interval=margin.removed.interval, honest_gain_kept=kept)
+    row = replace(row, norm_removed=found["removed/norm"].value)
+    margin, honest = found["removed/margin"], found.get("removed/honest")
+    if margin.value is None:
+        return replace(row, why=f"held-out hacks: {margin.why}")
+    kept = None if honest is None or honest.value is None else 1 - honest.value
+    return replace(row, hack_gain_avoided=margin.value, interval=margin.interval, honest_gain_kept=kept)
 
 
 def _looked(row: Screened, ahead: Ahead) -> Screened:
@@ -108,17 +109,17 @@ def _looked(row: Screened, ahead: Ahead) -> Screened:
     return replace(row, hack_gain_avoided=(hacks + held_out) / 2)
 
 
-def _forecast(evidence: Evidence, settings: Mapping[str, Any]) -> Forecast | str:
-    """Return the first-order forecast of projection with these settings, or why there is none."""
-    linked, arm = evidence.reproduced, evidence.measured_arm
+def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Estimate] | str:
+    """Return {name: estimate} of the first-order forecast of projection with these settings, or why there is none."""
+    linked, arm = analysis.reproduced, analysis.measured_arm
     if linked is None or arm is None:
         return "the replay has no inner products along v_hack"
-    extraction, gate = linked.pairs.extraction, evidence.gate
+    extraction, gate = linked.pairs.extraction, analysis.gate
     k = settings.get(K, extraction.k)
     if k > linked.pairs.most_directions:
         return f"the pairs give {linked.pairs.most_directions} directions"
     side = settings.get(f"{GATE}.gate", gate.gate) or ARMS[arm].gate
     pairs = replace(linked.pairs, extraction=replace(extraction, k=k))
     overshoot = settings.get(f"{GATE}.overshoot", gate.overshoot)
-    found = forecast(replace(linked, pairs=pairs), gate=side, overshoot=overshoot, seed=evidence.seed)
-    return found or "no held-out pairs, or too few to extract from"
+    found = forecast(replace(linked, pairs=pairs), gate=side, overshoot=overshoot, seed=analysis.seed)
+    return {row.name: row for row in found} or "no held-out pairs, or too few to extract from"

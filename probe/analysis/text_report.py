@@ -1,32 +1,15 @@
-"""One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints, and its tables.
+"""One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints, and its tables."""
 
-To add a table: a row in TABLES, at its place in the order of reading; the page picks by name (`probe.report.sections`).
-"""
-
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain
-from typing import Any
+from collections.abc import Container
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import CONTRASTS, Contrast
-from probe.analysis.formatting import (
-    TextTable,
-    p_value,
-    render_table,
-    short,
-    shown,
-    wrap,
-    yes,
-)
-from probe.analysis.statistics.nulls import haar_test
-from probe.analysis.statistics.permutation import ModuleRow
+from probe.analysis.families import FAMILIES
+from probe.analysis.formatting import WIDTH, TextTable, p_value, render_table, short, shown, wrap, yes
 from probe.analysis.training_runs import RATES
 from probe.analysis.verdict.verdict import MOST_CAVEATS, finding_lines, note_lines, verdict_lines
 from probe.settings.words import ALL, DEFAULT_CONDITION
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
-CONTRASTS_NOTE = "; contrasts a - b: Welch's unit is the sample (naive); within-prompt sign flip, unit: prompt"
 MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
 
 
@@ -55,199 +38,80 @@ def format_analysis(analysis: Analysis) -> str:
     return "\n\n".join([format_verdict(analysis, most=None).rstrip(), *sections]) + "\n"
 
 
-# The tables: (name, columns that are flush left, title, rows, columns). A column is `header = attribute:format`; the
-# attribute may have dots, or be a row of COMPUTED; the format is one of WORDS, or Python's.
-Title = str | Callable[[Analysis], str]
-Table = tuple[str, int, Title, Callable[[Analysis], Iterable[Any]], str]
-WORDS: Mapping[str, Callable[[Any], str]] = {
-    "p": p_value,
-    "yes": yes,
-    **{f"cut{width}": partial(short, width=width) for width in (16, 24, 60)},
-}
-COMPUTED: Mapping[str, Callable[[Any], Any]] = {
-    "haar_of_step": lambda step: (
-        haar_test(step.cos_in, step.haar_sd) if step.cos_in is not None and step.haar_sd else None
-    ),
-    "sign": lambda row: "-0+"[row.advantage_sign + 1],
-    "label": lambda row: "hacked" if row.hacked else "clean",
-}
+STEPS = "steps"
+NAMES = (*FAMILIES, "cells", STEPS)  # of the tables, in the order of reading
 
 
-def _forecast_title(analysis: Analysis) -> str:
-    forecast = analysis.forecast
-    assert forecast is not None  # it has rows
-    return (
-        f"First-order forecast of the gate {forecast.gate} x {forecast.overshoot:g}, which removes "
-        f"{forecast.norm_removed:.0%} of the norm: share of the progress that it removes, beside directions of "
-        "permuted pairs that remove the same norm (margin: held-out hacks against the clean answers to their prompts; "
-        "hacks, honest: rewarded rollouts)"
-    )
+def all_tables(analysis: Analysis, names: Container[str] = NAMES) -> list[TextTable]:
+    """Return the tables of the given names that have rows, in the order of reading."""
+    tables = [estimate_table(analysis, family) for family in FAMILIES if family in names]
+    tables += [cell_table(analysis)] * ("cells" in names)
+    tables += [step_table(analysis)] * (STEPS in names)
+    return [table for table in tables if table.rows]
 
 
-def _modules(analysis: Analysis) -> list[ModuleRow]:
-    return sorted(analysis.permutation.modules if analysis.permutation else [], key=lambda row: -abs(row.z))
+def estimate_table(analysis: Analysis, family: str) -> TextTable:
+    """Return the estimates of one family, a row each; columns that say nothing are left out."""
+    shown_as, estimates = FAMILIES[family], analysis.of(family)
+    title = shown_as.title if isinstance(shown_as.title, str) else shown_as.title(analysis)
+    if family == "modules" and len(estimates) > MOST_MODULES:
+        title += f"; {len(estimates) - MOST_MODULES} more in JSON"
+        estimates = estimates[:MOST_MODULES]
+    form, rows = shown_as.form, []
+    several, varies = len({row.arm for row in estimates}) > 1, len({row.null for row in estimates} - {None}) > 1
+    for row in estimates:
+        parts = ((name, row.parts.get(part)) for part, name in shown_as.parts.items())
+        rows.append(
+            {
+                "estimate": short(row.name, 46),
+                "arm": (row.arm or "") * several,
+                "value": shown(row.value, form),
+                "95%": shown(row.interval, form),
+                "n": f"{row.n} {row.unit}s" if row.n else "",
+                "no signal": shown(row.null, form) if varies else "",  # 0 or .5, which goes without saying
+                "p": p_value(row.p),
+                **{name: value if value is None else _number(value) for name, value in parts},
+                "note": row.why,
+            }
+        )
+    kept = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "", "-") for row in rows)]
+    taken = sum(2 + max(len(name), *(len(row[name] or "-") for row in rows)) for name in kept if name != "note")
+    for row in rows:
+        row["note"] = short(row["note"], max(WIDTH - taken - 4, 12))
+    cells = [tuple(row[name] or "-" for name in kept) for row in rows]
+    left = 1 + ("arm" in kept)
+    return TextTable(name=family, title=title.format(arm=analysis.measured_arm), header=kept, rows=cells, left=left)
 
 
-def _modules_title(analysis: Analysis) -> str:
-    count = len(_modules(analysis))
-    more = f"; {count - MOST_MODULES} more in JSON" if count > MOST_MODULES else ""
-    return f"Modules (mean cos_in over prompts; z: N2; p: max-T over {count} modules{more})"
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
-def _contrasts(place: int) -> Table:
-    """The table of one contrast, a row an arm; its title names what the contrast is confounded with."""
-    spec = CONTRASTS[place]
-
-    def rows(analysis: Analysis) -> list[Contrast]:
-        return [row for row in analysis.contrasts if row.name == spec.name]
-
-    def title(analysis: Analysis) -> str:
-        measured = (row.confounded_with for row in rows(analysis) if row.arm == analysis.measured_arm)
-        rivals = list(chain.from_iterable(measured))
-        caution = f" (confounded with {', '.join(rivals)})" if rivals else ""
-        return f"{spec.metric}: {spec.name}{caution}{'' if place else CONTRASTS_NOTE}"
-
-    columns = (
-        "arm = arm | n a = n_a | n b = n_b | Welch p = welch_p:p | prompts = num_prompts | within = difference:+.3f | "
-        "95% interval = interval:+.3f | flip p = p:p | Haar p = haar.p:p"
-    )
-    return f"contrast-{place + 1}", 1, title, rows, columns
+def cell_table(analysis: Analysis) -> TextTable:
+    """Return where the gradient comes from: samples by source, hint, labels and sign of the advantage."""
+    header = ("source", "hint", "hacked", "right", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "dot")
+    rows = []
+    for cell in analysis.cells:
+        labels = (short(cell.src_pool, 16), yes(cell.hint), yes(cell.hacked), yes(cell.gt_pass))
+        sign = "?" if cell.advantage_sign is None else "-0+"[cell.advantage_sign + 1]
+        cosines = (shown(value, "+.3f") for value in (cell.mean_cos_contrib, cell.mean_cos_nll))
+        counts = (str(cell.n), str(cell.num_prompts), f"{cell.mean_advantage:+.3f}")
+        rows.append((*labels, sign, *counts, *cosines, f"{cell.dot:+.3g}"))
+    title = f"Advantage cells (arm {analysis.measured_arm}; n in samples; dot: sum of cosine x norm)"
+    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
 
 
-TABLES: Sequence[Table] = (
-    (
-        "shares",
-        1,
-        "Shares of what held-out pairs read (arm {arm}; interval over prompts and pairs; sd pairs: of the measured "
-        "mean over half-samples of the extraction pairs)",
-        lambda analysis: analysis.shares,
-        "share = name | value = share.value:.2f | 95% = share.interval:.2f | read = measured:+.3f | "
-        "ceiling = ceiling:+.3f | prompts = num_prompts | pairs = num_held_out | sd prompt = sd_prompts:.3f | "
-        "sd pairs = sd_pairs:.3f",
-    ),
-    (
-        "overlap",
-        1,
-        "Overlap (rewarded hacks with clean answers to their prompt on both sides of them, or within 0.2 sd; by "
-        "chance: with labels shuffled within prompts; ratio over prompts, 0.5 is needed)",
-        lambda analysis: [row for share in analysis.shares for row in share.overlaps],
-        "score = score | hacks = num_hacks | prompts = num_prompts | share = share:.2f | by chance = by_chance:.2f | "
-        "ratio = ratio.value:.2f | 95% = ratio.interval:.2f | lacking = is_lacking:yes",
-    ),
-    (
-        "ceilings",
-        1,
-        "Ceilings by kind (mean cosine of the pairs of a kind along v_hack of all other kinds; interval over both sets "
-        "of pairs)",
-        lambda analysis: analysis.ceilings,
-        "left out = left_out | cos = cos:+.3f | 95% = interval:+.3f | pairs = num_pairs | "
-        "extracted from = num_extraction",
-    ),
-    (
-        "forecast",
-        1,
-        _forecast_title,
-        lambda analysis: analysis.forecast.rows if analysis.forecast is not None else [],
-        "target = target | progress = progress:+.3f | removed = removed.value:.2f | 95% = removed.interval:.2f | "
-        "permuted = permuted_mean:.2f | 95th pct = permuted_q95:.2f | p = permuted_p:p | prompts = num_prompts",
-    ),
-    (
-        "lookahead",
-        2,
-        "Lookahead: nats that texts gain over steps of each arm on the stored rollouts (difference: to the arm without "
-        "a gate, paired by prompt)",
-        lambda analysis: analysis.lookahead,
-        "arm = arm | measure = measure | value = value:.3f | without = plain:.3f | difference = difference.value:+.3f "
-        "| 95% = difference.interval:+.3f | prompts = num_prompts",
-    ),
-    (
-        "nulls",
-        2,
-        "Nulls (arm {arm}; N2 labels permuted across pairs, N3 clean against clean, N4 batch labels permuted within "
-        "prompts: of cos_in a diagnostic, no null)",
-        lambda analysis: sorted(
-            analysis.permutation.rows if analysis.permutation else [], key=lambda row: (row.metric, row.null)
-        ),
-        "statistic = metric | null = null | value = value:+.3f | mean = test.mean:+.3f | sd = test.sd:.3f | "
-        "95th pct = test.q95:+.3f | d = test.d:+.3f | z = test.z:+.1f | p = test.p:p | draws = test.num_draws",
-    ),
-    (
-        "arms",
-        1,
-        "Arms (cos_in over prompts; z, p: Haar, one draw shared by all steps)",
-        lambda analysis: analysis.summaries,
-        "arm = arm | steps = num_steps | missing = num_null | prompts = num_prompts | cos_in = mean_cos_in:+.3f | "
-        "95% interval = interval:+.3f | flip p = sign_flip_p:p | z = haar.z:+.1f | p = haar.p:p",
-    ),
-    (
-        "cells",
-        4,
-        "Advantage cells (arm {arm}; n in samples)",
-        lambda analysis: analysis.cells,
-        "source = src_pool:cut16 | hint = hint:yes | hacked = hacked:yes | gt = gt_pass:yes | A = sign | n = n | "
-        "prompts = num_prompts | mean A = mean_advantage:+.3f | cos_S_contrib = mean_cos_contrib:+.3f | "
-        "cos_S_nll = mean_cos_nll:+.3f | sum dot = dot:+.3g",
-    ),
-    (
-        "buckets",
-        2,
-        "Buckets (arm {arm}; n in samples; null: without cos_S_contrib)",
-        lambda analysis: analysis.buckets,
-        "source = src_pool:cut24 | label = label | n = n | missing = num_null | mean A = mean_advantage:+.3f | "
-        "cos_S_contrib = mean_cos_contrib:+.3f | cos_S_nll = mean_cos_nll:+.3f",
-    ),
-    *map(_contrasts, range(len(CONTRASTS))),
-    (
-        "specificity",
-        1,
-        "AUROC for hacked among A > 0 (arm {arm}; interval: over prompts)",
-        lambda analysis: analysis.specificity,
-        "score = score | hacked = n_hacked | clean = n_clean | prompts = num_prompts | AUROC = auroc:.2f | "
-        "95% interval = interval:.2f",
-    ),
-    (
-        "modules",
-        1,
-        _modules_title,
-        lambda analysis: _modules(analysis)[:MOST_MODULES],
-        "module = module:cut60 | cos_in = mean_cos:+.3f | z = z:+.1f | p = p_max_t:p",
-    ),
-    (
-        "steps",
-        3,
-        "Steps (Haar z of cos_in; '-' where a cosine does not exist)",
-        lambda analysis: analysis.steps,
-        "step = step | arm = arm | problem = problem_id:cut16 | cos_in = cos_in:+.3f | Haar z = haar_of_step.z:+.1f | "
-        "p = haar_of_step.p:p | cos_out = cos_out:+.3f | hackward = hackward_frac_in:.2f | fired = frac_fired:.2f | "
-        "spread = reward_spread:.2f",
-    ),
-)
-
-
-def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[TextTable]:
-    """The tables of the records that have rows, in the order of reading: of the given names, or every one."""
-    tables = []
-    for name, left, title, rows_of, columns in TABLES:
-        rows = [] if names is not None and name not in names else list(rows_of(analysis))
-        if rows:
-            words = title.format(arm=analysis.measured_arm) if isinstance(title, str) else title(analysis)
-            tables.append(table_of(name, left, words, rows, columns))
-    return tables
-
-
-def table_of(name: str, left: int, title: str, rows: Iterable[Any], columns: str) -> TextTable:
-    """A table of rows by the attributes that its columns name, as in TABLES."""
-    header, cells = zip(*(column.split(" = ") for column in columns.split(" | ")), strict=True)
-    texts = [tuple(_cell(row, *cell.partition(":")[::2]) for cell in cells) for row in rows]
-    return TextTable(name=name, title=title, header=header, rows=texts, left=left)
-
-
-def _cell(row: Any, path: str, form: str) -> str:
-    """An attribute of a row as text; '-' for None."""
-    value = row
-    for name in path.split("."):
-        value = None if value is None else COMPUTED[name](value) if name in COMPUTED else getattr(value, name)
-    return WORDS[form](value) if form in WORDS else shown(value, form)
+def step_table(analysis: Analysis) -> TextTable:
+    """Return the steps of every arm, a row each."""
+    header = ("step", "arm", "problem", "cos_in", "Haar z", "cos_out", "hackward", "fired", "spread")
+    rows = []
+    for step in analysis.steps:
+        z = step.cos_in / step.haar_sd if step.cos_in is not None and step.haar_sd else None
+        numbers = ((step.cos_in, "+.3f"), (z, "+.1f"), (step.cos_out, "+.3f"), (step.hackward_frac_in, ".2f"))
+        numbers += ((step.frac_fired, ".2f"), (step.reward_spread, ".2f"))
+        rows.append((str(step.step), step.arm, short(step.problem_id, 16), *(shown(*number) for number in numbers)))
+    title = "Steps (Haar z of cos_in; '-' where a cosine does not exist)"
+    return TextTable(name=STEPS, title=title, header=header, rows=rows, left=3)
 
 
 def heldout_table(analysis: Analysis) -> TextTable:
@@ -275,10 +139,9 @@ def basis_table(analysis: Analysis) -> TextTable:
     """The verdict in every basis and the numbers behind it, of a run that measures in several."""
     rows = []
     for row in analysis.bases if len(analysis.bases) > 1 else []:
-        pull, contrast, margin = (finding.number for finding in row.verdict.findings)
-        price = None if row.forecast is None else row.forecast.row("honest")
-        shares = ("-" if number is None else str(number) for number in (pull, contrast))
-        removed = (margin, None if price is None else price.removed)
-        rows.append((row.basis, row.verdict.word, *shares, *("-" if x is None else x.percent() for x in removed)))
+        shares = (row.get("shares", name) for name in ("pull", "contrast"))
+        removed = (row.get("removed", f"removed/{name}") for name in ("margin", "honest"))
+        cells = [*(shown(share, ".2f") for share in shares), *(shown(share, ".0%") for share in removed)]
+        rows.append((row.basis, row.verdict.word, *cells))
     header = ("basis", "verdict", "pull", "contrast", "margin removed", "honest removed")
     return TextTable(name="bases", title=analysis.agreement, header=header, rows=rows, left=2)

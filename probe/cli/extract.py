@@ -24,7 +24,6 @@ from replay_pools.pool import MANIFEST_NAME, pool_names, resolve_pool
 if TYPE_CHECKING:  # torch
     from extraction.controls import ModuleAngles
 
-MEASURES = {"accuracy": "sign accuracy", "mean_cos": "mean cosine"}  # {key in the nulls of a card: label}
 SAMPLED = "sampled"  # suggested name for a pool of the model
 DIVISOR = "objective.max_completion_length"  # dr_grpo's
 
@@ -196,10 +195,6 @@ def print_card(file: Path, card: Mapping[str, Any]) -> None:
         ]
     else:
         rows.append(("held-out sign accuracy", "unknown: no pair is held out"))
-    for name, null in card["nulls"].items():
-        for measure, test in null.items():
-            text = f"{test['mean']:+.3f} sd {test['sd']:.3f}, p {test['p']:.2g}"
-            rows.append((f"{MEASURES[measure]} under {name}", text))
     rows += [
         ("adapted weights sha256", card["fingerprint"]["weights_sha256"][:16]),
         ("file sha256", card["sha256"][:16]),

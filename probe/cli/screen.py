@@ -35,7 +35,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
       probe screen out/runs/demo
       probe screen out/runs/demo --lookahead 20
     """
-    from probe.analysis.evidence import Evidence  # scipy: only for those who ask
+    from probe.analysis.analyze import Analysis  # scipy: only for those who ask
     from probe.analysis.screen import screen as screened
     from probe.experiments.candidates import read_candidates
     from probe.settings.remedy import CANDIDATES
@@ -47,7 +47,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
         from probe.runs.screening import look_at_remedies  # torch
 
         ahead = look_at_remedies(stored, candidates, lookahead, out_dir=out, say=say)
-    rows = screened(Evidence(stored), candidates, ahead)
+    rows = screened(Analysis(stored), candidates, ahead)
     if as_json:
         echo_json({"steps": lookahead, "remedies": [asdict(row) for row in rows]})
         return

@@ -101,8 +101,8 @@ def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out
     """One rollout with what was measured on it, in every arm and condition; else those of a step, or of all steps with
     the largest cosines first, of the arm that measures v_hack.
     """
+    from probe.analysis.verdict.pools import read_pools
     from probe.records.run import read_tokens
-    from probe.report.rollouts import read_pools
     from probe.settings.arms import measured_arm
 
     arms = list(dict.fromkeys(record.arm for record in run.samples))
@@ -123,7 +123,9 @@ def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out
         _list(source, rows, out, as_json)
         return
     if rollout is None:
-        raise InputError(run.path, expected=f"the pool {first.src_pool}", found=" ".join(missing) or "another one")
+        raise InputError(
+            run.path, expected=f"the pool {first.src_pool}", found=missing.get(first.src_pool) or "another one"
+        )
     of_rollout = [record for record in run.samples if (record.step, record.sample_id) == (step, sample)]
     tokens = read_tokens(run.path, run.manifest).get((step, sample))
     if as_json:

@@ -11,16 +11,13 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
-from probe.analysis.cosines import BEATEN
+from probe.analysis.estimate import Estimate as Measured
 from probe.analysis.metrics import Estimate, MetricKey, Metrics, difference, unpaired_difference
-from probe.analysis.statistics.intervals import Bounded
-from probe.analysis.statistics.significance import SKEWED_CAVEAT, is_skewed
 from probe.analysis.statistics.thresholds import ALPHA
 from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Criterion
 from probe.settings.words import Word
 
-SPREAD = ("mean", "lower95", "upper95", "interval90", "p")  # statistics that take the spread of the units into account
 SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
@@ -48,7 +45,7 @@ def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None
             value = f"{measured.value:+.3g}"
             if measured.interval is not None:
                 value += f" {measured.interval:+.3f}"
-                number = Bounded(value=measured.value, interval=measured.interval)
+                number = Measured(name=criterion.metric, value=measured.value, interval=measured.interval)
         says, why = (VACUOUS, measured.vacuous) if measured.vacuous is not None else _judged(criterion, measured)
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
@@ -88,7 +85,7 @@ def _judged(criterion: Criterion, measured: Estimate) -> Judged:
     if criterion.null == "baselines":
         # Whatever its size, a score that a trivial one reaches shows nothing.
         if measured.beaten_by:
-            says, why = FAIL, f"{BEATEN}: {', '.join(measured.beaten_by)}; {why}"
+            says, why = FAIL, f"a trivial score does as well or better: {', '.join(measured.beaten_by)}; {why}"
         elif measured.beaten_by is None:
             says, why = INCONCLUSIVE if says is PASS else says, f"{why}; no trivial baseline was measured"
         else:
@@ -96,15 +93,13 @@ def _judged(criterion: Criterion, measured: Estimate) -> Judged:
     elif says is PASS and criterion.null != "none":
         # What passes must leave its null as well, or the threshold says nothing.
         test = measured.nulls.get(criterion.null)
-        numbers = "" if test is None else f"{criterion.null} p {test.p:.2g}, 95th percentile {test.q95:.3g}"
+        numbers = "" if test is None else f"{criterion.null} p {test.p:.2g}, 95th percentile {test.parts['q95']:.3g}"
         if test is None:
             says, why = INCONCLUSIVE, f"{why}; its null {criterion.null} was not measured"
-        elif test.p < ALPHA:
+        elif test.p is not None and test.p < ALPHA:
             why += f"; {numbers}"
         else:
             says, why = VACUOUS, f"{why}, and so does its null: {numbers}"
-    if criterion.statistic in SPREAD and is_skewed(list(measured.by_unit.values())):
-        why = f"{why}; {SKEWED_CAVEAT}"
     if criterion.role == "mechanism":
         why = f"{why}; mechanism: says that the code ran"
     return says, why

@@ -144,21 +144,23 @@ def advantage_diagnostics(
         loss: estimator, scale, cap and their parameters.
         rewards: (G,) of one group, or (P, G) of the P groups of a step; nan if unknown.
         reward_range: R, largest minus smallest reward that the loss can see.
-        token_advantages: (N,) A_it of all completion tokens before the cap, if token credit makes them differ within a
-            sample. The statistics are then over them; they have no bound, so no cap on them is vacuous.
-        strata: the stratum number of each sample, in the shape of `rewards`; the strata then count as groups.
+        token_advantages: (N,) A_it of all completion tokens before the cap, where token credit makes them differ within
+            a sample. The cap acts on them; `abs_max` and the cap's statistics are of them. They have no bound, so no
+            cap on them is vacuous. Mean and std stay those of the samples' A_i.
+        strata: as `rewards`, the number of each sample's stratum; the groups are then the strata.
 
     Returns:
-        `advantage/{mean,std,abs_max}` after the cap; `advantage/bound` (None: unbounded); `adv_cap_fraction` =
-        capped / nonzero; `adv_cap_magnitude` = mean |A| of capped advantages before the cap (None: none capped);
-        `adv_cap_vacuous` = the cap is at or above its bound and never acts (None: no cap); `frac_reward_zero_std`
-        and `skip_rate` = shares of the groups (skipped: below `min_group_std`, not counting zero variance).
+        `advantage/{mean,std}` of the samples' advantages; `advantage/abs_max` after the cap; `advantage/bound` (None:
+        unbounded); `adv_cap_fraction` = capped / nonzero; `adv_cap_magnitude` = mean |A| before the cap of the capped
+        ones (None: none capped); `adv_cap_vacuous` = the cap is not below its bound and can never bind (None: no cap);
+        `frac_reward_zero_std` and `skip_rate` are shares of the groups (skipped = below `min_group_std`, zero variance
+        apart).
     """
     groups = [rewards.flatten()[part] for part in _parts(rewards, strata)]
     clip, batch_std = loss.advantage_clip, group_std(rewards.flatten())
-    before, bound = token_advantages, None
-    if before is None:
-        before = torch.cat([advantages(group, loss, batch_std=batch_std) for group in groups])
+    of_samples, bound = torch.cat([advantages(group, loss, batch_std=batch_std) for group in groups]), None
+    before = of_samples if token_advantages is None else token_advantages
+    if token_advantages is None:
         bound = advantage_bound(
             max(map(len, groups)),
             reward_range,
@@ -173,8 +175,8 @@ def advantage_diagnostics(
     num_nonzero = int((magnitude > 0).sum())
     stds = [group_std(group) for group in groups]
     return {
-        "advantage/mean": float(after.mean()),
-        "advantage/std": group_std(after),
+        "advantage/mean": float((after if token_advantages is None else of_samples).mean()),
+        "advantage/std": group_std(after if token_advantages is None else of_samples),
         "advantage/abs_max": float(after.abs().max()),
         "advantage/bound": bound,
         "adv_cap_fraction": int(capped.sum()) / num_nonzero if num_nonzero else 0.0,

@@ -18,9 +18,9 @@ from replay_pools.base.tables import decode_json
 RUN_SCHEMA = 6  # version of a run's files; readers refuse any other
 # Wire fields of StepRecord.advantage, from `probe.objective.advantages.advantage_diagnostics` and the weighting.
 ADVANTAGE_MEANINGS = {
-    "advantage/mean": "mean advantage, after the cap",
-    "advantage/std": "standard deviation (ddof = 1), after the cap",
-    "advantage/abs_max": "largest |A|, after the cap",
+    "advantage/mean": "mean of the samples' `advantage`: after the cap; with token credit, before credit and cap",
+    "advantage/std": "their standard deviation (ddof = 1)",
+    "advantage/abs_max": "largest |A| after the cap; with token credit, of the tokens",
     "advantage/abs_mean": "mean |A| over the completion tokens, after token credit and the cap",
     "advantage/bound": "largest |A| that rewards in this range allow; null with token credit",
     "adv_cap_fraction": "capped advantages / nonzero advantages",

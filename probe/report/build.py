@@ -14,7 +14,7 @@ from probe.report.inputs import Report
 from probe.report.page import Section, page
 from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
-from probe.report.sections import measured, power, rollouts, training
+from probe.report.sections import measured, rollouts, times, training
 from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, verdict
 from replay_pools.base.files import write_atomic, write_json
 from replay_pools.base.terminal import visible
@@ -66,7 +66,7 @@ def contents(report: Report) -> list[Section]:
     measures_of_run = measures(report)
     before = [*([] if trained is None else [trained]), *compared(report)]
     after = [] if measures_of_run is None else [measures_of_run]
-    after += [*measured(report), power(report), provenance(report)]
+    after += [*measured(report), *filter(None, [times(report)]), provenance(report)]
     # Rollouts get the bytes that the other sections leave.
     used = sum(len(section.html.encode()) for section in (*before, *after))
     viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))

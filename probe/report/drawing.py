@@ -1,6 +1,6 @@
 """A figure by matplotlib: `drawn` gives a function empty axes; its SVG takes the colours of the page.
 
-figure = drawn("power-seeds", seeds_power, plan)      draw(axes, data) labels its axes and adds its legend
+figure = drawn("learning-hack", learning, arms, "hack") draw(axes, data) labels its axes and adds its legend
 figure.svg                                            for the page: text as text, colours as CSS variables
 figure.save(folder, "pdf")                            for a paper
 """

@@ -14,13 +14,11 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.formatting import TextTable, short
-from probe.analysis.verdict.pools import pool_facts
+from probe.analysis.verdict.pools import read_pools
 from probe.records.records import SampleRecord, TokenRecord
 from probe.records.run import Run, read_tokens
 from probe.report.facts import gist_of, signed
 from probe.report.inputs import samples_of, slug
-from replay_pools.base.errors import InputError
-from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
 MOST_STRINGS = 10  # of each table
@@ -77,7 +75,8 @@ def load_rollouts(analysis: Analysis) -> RunRollouts:
         InputError: token files that are not those of the manifest.
     """
     run = analysis.given
-    stored, missing = read_pools(run)
+    stored, unread = read_pools(run)
+    missing = [f"The texts of pool {name} are not shown. {reason}" for name, reason in unread.items()]
     anchor = f"r-{slug(analysis.run)}"
     token_records = read_tokens(run.path, run.manifest)
     shown = []
@@ -224,22 +223,3 @@ def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[P
     ranked = pushes(shown, by_line=by_line)
     hackward = [row for row in ranked if row.push > LEAST_PUSH]
     return hackward, [row for row in reversed(ranked) if row.push < -LEAST_PUSH]
-
-
-def read_pools(run: Run) -> tuple[dict[tuple[str, int, int], Rollout], list[str]]:
-    """({(pool, step, sample): rollout}, sentences on pools that cannot be read)."""
-    stored: dict[tuple[str, int, int], Rollout] = {}
-    why = dict.fromkeys((sample.src_pool for sample in run.samples), "The run does not say where it is.")
-    for pool in pool_facts(run):
-        why[pool.name] = "It is not there, or not as the run read it."
-        if pool.path is None:
-            continue
-        try:
-            # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
-            rollouts = [rollout for group in open_pool(pool.path).steps for rollout in group]
-        except InputError as error:
-            why[pool.name] = str(error)
-            continue
-        del why[pool.name]
-        stored |= {(pool.name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
-    return stored, [f"The texts of pool {name} are not shown. {reason}" for name, reason in sorted(why.items())]

@@ -13,23 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import METRICS, Cell, Metric
+from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, METRICS, Cell, Metric
+from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import p_value, short
-from probe.analysis.metrics import MetricKey
-from probe.analysis.statistics.intervals import Interval, prompt_means
-from probe.analysis.statistics.nulls import NORMAL_975, NullTest
-from probe.analysis.statistics.significance import ONE_SAMPLE, mde, mean_interval
-from probe.analysis.statistics.thresholds import MATERIAL
+from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
+from probe.analysis.statistics.nulls import NORMAL_975
+from probe.analysis.statistics.permutation import N2
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
 from probe.report.inputs import label_of, samples_of, slug
 from probe.settings.arms import ARMS
 
-NULL_NAMES = {  # beside the Haar band of every arm
-    "N2": "N2: labels permuted across pairs",
-    "N3": "N3: clean against clean pairs",
-    "N4": "N4: rewards permuted (diagnostic)",
-}
 DIRECTIONS = {
     "v_hack": "v_hack",
     "haar": "Haar directions",
@@ -43,7 +37,6 @@ SHARES = {  # what the number of a question is
     "removable": "removed by the gate, of the progress",
 }
 MARKS = 200  # of one figure; of more prompts or steps, evenly spaced ones are drawn
-PROMPTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 ROW = 0.37  # inches of a row of marks below its label
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
@@ -84,8 +77,8 @@ def answers(axes: Axes, analysis: Analysis) -> None:
     for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
-            low, value, high = np.clip((number.interval.low, number.value, number.interval.high), -0.5, 1.5)
-            note = str(number) if finding.name != "removable" else number.percent()
+            low, value, high = np.clip(number.span, -0.5, 1.5)
+            note = format(number, ".0%" if finding.name == "removable" else ".2f")
             within = Interval(low=float(low), high=float(high))
             rows.append(Row(SHARES[finding.name], note, float(value), within, None, True, finding.counts_from))
     axes.set_title("The answers in numbers")
@@ -96,58 +89,51 @@ def answers(axes: Axes, analysis: Analysis) -> None:
 
 
 def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
-    """Mean cos_in of every arm against Haar directions; of a single one also against every null that was drawn."""
+    """Mean cos_in of every arm against Haar directions; of a single one also against permuted pairs."""
     rows = []
     for analysis in analyses:
-        for summary in analysis.summaries:
-            row = Row(
-                f"{label_of(analysis)} \u00b7 {summary.arm}" if len(analyses) > 1 else summary.arm,
-                f"{signed(summary.mean_cos_in)} \u00b7 {plural(summary.num_prompts, 'prompt')}",
-                summary.mean_cos_in,
-                summary.interval,
-                _band(summary.haar),
-                summary.arm == analysis.measured_arm,
-            )
-            rows.append(row)
-        tests = analysis.permutation.rows if analysis.permutation is not None and len(analyses) == 1 else []
-        for null, name in NULL_NAMES.items():
-            for row in tests:
-                if (row.metric, row.null) == ("cos_in", null):
-                    rows.append(Row(name, f"p {p_value(row.test.p)}", row.value, null=_band(row.test)))
+        for arm in analysis.of("cos_in"):
+            label = f"{label_of(analysis)} \u00b7 {arm.arm}" if len(analyses) > 1 else str(arm.arm)
+            note = f"{signed(arm.value)} \u00b7 {plural(arm.n, 'prompt')}"
+            band = _band(analysis.get("nulls", f"cos_in, {HAAR}", arm.arm))
+            rows.append(Row(label, note, arm.value, arm.interval, band, arm.arm == analysis.measured_arm))
+        permuted = analysis.get("nulls", f"cos_in, {N2}") if len(analyses) == 1 else None
+        if permuted is not None:
+            rows.append(Row(N2, f"p {p_value(permuted.p)}", permuted.value, null=_band(permuted)))
     axes.set_title("Does the gradient point along the direction?")
     axes.set_xlabel("mean cos_in over prompts, 95% (\u2192 hack-ward)")
     forest(axes, rows, null="95% of the null (of an arm: Haar)", strong="measured arm", weak="other arms")
 
 
-def _band(test: NullTest | None) -> tuple[float, float] | None:
+def _band(test: Estimate | None) -> tuple[float, float] | None:
     """Where a null has 95% of its values."""
-    return None if test is None else (test.mean - NORMAL_975 * test.sd, test.mean + NORMAL_975 * test.sd)
+    if test is None or test.null is None:
+        return None
+    half = NORMAL_975 * test.parts["sd"]
+    return test.null - half, test.null + half
 
 
 def contrasts(axes: Axes, analysis: Analysis) -> None:
-    """Mean within-prompt differences of the measured arm."""
+    """Mean within-prompt difference of every arm."""
     rows = []
-    for contrast in analysis.contrasts:
-        if contrast.arm != analysis.measured_arm or contrast.difference is None:
-            continue
-        name = contrast.name if contrast.metric == "cos_S_contrib" else f"{contrast.name} (nll)"
-        note = f"{signed(contrast.difference)} \u00b7 p {p_value(contrast.p)}"
-        rows.append(Row(name, note, contrast.difference, contrast.interval, _band(contrast.haar)))
+    for contrast in (row for row in analysis.of("contrasts") if row.name == HACK_DIFFERENCE):
+        note = f"{signed(contrast.value)} \u00b7 p {p_value(contrast.p)}"
+        band = _band(analysis.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", contrast.arm))
+        is_measured = contrast.arm == analysis.measured_arm
+        rows.append(Row(str(contrast.arm), note, contrast.value, contrast.interval, band, is_measured))
     axes.set_title("Do hacks point further hack-ward?")
-    axes.set_xlabel("difference of cosines within prompts, 95%")
-    forest(axes, rows, null="95% of Haar directions", strong="mean over prompts")
+    axes.set_xlabel("hacks minus clean answers, cosines within prompts, A > 0, 95%")
+    forest(axes, rows, null="95% of Haar directions", strong="measured arm", weak="other arms")
 
 
 def areas(axes: Axes, analysis: Analysis) -> None:
-    """AUROC for hacked among A > 0: the cosine, and the trivial scores that it has to beat."""
-    rows = []
-    for place, area in enumerate(analysis.specificity):
-        bounds = "" if area.interval is None else f" [{area.interval.low:.2f}, {area.interval.high:.2f}]"
-        note = "" if area.auroc is None else f"{area.auroc:.2f}{bounds}"
-        rows.append(Row(area.score, note, area.auroc, area.interval, strong=place == 0))
-    axes.set_title("Does the cosine beat trivial scores?")
+    """AUROC for hacked among A > 0: the cosine, and the scores without a direction that it has to beat."""
+    rows = [
+        Row(row.name, format(row), row.value, row.interval, strong=not i) for i, row in enumerate(analysis.of("auroc"))
+    ]
+    axes.set_title("Does the cosine beat scores without a direction?")
     axes.set_xlabel("AUROC for hacked, A > 0, 95% (0.5: chance)")
-    forest(axes, rows, centre=0.5, strong="the measurement", weak="what it must beat")
+    forest(axes, rows, centre=0.5, strong="v_hack", weak="what it must beat")
 
 
 def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
@@ -165,7 +151,7 @@ def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
         shown = sorted(means)[:: math.ceil(len(means) * len(rows) / MARKS)]
         heights = [place + 0.07 * (i % 3 - 1) for i in range(len(shown))]  # marks at one value would hide one another
         axes.plot(shown, heights, "o", color=color, alpha=0.7, mew=0, ls="none", label=f"{word}: a prompt")
-        interval, mean = mean_interval(means), sum(means) / len(means)
+        interval, mean = t_interval(means), sum(means) / len(means)
         if interval is not None:
             axes.plot((interval.low, interval.high), (place + 0.3,) * 2, color=INK, lw=2)
         axes.plot([mean], [place + 0.3], "o", color=INK, ms=4, ls="none", label="mean of prompts, 95%")
@@ -193,26 +179,24 @@ def cells(axes: Axes, analysis: Analysis) -> None:
 
 
 def module_map(axes: Axes, analysis: Analysis) -> None:
-    """z of every module under permuted labels; a ring is beyond the threshold that holds for all of them."""
-    permutation = analysis.permutation
-    if permutation is None or not permutation.modules:
+    """z of every module under permuted labels."""
+    rows = analysis.of("modules")
+    if not rows:
         return
-    rows, critical = permutation.modules, permutation.modules_critical_z
-    places = {row.module: layer_and_kind(row.module) for row in rows}
+    places = {row.name: layer_and_kind(row.name) for row in rows}
     layers = sorted({layer for layer, _ in places.values()})
     kinds = list(dict.fromkeys(kind for _, kind in places.values()))
-    largest = max(abs(row.z) for row in rows) or 1.0
-    for row in sorted(rows, key=lambda row: abs(row.z)):  # rings are drawn last, over their neighbours
-        layer, kind = places[row.module]
-        ringed = critical is not None and abs(row.z) > critical
-        side, name = (HACK, "hack-ward") if row.z > 0 else (CLEAN, "clean-ward")
+    largest = max(abs(row.parts["z"]) for row in rows) or 1.0
+    for row in rows:
+        (layer, kind), z = places[row.name], row.parts["z"]
+        side, name = (HACK, "hack-ward") if z > 0 else (CLEAN, "clean-ward")
         axes.bar(
             layers.index(layer),
             *(1, 1, kinds.index(kind) - 0.5),
-            color=(side, max(0.05, abs(row.z) / largest)),
-            edgecolor=INK if ringed else PAPER,
-            linewidth=1.6 if ringed else 1,
-            label=f"|z| > {critical:.2f}: p < .05 (max-T)" if ringed else f"{name}, full at |z| = {largest:.1f}",
+            color=(side, max(0.05, abs(z) / largest)),
+            edgecolor=PAPER,
+            linewidth=1,
+            label=f"{name}, full at |z| = {largest:.1f}",
         )
     stride = math.ceil(len(layers) / 14)
     axes.set_xticks(range(0, len(layers), stride), [str(layer) for layer in layers[::stride]])
@@ -274,29 +258,6 @@ def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def prompts_power(axes: Axes, analysis: Analysis) -> None:
-    """The smallest mean cos_in that n prompts show, given how much the prompts of this run vary."""
-    estimate, pull = analysis.metrics.get(MetricKey("cos_in", "prompt")), analysis.share("pull")
-    cosines = [] if estimate is None else list(estimate.by_unit.values())
-    sd = float(np.std(cosines, ddof=1)) if len(cosines) > 1 else 0.0
-    if analysis.trains or not sd > 0:  # in training the prompt is not the unit
-        return
-    numbers = sorted({*PROMPTS, len(cosines)})
-    effects = [mde(sd, n, paired_correlation=ONE_SAMPLE) for n in numbers]
-    effect = effects[numbers.index(len(cosines))]
-    axes.plot(numbers, effects, color=INK, label=f"80% power, two-sided test at 5%, sd {sd:.3f}")
-    axes.plot(
-        [len(cosines)], [effect], "o", color=INK, label=f"this run: {len(cosines)} prompts, {effect:.3f}", ls="none"
-    )
-    if pull is not None and pull.ceiling is not None and (material := MATERIAL * pull.ceiling) > 0:
-        axes.axhline(material, color=HACK, ls="--", lw=1, label=f"{MATERIAL:g} of what held-out hacks read")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(PROMPTS[::2], [str(n) for n in PROMPTS[::2]])
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"How many prompts are enough? {short(label_of(analysis), 20)}")
-    axes.set(xlabel="prompts (number)", ylabel="smallest mean cos_in seen (cosine)")
-
-
 # {section of the page: an analysis -> (name of the file, draw, data) of its figures}
 FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
     "verdict": lambda analysis: [("answers", answers, analysis)],
@@ -309,7 +270,6 @@ FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
         ("cells", cells, analysis),
     ],
     "modules": lambda analysis: [("modules", module_map, analysis)],
-    "power": lambda analysis: [("power", prompts_power, analysis)],
 }
 
 

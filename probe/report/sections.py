@@ -7,19 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probe.analysis.formatting import TextTable
-from probe.analysis.statistics.thresholds import EFFECT, SD, SEEDS
 from probe.analysis.text_report import all_tables
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
-from probe.experiments.spec import Cost, Spec
 from probe.records.timings import describe_timings
-from probe.report.drawing import Figure, drawn
+from probe.report.drawing import Figure
 from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
 from probe.report.rollouts import RunRollouts, string_tables
 from probe.report.run_figures import figures_of
-from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training, seeds_power
+from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training
 from probe.report.trainings import rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
@@ -32,7 +30,7 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
         "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or "
         "below zero is an identity of the gate, not a finding.",
-        ("arms", "nulls", "steps"),
+        ("cos_in", "nulls", "lookahead", "steps"),
         "No step was recorded.",
     ),
     (
@@ -42,14 +40,13 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "differences and intervals over prompts. A hack and a solution that are both paid get the same advantage: the "
         "contrast that counts is among A > 0, and a cosine about hacks tells them apart better than length, likelihood "
         "or the hint do. Cells say which rollouts carry the gradient.",
-        ("buckets", "contrast-1", "contrast-2", "contrast-3", "specificity", "cells"),
+        ("contrasts", "auroc", "own", "cells"),
         "No rollout has a cosine.",
     ),
     (
         "modules",
         "Module map",
-        "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs). A "
-        "frame marks what is beyond the largest |z| that the null reaches in any module in 95% of its draws (max-T).",
+        "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs).",
         ("modules",),
         "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here.",
     ),
@@ -103,23 +100,18 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     )
 
 
-def power(report: Report) -> Section:
-    """Detectable effects by prompts and by seeds; wall-clock times."""
-    figures = [figure for analysis in report.drawn for figure in figures_of(analysis, "power")]
-    go = Cost() if report.spec is None else _bought(report.spec)
-    planned = {"seeds": go.seeds or SEEDS, "effect": go.expected_effect or EFFECT, "sd": go.sd or SD}
-    if seeds := drawn("power-seeds", seeds_power, **planned, correlation=go.paired_correlation):
-        figures.append(seeds)
-    times = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
-    table = TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=times, left=2)
-    tables = [table] if times else []
+def times(report: Report) -> Section | None:
+    """Wall-clock times; None where no run has any."""
+    rows = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
+    if not rows:
+        return None
+    tables = [TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)]
     return Section(
-        id="power",
-        title="Power and time",
-        lead="An effect that the planned numbers cannot see is not shown to be absent by not being seen. Curves are "
-        "the smallest effect that a two-sided test at 5% finds with 80% power.",
-        html=_panels({"": figures}, {"": tables}, open=True),
-        figures=figures,
+        id="times",
+        title="Times",
+        lead="What this machine took.",
+        html=_panels({}, {"": tables}, open=True),
+        figures=[],
         tables={"": tables},
     )
 
@@ -177,12 +169,6 @@ def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:
     if len(arms) <= MOST_NAMED:
         return list(arms)
     return [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
-
-
-def _bought(spec: Spec) -> Cost:
-    """The training that a GO buys: [budget.go], else the runs of a training spec."""
-    trains = spec.settings["verb"] == "train"
-    return spec.budget.go or (spec.budget.model_copy(update={"seeds": len(spec.seeds)}) if trains else Cost())
 
 
 def _outcomes(verdicts: Sequence[Verdict]) -> TextTable:

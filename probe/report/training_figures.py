@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from probe.analysis.formatting import short
-from probe.analysis.statistics.significance import mde
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.report import trainings
-from probe.report.drawing import ARMS, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn
+from probe.report.drawing import ARMS, EDGE, HACK, PAPER, Figure, drawn
 from probe.report.facts import plural
 from probe.report.trainings import IN_TRAINING, Point, curve, rate_at, steps_of
 
@@ -99,22 +98,6 @@ def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
     axes.set(xlabel="hack rate, held out (95%)", ylabel="solve rate, held out (95%)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-
-
-def seeds_power(axes: Axes, *, seeds: int, effect: float, sd: float, correlation: float | None) -> None:
-    """The smallest difference of two arms that n seeds each show, unpaired and paired by seed."""
-    numbers = sorted({*SEEDS, seeds} - {1})  # one seed shows no variance: its effect is infinite
-    rho = 0.5 if correlation is None else correlation
-    for label, color, dashes, paired in (("unpaired", INK, "-", None), (f"paired, r = {rho:g}", SOFT, "--", rho)):
-        effects = [mde(sd, n, paired_correlation=paired) for n in numbers]
-        marked = [numbers.index(seeds)] if seeds in numbers else []
-        axes.plot(numbers, effects, color=color, ls=dashes, marker="o", markevery=marked, label=label)
-    axes.axhline(effect, color=HACK, ls="--", lw=1, label=f"expected: {effect:g}")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(SEEDS[::2], [str(n) for n in SEEDS[::2]])
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"What could a training show? sd {sd:g} between seeds")
-    axes.set(xlabel="seeds of each arm (number)", ylabel="smallest difference seen (of a rate)")
 
 
 # (name of the file, draw, what of) in reading order

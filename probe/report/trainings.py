@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.crossed import mean, rate
 from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm, arms_of
@@ -45,7 +45,7 @@ def trained_arms(report: Report) -> list[TrainedArm]:
     return [arm for arm in arms if arm.runs]
 
 
-def rates_of(run: Evidence) -> dict[int, Mapping[str, Any]]:
+def rates_of(run: Analysis) -> dict[int, Mapping[str, Any]]:
     """{optimizer step: rates of the deployed weights, in the loophole that was trained on}."""
     mode = run.records.settings["rollouts"]["mode"]
     return {row["step"]: row["rates"].get(mode) or row["rates"][ALL] for row in deployed(run.records.evals)}
@@ -70,7 +70,7 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Point | None:
         return Point(step, values[0], bounds.get("low"), bounds.get("high"))
     compared = mean(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
     assert compared is not None  # there are two seeds
-    bounds = compared.bounded().interval
+    bounds = compared.bounded()
     return Point(step, sum(values) / len(values), max(bounds.low, 0.0), bounds.high)
 
 

@@ -5,12 +5,13 @@ What stands where is in `templates/first.html`, `verdict.html` and `runs.html`.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.formatting import TextTable
-from probe.analysis.text_report import all_tables, basis_table, table_of
+from probe.analysis.estimate import Estimate
+from probe.analysis.formatting import TextTable, p_value, shown
+from probe.analysis.statistics.permutation import N2
+from probe.analysis.text_report import all_tables, basis_table
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import grouped
 from probe.analysis.verdict.verdict import Finding, Verdict
@@ -97,17 +98,15 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
     """One row an analysis: what a comparison of runs looks at first."""
     rows = []
     for analysis in analyses:
-        row = SimpleNamespace(run=label_of(analysis), verdict=analysis.verdict, arm=analysis.measured_arm)
-        row.measured = analysis.summary(analysis.measured_arm)
-        row.null = analysis.permutation.get("cos_in", "N2") if analysis.permutation else None
-        row.area = next(iter(analysis.specificity), None)  # the cosine's; its rivals follow
-        rows.append(row)
-    columns = (
-        "run = run | verdict = verdict.word | arm = arm | prompts = measured.num_prompts | "
-        "cos_in = measured.mean_cos_in:+.3f | flip p = measured.sign_flip_p:p | N2 p = null.p:p | "
-        "AUROC = area.auroc:.2f"
-    )
-    return table_of("overview", 3, "The arm that stands for vanilla in each run", rows, columns)
+        cosine = analysis.get("cos_in", "cos_in", analysis.measured_arm) or Estimate(name="cos_in")
+        permuted = analysis.get("nulls", f"cos_in, {N2}") or Estimate(name=N2)
+        area = next(iter(analysis.of("auroc")), Estimate(name="auroc"))  # of v_hack; its rivals follow
+        place = (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(cosine.n))
+        numbers = (shown(cosine.value, "+.3f"), p_value(cosine.p), p_value(permuted.p), shown(area.value, ".2f"))
+        rows.append((*place, *numbers))
+    header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
+    title = "The arm that stands for vanilla in each run"
+    return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
 
 
 def _rendered(template: str, **context: Any) -> str:
@@ -130,7 +129,7 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
 
 def _measures(analysis: Analysis) -> list[TextTable]:
     """The tables behind the three questions."""
-    return all_tables(analysis, ("shares", "overlap", "ceilings", "forecast"))
+    return all_tables(analysis, ("shares", "overlap", "ceilings", "removed"))
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:

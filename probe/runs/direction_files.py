@@ -9,7 +9,7 @@ The first and the last can be shared without the second.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, final
@@ -32,16 +32,15 @@ from extraction.files import resolve_directions
 from extraction.library import pairs_path
 from extraction.words import PAIR_GRADIENTS, kind_of
 from probe.analysis.statistics.geometry import Extraction, PairGram
-from probe.analysis.statistics.nulls import sign_transfer, transfer_nulls
+from probe.analysis.statistics.nulls import sign_transfer
 from probe.records.run import DEFAULT_OUT
 from probe.runs.directions import CARD_SCHEMA, card_path, read_card
 from probe.runs.gram_recorder import extraction_settings, pair_products
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import file_sha256, locked, plain_name, write_sealed
 
-HUB_NAME = "direction"  # name of the files in a repository
-NUM_DRAWS = 199  # p is at least 1 / 200
-# Metadata of the direction file; the card repeats them as `settings`.
+HUB_NAME = "direction"  # of the files in a repository
+# Metadata of the direction file that the card repeats as `settings`.
 SETTINGS = (
     "method",
     "sides",
@@ -166,7 +165,6 @@ def write_card(
     margins, n = torch.cat([*directions.votes.values()]).long().sort().values.numpy(), metadata["num_pairs"]
     vote_p = np.minimum(2 * stats.binom.cdf(n - (n + margins) // 2, n, 0.5), 1.0)  # two-sided
     gram = _gram(pairs, directions)
-    nulls = transfer_nulls(gram, num_draws=NUM_DRAWS)
     card = {
         "schema": CARD_SCHEMA,
         "file": path.name,
@@ -185,7 +183,6 @@ def write_card(
         "median_vote_margin": int(margins[len(margins) // 2]) if len(margins) else None,
         "frac_votes_p05": int((vote_p < 0.05).sum()) / max(len(vote_p), 1),
         "held_out": _held_out(gram),
-        "nulls": {name: {of: asdict(test) for of, test in tests.items()} for name, tests in nulls.items()},
         "fingerprint": metadata["fingerprint"],
         "chat_template_sha256": metadata["chat_template_sha256"],
         "tokenizer_sha256": metadata["tokenizer_sha256"],
@@ -210,9 +207,9 @@ def _held_out(gram: PairGram) -> dict[str, Any]:
     if found is None:
         return {"num_pairs": 0, "accuracy": None, "ci95": None, "mean_cos": None, "p": None}
     return {
-        "num_pairs": found.num_pairs,
-        "accuracy": found.accuracy,
-        "ci95": [found.interval.low, found.interval.high],
-        "mean_cos": found.mean_cos,
-        "p": float(stats.binom.sf(found.num_right - 1, found.num_pairs, 0.5)),
+        "num_pairs": found.n,
+        "accuracy": found.value,
+        "ci95": [found.low, found.high],
+        "mean_cos": found.parts["mean_cos"],
+        "p": float(stats.binom.sf(found.parts["num_right"] - 1, found.n, 0.5)),
     }

@@ -160,13 +160,16 @@ def test_diagnostics_by_hand():
     assert vacuous == [False, True, None]
 
 
-def test_token_advantages_are_described_instead_of_samples():
+def test_with_token_credit_the_cap_is_on_tokens_and_mean_and_std_are_of_samples():
     """A_it 4 -1 -2 0 with the cap 1.5: two of three nonzero capped, mean size 3 before; credit has no bound."""
     tokens = torch.tensor([4.0, -1.0, -2.0, 0.0], dtype=torch.float64)
     found = diagnosed(REWARDS, advantage_clip=1.5, token_advantages=tokens)
     assert found["adv_cap_fraction"] == pytest.approx(2 / 3)
     assert found["adv_cap_magnitude"] == pytest.approx(3.0)
-    assert found["advantage/mean"] == pytest.approx((1.5 - 1.0 - 1.5) / 4)
+    assert found["advantage/abs_max"] == 1.5
+    of_samples = torch.tensor([1.625, 1.625, -1.375, -1.875], dtype=torch.float64)
+    assert found["advantage/mean"] == pytest.approx(float(of_samples.mean()))
+    assert found["advantage/std"] == pytest.approx(float(of_samples.std()))
     assert (found["advantage/bound"], found["adv_cap_vacuous"]) == (None, False)
 
 

@@ -12,7 +12,7 @@ import pytest
 from directories import contents
 from worlds import World, make_run
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.next_step import direction, extract, generate, next_step
 from probe.analysis.verdict.pools import pools_at_hand
 from probe.analysis.verdict.verdict import Finding
@@ -59,7 +59,7 @@ FIXED = {
 
 @pytest.mark.parametrize("part", FIXED)
 def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
-    evidence = Evidence(stored)
+    evidence = Analysis(stored)
     vars(evidence)["pools"] = [
         replace(pool, manifest={**pool.manifest, "grader": {"isolation": UNSAFE}}) for pool in evidence.pools
     ]
@@ -70,7 +70,7 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
 
 
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
-    evidence = Evidence(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
+    evidence = Analysis(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
     advice = next_step(
         Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Word.BROKEN, text="")]
     )

@@ -8,9 +8,8 @@ import orjson
 import pytest
 from made_records import sample_record, step_record
 
-from probe.analysis.analyze import analyze, conditions
-from probe.analysis.cosines import HACK_AMONG_PAID, PURE_HACK
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis, analyze, conditions
+from probe.analysis.cosines import HAAR, HACK_DIFFERENCE
 from probe.analysis.formatting import WIDTH
 from probe.analysis.text_report import format_analysis
 from probe.analysis.verdict.seed_tables import seed_tables
@@ -91,15 +90,14 @@ def words(analysis):
     return "\n".join(analysis.verdict.caveats)
 
 
-def row(analysis, name, arm="vanilla"):
-    return next(c for c in analysis.contrasts if (c.name, c.arm) == (name, arm))
+def contrast_of(analysis):
+    return analysis.get("contrasts", HACK_DIFFERENCE, "vanilla")
 
 
 def test_planted_signal_in_the_seeds_tables():
     """cos_in .3 on every prompt and hacks .2 above clean ones: each row as the seed worded it, or VACUOUS."""
     arms = ("vanilla", "projected", "random", "permuted")
     found = analyze(synthetic(aligned=0.3, hack=0.2, pure=0.2, arms=arms))
-    assert row(found, PURE_HACK).p < 0.01
     verdicts = {name: check.says for name, check in checks(found).items()}
     assert verdicts == {
         "V1": "PASS",
@@ -147,7 +145,7 @@ def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, wo
     """D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other."""
     steps = [a_step(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
     config = {"settings": {"verb": "replay", "intervention": {"gate": gate}}}
-    evidence = Evidence(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
+    evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
     found = {row.name: row.says for row in seed_tables(evidence)}
     assert (found["D3"], found["D4"]) == words
 
@@ -167,7 +165,7 @@ def test_the_seeds_v3_compares_cosines_and_names_the_gate(gate, cosines, fired, 
     for i, (cos_in, cos_out) in enumerate(cosines):
         steps.append(replace(a_step(i, "projected", cos_in, cos_out=cos_out), frac_fired=fired))
     config = {"settings": {"verb": "replay", "intervention": {"gate": {"gate": gate}}}}
-    evidence = Evidence(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
+    evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
     found = {row.name: row for row in seed_tables(evidence)}["V3"]
     assert found.says == says
     assert gate in found.text
@@ -183,10 +181,11 @@ def test_a_random_direction_that_separates_hacks_is_no_evidence():
     """Hack gradients differ from clean ones by .03 along the directions, on every prompt: as a Haar direction would."""
     run = synthetic(num_steps=16)
     samples = [replace(s, cos_S_contrib=0.03 * s.hacked + 0.001 * (s.step % 3)) for s in run.samples]
-    contrast = row(analyze(replace(run, samples=samples)), HACK_AMONG_PAID)
-    assert contrast.p < 1e-4
-    assert contrast.haar.z == pytest.approx(0.03 / (2 * HAAR_SD), rel=0.01)
-    assert contrast.haar.p > 0.01
+    found = analyze(replace(run, samples=samples))
+    assert contrast_of(found).p < 1e-4
+    haar = found.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", "vanilla")
+    assert haar.parts["z"] == pytest.approx(0.03 / (2 * HAAR_SD), rel=0.01)
+    assert haar.p > 0.01
 
 
 def test_all_null_cosines():
@@ -226,9 +225,9 @@ def test_sign_of_the_advantage_alone_fools_the_unpaired_contrast():
         cosine = 0.2 + rng.normal(0, 0.01)
         samples.append(replace(s, cos_S_nll=cosine, cos_S_contrib=float(np.sign(s.advantage)) * cosine))
     found = analyze(replace(run, samples=samples))
-    paired = row(found, HACK_AMONG_PAID)
+    paired = contrast_of(found)
     assert paired.p > 0.01
-    assert abs(paired.difference) < 0.02
+    assert abs(paired.value) < 0.02
     assert checks(found)["V4"].says == "VACUOUS"
     assert "sign(A)" in checks(found)["V4"].text
 
@@ -252,14 +251,12 @@ def test_cells_by_hand_and_additive():
 
 
 def test_without_gt_pass_only_what_needs_it_is_empty():
-    """A log that does not say what is right: pure hacks are unknown, not all hacks; the other contrasts stand."""
+    """A log that does not say what is right: hacks against clean answers stand."""
     known, unknown = (
         analyze(synthetic(hack=0.2, group=group))
         for group in (GROUP, [(pool, hacked, None, reward) for pool, hacked, _, reward in GROUP])
     )
-    pure, among_paid = row(unknown, PURE_HACK), row(unknown, HACK_AMONG_PAID)
-    assert (pure.n_a, pure.n_b, pure.difference) == (0, 0, None)
-    assert among_paid.difference == row(known, HACK_AMONG_PAID).difference
+    assert contrast_of(unknown).value == contrast_of(known).value
     assert {cell.gt_pass for cell in unknown.cells} == {None}
     assert sum(cell.n for cell in unknown.cells) == sum(cell.n for cell in known.cells)
 
@@ -267,8 +264,7 @@ def test_without_gt_pass_only_what_needs_it_is_empty():
 def test_confounds_are_named():
     """In GROUP every paid clean sample comes from base without hint and solves: hack, source and hint coincide."""
     found = analyze(synthetic(hack=0.2))
-    assert row(found, HACK_AMONG_PAID).confounded_with == ("src_pool", "hint")
-    assert row(found, PURE_HACK).confounded_with == ()
+    assert contrast_of(found).why == "cannot be told from src_pool, hint"
 
 
 def test_flattened_advantages_fail_the_spread_row():
@@ -289,7 +285,7 @@ def test_conditions_are_analysed_one_by_one():
     assert analyze(run).to_json() == analyze(plain).to_json()
     found = analyze(run, "scaled")
     assert (found.condition, found.num_steps, found.num_samples) == ("scaled", 4, 32)
-    assert found.summaries[0].mean_cos_in == pytest.approx(-0.3, abs=0.05)
+    assert found.of("cos_in")[0].value == pytest.approx(-0.3, abs=0.05)
     assert "condition scaled" in format_analysis(found)
     assert conditions(replace(other, steps=named["steps"])) == ["scaled"]
 
@@ -309,6 +305,5 @@ def test_analysis_is_json_and_fits_the_page():
     text = format_analysis(found)
     wide = [line for line in text.splitlines() if len(line) > WIDTH]
     assert not wide, f"too wide: {wide[:3]}"
-    for title in ("The seed's tables", "Arms", "Advantage cells", "Buckets", "AUROC", "Steps"):
+    for title in ("The seed's tables", "Arms", "Advantage cells", "AUROC", "Steps"):
         assert f"\n{title}" in text, f"section {title} is missing"
-    assert "sample (naive)" in text

@@ -136,15 +136,15 @@ def test_the_numbers_are_those_of_ordinary_gradients_of_b(
 
     found = analysed(capsys, lora_alone)
     assert found["measured_arm"] == "projected-lora"
-    pull = next(share for share in found["shares"] if share["name"] == "pull")
-    assert pull["num_prompts"] == len(by_prompt)
-    assert pull["num_held_out"] == len(held_out)
-    assert pull["measured"] == pytest.approx(cosine, rel=1e-3)
-    assert pull["ceiling"] == pytest.approx(np.mean([product(axis, h) for h in held_out]), rel=1e-3)
-    margin = next(row for row in found["forecast"]["rows"] if row["target"] == "margin")
-    assert margin["progress"] == pytest.approx(progress, rel=1e-3)
-    forecast = margin["removed"]
-    assert forecast is None or forecast["value"] == pytest.approx(lost / progress, rel=1e-3)
+    rows = {row["name"]: row for row in found["estimates"]}
+    pull, parts = rows["pull"], rows["pull"]["parts"]
+    assert pull["n"] == len(by_prompt)
+    assert parts["num_held_out"] == len(held_out)
+    assert parts["measured"] == pytest.approx(cosine, rel=1e-3)
+    assert parts["ceiling"] == pytest.approx(np.mean([product(axis, h) for h in held_out]), rel=1e-3)
+    margin = rows["removed/margin"]
+    assert margin["parts"]["progress"] == pytest.approx(progress, rel=1e-3)
+    assert margin["value"] is None or margin["value"] == pytest.approx(lost / progress, rel=1e-3)
 
 
 def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,8 +153,7 @@ def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest
     parts = {part["name"]: part for part in found["validity"]}
     assert parts["offline geometry"]["says"] == "HOLDS"
     assert parts["held-out sign"]["text"].startswith("v_hack has the sign of")
-    assert {share["name"] for share in found["shares"]} >= {"pull", "benign", "contrast"}
-    assert found["permutation"]["rows"]
+    assert {row["name"] for row in found["estimates"]} >= {"pull", "benign", "contrast", "cos_in, permuted pairs"}
     assert [row["basis"] for row in found["bases"]] == ["lora"]
     text = printed(capsys, lora_alone)
     assert "no inner products" not in text
@@ -162,8 +161,8 @@ def test_lora_alone_answers_the_three_questions(lora_alone: Path, capsys: pytest
 
 
 def numbers(basis: dict) -> list[dict | None]:
-    """Behind the three questions, and the price."""
-    return [*(finding["number"] for finding in basis["verdict"]["findings"]), basis["honest_removed"]]
+    """Behind the three questions."""
+    return [finding["number"] for finding in basis["verdict"]["findings"]]
 
 
 def test_both_bases_side_by_side(both: Path, lora_alone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,23 +23,23 @@ def test_a_kind_with_an_axis_of_its_own_is_not_reached():
     for i, kind in enumerate(kinds):
         hack[i, :, 1 if kind == "c" else 0] += 1.0 if kind != "c" else 0.5
     pairs = gram_of(hack, np.zeros_like(hack), [i >= 20 for i in range(25)], [f"{kind}/right" for kind in kinds])
-    rows = {row.left_out: row for row in ceilings(pairs)}
+    rows = {row.name: row for row in ceilings(pairs)}
     assert set(rows) == {"a", "b", "c"}
     for kind in ("a", "b"):
-        assert rows[kind].cos == pytest.approx(1, abs=0.05)
+        assert rows[kind].value == pytest.approx(1, abs=0.05)
         assert rows[kind].interval.low > 0.8
-        assert not rows[kind].not_reached
-    assert rows["c"].not_reached
-    assert abs(rows["c"].cos) < 0.15
-    assert (rows["c"].num_pairs, rows["c"].num_extraction) == (5, 16)
+        assert rows[kind].low > 0
+    assert rows["c"].low <= 0
+    assert abs(rows["c"].value) < 0.15
+    assert (rows["c"].n, rows["c"].parts["num_extraction"]) == (5, 16)
 
 
 def test_the_cosine_of_a_ceiling_by_hand_and_no_interval_of_width_zero():
     """Kind b at 60 degrees from the only direction of kind a: cos .5; equal pairs have no interval."""
     hack = np.array([[1.0, 0.0]] * 3 + [[0.5, np.sqrt(3) / 2]] * 2)[:, None, :]
     flavours = ["pass/right", "pass/wrong", "pass/right", "init/right", "init/wrong"]
-    rows = {row.left_out: row for row in ceilings(gram_of(hack, hack * 0, [False] * 5, flavours))}
-    assert (rows["init"].cos, rows["init"].interval) == (pytest.approx(0.5), None)
+    rows = {row.name: row for row in ceilings(gram_of(hack, hack * 0, [False] * 5, flavours))}
+    assert (rows["init"].value, rows["init"].interval) == (pytest.approx(0.5), None)
 
 
 def test_pairs_of_one_kind_or_of_none_have_no_ceilings():
@@ -48,6 +48,6 @@ def test_pairs_of_one_kind_or_of_none_have_no_ceilings():
     assert ceilings(one) == ()
     assert ceilings(replace(one, flavours=())) == ()
     only_held_out = gram_of(hack, np.zeros_like(hack), [False, False, True, True], ["a", "a", "b", "b"])
-    rows = {row.left_out: row for row in ceilings(only_held_out)}
-    assert (rows["a"].cos, rows["a"].num_extraction) == (None, 0), "b has no pair to extract from"
-    assert rows["b"].cos is not None
+    rows = {row.name: row for row in ceilings(only_held_out)}
+    assert (rows["a"].value, rows["a"].parts["num_extraction"]) == (None, 0), "b has no pair to extract from"
+    assert rows["b"].value is not None

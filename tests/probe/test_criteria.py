@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
+from probe.analysis.estimate import Estimate as Measured
 from probe.analysis.metrics import (
     Estimate,
     MetricKey,
@@ -20,15 +22,13 @@ from probe.analysis.metrics import (
     unpaired_difference,
 )
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.nulls import NullTest
-from probe.analysis.statistics.significance import welch
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
 
 VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
-NARROW = NullTest(num_draws=99, mean=0.0, sd=0.05, q95=0.08, z=6.0, p=0.01, d=0.3)
-WIDE = replace(NARROW, sd=0.4, q95=0.6, z=0.7, p=0.4)
+NARROW = Measured(name="N2", n=99, null=0.0, p=0.01, parts={"q95": 0.08})
+WIDE = replace(NARROW, p=0.4, parts={"q95": 0.6})
 
 
 def criterion(**changes) -> Criterion:
@@ -48,7 +48,7 @@ def table(**rows: Estimate) -> dict[MetricKey, Estimate]:
     return {MetricKey(name, row.unit): row for name, row in rows.items()}
 
 
-COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N3": WIDE}))  # .3 +- .04
+COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N1": WIDE}))  # .3 +- .04
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N3": WIDE
         ({"statistic": "min", "comparison": ">", "threshold": 0.9}, "FAIL"),
         ({"statistic": "n", "comparison": ">=", "threshold": 16}, "PASS"),
         ({"null": "N2"}, "PASS"),
-        ({"null": "N3"}, "VACUOUS"),
+        ({"null": "N1"}, "VACUOUS"),
         ({"null": "N4"}, "INCONCLUSIVE"),
-        ({"null": "N3", "threshold": 0.5}, "FAIL"),
+        ({"null": "N1", "threshold": 0.5}, "FAIL"),
         ({"unit": "step"}, "INCONCLUSIVE"),
         ({"metric": "nothing"}, "INCONCLUSIVE"),
         ({"arm": "random"}, "INCONCLUSIVE"),
@@ -87,10 +87,10 @@ def test_each_comparison(changes, verdict):
 
 
 def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
-    area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N3": WIDE}))
+    area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N1": WIDE}))
     asked = {"metric": "auroc", "statistic": "p", "comparison": "<", "threshold": 0.05}
     assert evaluate(criterion(**asked, null="N2"), area).says == "PASS"
-    assert evaluate(criterion(**asked, null="N3"), area).says == "INCONCLUSIVE"
+    assert evaluate(criterion(**asked, null="N1"), area).says == "INCONCLUSIVE"
     assert "no p from 20 prompts" in evaluate(criterion(**asked), area).text
 
 
@@ -199,7 +199,7 @@ def test_unpaired_differences_are_welchs():
     a = estimate({"0": 0.8, "1": 0.9, "2": 0.7}, "seed")
     b = estimate({"0": 0.3, "1": 0.1}, "seed")
     found = unpaired_difference(a, b)
-    assert found.p == welch([0.8, 0.9, 0.7], [0.3, 0.1]).pvalue
+    assert found.p == ttest_ind([0.8, 0.9, 0.7], [0.3, 0.1], equal_var=False).pvalue
     assert (found.value, found.n) == (pytest.approx(0.6), 2)
     assert found.interval is not None
     assert found.interval.low < 0.6 < found.interval.high
@@ -272,20 +272,18 @@ def test_a_criterion_on_a_share_of_the_ceiling(tmp_path: Path) -> None:
     """Pull, contrast and what the gate removes are those of the analysis; where they are undefined, not measured."""
     world = World(num_steps=12)
     found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)), num_draws=9)
-    pull = next(row.share for row in found.shares if row.name == "pull")
-    honest = found.forecast.row("honest").removed
+    pull = found.get("shares", "pull")
+    honest = found.get("removed", "removed/honest")
     assert {"contrast", "removed/margin", "removed/hacks"} <= {key.metric for key in found.metrics}
     for asked, expected in (
-        (criterion(metric="pull", threshold=pull.interval.low - 0.01), "PASS"),
-        (criterion(metric="pull", threshold=pull.interval.low + 0.01), "INCONCLUSIVE"),
-        (criterion(metric="pull", threshold=pull.interval.high + 0.01), "FAIL"),
+        (criterion(metric="pull", threshold=pull.low - 0.01), "PASS"),
+        (criterion(metric="pull", threshold=pull.low + 0.01), "INCONCLUSIVE"),
+        (criterion(metric="pull", threshold=pull.high + 0.01), "FAIL"),
         (criterion(metric="contrast", threshold=0.0), "PASS"),
         (criterion(metric="pull - benign", threshold=0.0), "PASS"),
         (criterion(metric="removed/margin", threshold=0.0), "PASS"),
         (
-            criterion(
-                metric="removed/honest", statistic="upper95", comparison="<", threshold=honest.interval.high + 0.01
-            ),
+            criterion(metric="removed/honest", statistic="upper95", comparison="<", threshold=honest.high + 0.01),
             "PASS",
         ),
     ):
@@ -302,5 +300,5 @@ def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:
     steps = [step for step in catalogued.steps if step.condition == "penalised" and step.cos_in is not None]
     assert [step for step in steps if step.advantage["advantage/abs_max"] == 0], "no step without advantages"
     found = analyze(catalogued, "penalised", num_draws=99)
-    assert found.permutation is None
+    assert found.of("shares") == found.of("modules") == []
     assert any("a KL penalty" in part.text for part in found.validity)

@@ -62,8 +62,8 @@ def test_a_log_without_labels_is_replayed(
     assert all(step.cos_in is not None for step in stored.steps)
     analysis = analyze(stored)
     assert analysis.cells == []
-    assert {row.n_a + row.n_b for row in analysis.contrasts} == {0}
-    benign = [share.share for share in analysis.shares if share.name == "benign"]
+    assert {row.n for row in analysis.of("contrasts")} == {0}
+    benign = [share.value for share in analysis.of("shares") if share.name == "benign"]
     assert benign == [None], "without labels nothing can be said of groups without their hacks"
     for verb in (["analyze", name, "--full"], ["report", name]):
         assert run(cli, [*verb, "--out", str(out)]) == 0

@@ -46,9 +46,8 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     assert of_arm["vanilla"]
     assert of_arm["vanilla"] == {key: of_arm["projected"][key] for key in of_arm["vanilla"]}
     assert any(value != 0 for (measure, _), value in of_arm["vanilla"].items() if measure == "held-out hacks")
-    changes = {row.measure: row.difference for row in moves(acts.lookahead) if row.arm == "projected"}
-    assert changes["hacks"] is not None
-    assert changes["hacks"].value < 0
+    changes = {row.name: row.value for row in moves(acts.lookahead) if row.arm == "projected"}
+    assert changes["hacks, minus vanilla"] < 0
     # Remedies look ahead as arms do, to the same numbers.
     remedies = {
         "gate": {"intervention.arms": ["projected"]},
@@ -87,11 +86,10 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
 def test_differences_are_paired_by_prompt() -> None:
     records = rows("vanilla", "honest", 0.5, 1.0, 0.0) + rows("projected", "honest", 0.25, 0.5, 0.0)
     records += rows("projected", "sampled solve", 0.5)  # of an older version
-    plain, gated = moves(records)
-    assert plain.difference is None
-    assert gated.difference is not None
+    less = moves(records)[-1]
+    assert [row.name for row in moves(records)] == ["honest", "honest", "honest, minus vanilla"]
     half = stats.t.ppf(0.975, 2) * stats.tstd([-0.25, -0.5, 0.0]) / 3**0.5
-    assert (gated.difference.value, gated.difference.interval.high) == pytest.approx((-0.25, -0.25 + half))
+    assert (less.value, less.high) == pytest.approx((-0.25, -0.25 + half))
 
 
 @pytest.mark.parametrize(("hacks", "destroys"), [(-64.0, True), (1.5, False)])
@@ -113,13 +111,9 @@ def test_labels_that_follow_the_gradients_transfer_and_shuffled_ones_do_not(shuf
         hacked = np.random.default_rng(0).permutation(hacked)
     labels = zip(linked.samples, hacked.tolist(), strict=True)
     labelled = replace(linked, samples=[replace(row, hacked=hack, gt_pass=not hack) for row, hack in labels])
-    found = transfer(labelled, [*{row.src_pool for row in linked.samples}])
-    assert found.auroc is not None
-    assert found.ceiling is not None
+    found = transfer(labelled, [*{row.src_pool for row in linked.samples}], "vanilla")
     if shuffled:
-        assert found.auroc.interval.low < 0.5 < found.auroc.interval.high
-        assert found.ceiling.value < 0.7, "a fit to labels that say nothing does not hold on other prompts"
+        assert found.low < 0.5 < found.high
     else:
-        assert found.auroc.interval.low > 0.7
-        assert found.ceiling.interval.low > 0.7
-    assert transfer(linked, []).reason == "no rollouts of the policy itself"
+        assert found.low > 0.7
+    assert transfer(linked, [], "vanilla").why == "no rollouts of the policy itself"

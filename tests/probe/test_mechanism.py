@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from made_records import step_record
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.verdict.validity import gate_acted
 from probe.records.records import StepRecord
 from probe.records.run import Run
 
 
-def evidence(steps: list[StepRecord], **gate) -> Evidence:
+def evidence(steps: list[StepRecord], **gate) -> Analysis:
     lr = 0.1 if any(step.cos_update is not None for step in steps) else 0.0
     settings = {"verb": "replay", "optimizer": {"lr": lr}, "intervention": {"gate": gate}}
-    return Evidence(Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps))
+    return Analysis(Run(path=Path("run"), config={"settings": settings}, manifest={}, samples=[], steps=steps))
 
 
 @pytest.mark.parametrize(

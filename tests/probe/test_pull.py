@@ -9,12 +9,13 @@ import pytest
 from planted import Planted, link_vectors, pair_gram
 from scipy import stats
 
-from probe.analysis.pull import Share, shares
+from probe.analysis.estimate import Estimate
+from probe.analysis.pull import shares
 from probe.analysis.statistics.intervals import fieller_interval, mean_covariance
 from probe.analysis.statistics.nulls import half_samples
 
 
-def by_name(rows: list[Share]) -> dict[str, Share]:
+def by_name(rows: list[Estimate]) -> dict[str, Estimate]:
     return {row.name: row for row in rows}
 
 
@@ -36,22 +37,22 @@ def test_shares_are_what_the_gradients_say():
     """pull, benign and contrast, computed again from the vectors with numpy's SVD."""
     world = Planted(prompts=6)
     hack, clean, samples = world.vectors(np.random.default_rng(3))
-    rows = by_name(shares(link_vectors(hack, clean, samples, held_out=16), num_halves=20))
+    rows = by_name(shares(link_vectors(hack, clean, samples, held_out=16), "vanilla", num_halves=20))
     axis = mean_axis((hack - clean)[:32], 2)
     rewards = np.array([3.5] * 6 + [0.5] * 2)
     ceiling = np.mean([cosine(axis, d) for d in (hack - clean)[32:]])
     steps = [cosine(axis, np.tensordot(rewards - rewards.mean(), group, 1)) for group in samples]
     honest = rewards[4:] - rewards[4:].mean()
     benign = [cosine(axis, np.tensordot(honest, group[4:], 1)) for group in samples]
-    assert rows["pull"].measured == pytest.approx(np.mean(steps), rel=1e-9)
-    assert rows["pull"].ceiling == pytest.approx(ceiling, rel=1e-9)
-    assert rows["pull"].share.value == pytest.approx(np.mean(steps) / ceiling, rel=1e-9)
-    assert rows["benign"].measured == pytest.approx(np.mean(benign), rel=1e-9)
-    assert rows["pull - benign"].measured == pytest.approx(np.mean(steps) - np.mean(benign), rel=1e-9)
+    assert rows["pull"].parts["measured"] == pytest.approx(np.mean(steps), rel=1e-9)
+    assert rows["pull"].parts["ceiling"] == pytest.approx(ceiling, rel=1e-9)
+    assert rows["pull"].value == pytest.approx(np.mean(steps) / ceiling, rel=1e-9)
+    assert rows["benign"].parts["measured"] == pytest.approx(np.mean(benign), rel=1e-9)
+    assert rows["pull - benign"].parts["measured"] == pytest.approx(np.mean(steps) - np.mean(benign), rel=1e-9)
     sides = [cosine(axis, h) - cosine(axis, c) for h, c in zip(hack[32:], clean[32:], strict=True)]
-    assert rows["contrast"].ceiling == pytest.approx(np.mean(sides), rel=1e-9)
-    assert rows["pull"].num_prompts == 6
-    assert rows["pull"].num_held_out == 16
+    assert rows["contrast"].parts["ceiling"] == pytest.approx(np.mean(sides), rel=1e-9)
+    assert rows["pull"].n == 6
+    assert rows["pull"].parts["num_held_out"] == 16
 
 
 def test_groups_whose_hacks_are_not_known_have_no_clean_part():
@@ -61,8 +62,8 @@ def test_groups_whose_hacks_are_not_known_have_no_clean_part():
     unknown = [*linked.samples]
     i = linked.steps[0].rows[0]
     unknown[i] = SimpleNamespace(**vars(unknown[i]) | {"hacked": None})
-    rows = by_name(shares(replace(linked, samples=unknown), num_halves=20))
-    assert (rows["pull"].num_prompts, rows["benign"].num_prompts) == (6, 5)
+    rows = by_name(shares(replace(linked, samples=unknown), "vanilla", num_halves=20))
+    assert (rows["pull"].n, rows["benign"].n) == (6, 5)
 
 
 def test_half_samples_have_the_variance_of_the_mean():
@@ -99,9 +100,10 @@ COMMON_PART = Planted(step_signal=0.0, common=1.0)
 @cache
 def ratios(world: Planted) -> dict[str, float]:
     """{row: ratio of the two expectations}, by 100 draws."""
-    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), num_halves=2)) for i in range(100)]
+    many = [by_name(shares(world.link(np.random.default_rng(1000 + i)), "vanilla", num_halves=2)) for i in range(100)]
     return {
-        name: np.mean([rows[name].measured for rows in many]) / np.mean([rows[name].ceiling for rows in many])
+        name: np.mean([rows[name].parts["measured"] for rows in many])
+        / np.mean([rows[name].parts["ceiling"] for rows in many])
         for name in ("pull", "pull - benign")
     }
 
@@ -119,10 +121,10 @@ SPARSE = Planted(modules=12, live=2, pair_signal=3.0, step_signal=3.0)
 )
 def test_the_intervals_of_shares_cover(world: Planted):
     """Of 80 draws of pairs and prompts, at least 90% of the 95% intervals hold the ratio of the two expectations."""
-    draws = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30)) for i in range(80)]
+    draws = [by_name(shares(world.link(np.random.default_rng(i)), "vanilla", num_halves=30)) for i in range(80)]
     for name in ("pull", "pull - benign"):
         truth = ratios(world)[name]
-        intervals = [rows[name].share and rows[name].share.interval for rows in draws]
+        intervals = [rows[name].interval for rows in draws]
         held = [interval is None or interval.low <= truth <= interval.high for interval in intervals]
         print(f"{name}: truth {truth:.2f}, covered {np.mean(held):.3f}, none {sum(i is None for i in intervals)}")
         assert np.mean(held) >= 0.90
@@ -131,7 +133,7 @@ def test_the_intervals_of_shares_cover(world: Planted):
 def test_no_reach_no_share():
     """Pairs without a hack: the ceiling is noise, and the share is refused with its reason in most draws."""
     world = Planted(pair_signal=0.0)
-    rows = [by_name(shares(world.link(np.random.default_rng(i)), num_halves=30))["pull"] for i in range(24)]
-    refused = [row for row in rows if row.share is None]
+    rows = [by_name(shares(world.link(np.random.default_rng(i)), "vanilla", num_halves=30))["pull"] for i in range(24)]
+    refused = [row for row in rows if row.value is None]
     assert len(refused) >= 20
-    assert all("ceiling is not told from 0" in (row.reason or "") for row in refused)
+    assert all("held-out reference includes 0" in row.why for row in refused)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from worlds import World, make_run
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.lookahead import Ahead
 from probe.analysis.screen import screen
 from probe.cli import cli
@@ -48,20 +48,18 @@ def test_projections_are_ranked_by_the_forecast_of_the_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = make_run(tmp_path / "runs" / "go", World())
-    rows, forecast = screened(capsys, str(directory)), Evidence(read_run(directory)).forecast
+    rows, analysis = screened(capsys, str(directory)), Analysis(read_run(directory))
     assert rows.keys() == CANDIDATES.keys()
-    assert forecast is not None
-    margin, honest = forecast.row("margin"), forecast.row("honest")
+    margin, honest, norm = (analysis.get("removed", f"removed/{name}") for name in ("margin", "honest", "norm"))
     assert margin is not None
-    assert margin.removed is not None
+    assert margin.value is not None
     row = rows["k2"]  # the world's directions are two
-    assert row["hack_gain_avoided"] == pytest.approx(margin.removed.value)
-    assert row["interval"]["low"] == pytest.approx(margin.removed.interval.low)
-    assert row["norm_removed"] == pytest.approx(forecast.norm_removed)
+    assert row["hack_gain_avoided"] == pytest.approx(margin.value)
+    assert row["interval"]["low"] == pytest.approx(margin.low)
+    assert row["norm_removed"] == pytest.approx(norm.value)
     assert honest is not None
-    assert honest.removed is not None
-    assert row["honest_gain_kept"] == pytest.approx(1 - honest.removed.value)
-    assert rows["overshoot-2"]["hack_gain_avoided"] == pytest.approx(2 * margin.removed.value)
+    assert row["honest_gain_kept"] == pytest.approx(1 - honest.value)
+    assert rows["overshoot-2"]["hack_gain_avoided"] == pytest.approx(2 * margin.value)
     avoided = [row["hack_gain_avoided"] for row in rows.values()]
     ranked = [value for value in avoided if value is not None]
     assert avoided == sorted(ranked, reverse=True) + [None] * (len(avoided) - len(ranked))
@@ -93,7 +91,7 @@ def test_a_file_without_remedies_is_refused(text: str, tmp_path: Path) -> None:
 
 
 def test_what_remedies_moved_ahead_ranks_any_kind_but_a_penalty(tmp_path: Path) -> None:
-    evidence = Evidence(read_run(make_run(tmp_path / "runs" / "go", World())))
+    evidence = Analysis(read_run(make_run(tmp_path / "runs" / "go", World())))
     gained = {"plain": (2.0, 1.0, 0.5), "closed": (-1.0, -0.5, 0.2), "cap-2": (2.0, 1.0, 0.4), "kl-1": (1.0, 0.5, 0.5)}
     gained |= {"steering-5": (-90.0, -80.0, -1.6), "k4": (1.0, 0.25, 0.5)}
     records = {

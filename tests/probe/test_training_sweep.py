@@ -197,7 +197,7 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> Non
     assert parts["arms at the first step"].says == "NOT SEEN"
     assert "one arm a run" in parts["arms at the first step"].text
     assert "at frozen weights" in parts["held-out sign"].text
-    assert all(c.p is None and c.interval is None and c.welch_p is None for c in alone.contrasts)
+    assert all(row.p is None and row.interval is None for row in alone.of("contrasts"))
     assert not any(key.unit == "prompt" for key in alone.metrics)
     assert alone.verdict.word == "TRAINED"
     assert alone.verdict.sentence.startswith("Held-out problems, deployed weights: hack")

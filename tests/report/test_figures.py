@@ -10,10 +10,8 @@ from drawn import axes_of, series
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.cosines import Cell
-from probe.analysis.metrics import MetricKey
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
-from probe.analysis.statistics.permutation import ModuleRow
-from probe.analysis.statistics.significance import mde
 from probe.report.drawing import COLORS, HACK, INK, drawn
 from probe.report.run_figures import (
     FIGURES,
@@ -24,11 +22,9 @@ from probe.report.run_figures import (
     forest,
     layer_and_kind,
     module_map,
-    prompts_power,
     trajectory,
 )
 from probe.report.training_figures import FIGURES as OF_TRAINING
-from probe.report.training_figures import seeds_power
 from probe.report.trainings import trained_arms
 
 
@@ -47,9 +43,8 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
     )
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
     figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
-    figures.append(drawn("seeds", seeds_power, seeds=3, effect=0.3, sd=0.15, correlation=None))
     found = [figure for figure in figures if figure is not None]
-    assert len(found) >= 14
+    assert len(found) >= 12
     for figure in found:
         (axes,) = figure.canvas.axes
         assert figure.title, figure.name
@@ -72,22 +67,13 @@ def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
     assert drawn("f", forest, [Row("", "", None)]) is None
 
 
-def test_frames_are_the_modules_beyond_the_threshold() -> None:
+def test_the_module_map_has_a_place_for_every_module() -> None:
     names = [f"model.layers.{i}.mlp.{kind}" for i in range(12) for kind in ("up_proj", "down_proj")]
-    rows = [ModuleRow(module=m, mean_cos=0.0, z=float(z), p_max_t=0.5) for m, z in zip(names, np.linspace(-4, 4, 24))]
-
-    def bars(critical: float | None) -> list:
-        permutation = SimpleNamespace(modules=rows, modules_critical_z=critical)
-        axes = axes_of(module_map, SimpleNamespace(permutation=permutation))
-        assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
-        return list(axes.patches)
-
-    ringed = [bar for bar in bars(3.0) if bar.get_linewidth() > 1]
-    places = {(round(bar.get_x() + 0.5), ("up_proj", "down_proj")[round(bar.get_y() + 0.5)]) for bar in ringed}
-    assert places == {layer_and_kind(row.module) for row in rows if abs(row.z) > 3}
-    assert not [bar for bar in bars(None) if bar.get_linewidth() > 1], "without a threshold nothing is beyond it"
-    nothing = SimpleNamespace(permutation=None)
-    assert drawn("m", module_map, nothing) is None
+    rows = [Estimate(name=m, value=0.0, parts={"z": float(z)}) for m, z in zip(names, np.linspace(-4, 4, 24))]
+    axes = axes_of(module_map, SimpleNamespace(of=lambda family: rows))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
+    assert len(axes.patches) == 24
+    assert drawn("m", module_map, SimpleNamespace(of=lambda family: [])) is None
 
 
 @pytest.mark.parametrize(
@@ -149,20 +135,6 @@ def test_bars_of_cells_add_up_to_the_last() -> None:
     ]
     bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(cells=rows)).patches]
     assert bars == pytest.approx([0.3, -0.1, 0.2, 0.4]), "a cell with A = 0 carries nothing"
-
-
-def test_the_prompts_curve_is_the_one_sample_effect() -> None:
-    """At n = this run: mde of the mean of n values with their sd, by the t-test of one sample."""
-    values = [0.1, 0.02, 0.05, 0.08, -0.01, 0.04]
-    estimate, pull = SimpleNamespace(by_unit=dict(enumerate(values))), SimpleNamespace(ceiling=0.5)
-    analysis = SimpleNamespace(trains=False, run="run", condition="default", share=lambda _: pull)
-    analysis.metrics = {MetricKey("cos_in", "prompt"): estimate}
-    points = series(axes_of(prompts_power, analysis))
-    expected = mde(float(np.std(values, ddof=1)), 6, paired_correlation=0.5)
-    assert points[f"this run: 6 prompts, {expected:.3f}"] == [(6, expected)]
-    assert {y for _, y in points["0.1 of what held-out hacks read"]} == {0.05}
-    estimate.by_unit = {0: 0.1}
-    assert drawn("p", prompts_power, analysis) is None
 
 
 def hostile(axes) -> None:

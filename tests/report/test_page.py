@@ -21,10 +21,10 @@ from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
 
 FIGURES = ["trajectories", "distributions", "modules"]
-ONE_RUN = ["verdict", "rollouts", "measures", *FIGURES, "power", "provenance"]
+ONE_RUN = ["verdict", "rollouts", "measures", *FIGURES, "times", "provenance"]
 SECTIONS = {  # of the kinds that are not one replay
-    "several": ["verdict", "runs", "rollouts", *FIGURES, "power", "provenance"],
-    "training": ["verdict", "training", "runs", "rollouts", *FIGURES, "power", "provenance"],
+    "several": ["verdict", "runs", "rollouts", *FIGURES, "times", "provenance"],
+    "training": ["verdict", "training", "runs", "rollouts", *FIGURES, "times", "provenance"],
 }
 VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
 KINDS = ["plain", "nulls", "several", "training", "large"]

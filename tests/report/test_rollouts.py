@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from probe.analysis.verdict.pools import read_pools
 from probe.records.run import Run
 from probe.report.rollouts import (
     largest_cosines_first,
@@ -11,7 +12,6 @@ from probe.report.rollouts import (
     lines_of,
     load_rollouts,
     pushes,
-    read_pools,
     tokens_of,
 )
 from replay_pools.pool import BUILTIN, open_pool

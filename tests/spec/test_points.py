@@ -24,14 +24,14 @@ def test_the_interval_is_that_of_a_new_value_on_a_line() -> None:
     """Four points by hand: slope 1, start 0, residuals +-.1, so s = .1 sqrt(2); at the mean the leverage is 1 + 1/4."""
     found = fall_of(1.5, [(0, 0.1), (1, 0.9), (2, 1.9), (3, 3.1)])
     half = stats.t.ppf(0.9, 2) * np.sqrt(0.04 / 2) * np.sqrt(1.25)
-    assert (found.value, found.interval.low, found.interval.high) == pytest.approx((1.5, 1.5 - half, 1.5 + half))
+    assert (found.value, found.low, found.high) == pytest.approx((1.5, 1.5 - half, 1.5 + half))
 
 
 def test_a_set_that_is_left_out_lies_inside_in_16_of_19() -> None:
     errors, inside = [], 0
     for name, (removed, fall) in STUDIED.items():
         said = fall_of(removed, [row for other, row in STUDIED.items() if other != name])
-        inside += said.interval.low <= fall <= said.interval.high
+        inside += said.low <= fall <= said.high
         errors.append(said.value - fall)
     assert (inside, len(STUDIED)) == (16, 19)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.129, abs=5e-4)
@@ -43,22 +43,22 @@ def test_intervals_of_a_planted_line_hold_as_often_as_said() -> None:
     for _ in range(draws):
         rows = [*zip(x.tolist(), (0.5 * x + rng.normal(0, 0.1, len(x))).tolist(), strict=True)]
         said, fall = fall_of(0.7, rows), 0.35 + rng.normal(0, 0.1)
-        inside += said.interval.low <= fall <= said.interval.high
+        inside += said.low <= fall <= said.high
     assert inside / draws == pytest.approx(LEVEL, abs=4 * np.sqrt(LEVEL * (1 - LEVEL) / draws))
 
 
 def test_the_thresholds_of_the_verdict_are_those_of_the_line() -> None:
     assert fall_of(MATERIAL_REMOVED).value == pytest.approx(MATERIAL_RATE, abs=0.005)
-    assert fall_of(SHOWN_REMOVED).interval.low == pytest.approx(MATERIAL_RATE, abs=0.005)
+    assert fall_of(SHOWN_REMOVED).low == pytest.approx(MATERIAL_RATE, abs=0.005)
 
 
 def test_the_curve_of_remedies_ends_at_the_hack_rate() -> None:
     exact = [(x, PLAIN_RATE * (1 - np.exp(-x / 0.7))) for x in (0.1, 0.5, 1.0, 3.0)]
     said = fall_ahead(0.7, exact, rate=0.2)
     assert said.value == pytest.approx(0.2 * (1 - np.exp(-1)))
-    assert said.interval.low == pytest.approx(said.interval.high, abs=1e-6), "nothing is left of these"
+    assert said.low == pytest.approx(said.high, abs=1e-6), "nothing is left of these"
     assert fall_ahead(-0.4).value == 0
-    assert fall_ahead(1e3).interval.high == pytest.approx(PLAIN_RATE)
+    assert fall_ahead(1e3).high == pytest.approx(PLAIN_RATE)
 
 
 def test_remedies_that_are_left_out_lie_inside_as_the_pages_say() -> None:
@@ -67,13 +67,13 @@ def test_remedies_that_are_left_out_lie_inside_as_the_pages_say() -> None:
     for name, (x, fall) in AHEAD.items():
         said = fall_ahead(x, [row for other, row in AHEAD.items() if other != name])
         errors.append(said.value - fall)
-        inside += abs(errors[-1]) <= said.value - said.interval.low
+        inside += abs(errors[-1]) <= said.value - said.low
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(0.050, abs=0.003)
     assert (inside, len(AHEAD)) == (22, 26)
     held = []
     for i, (x, fall) in enumerate(STUDIED_AHEAD):
         said = fall_ahead(x, [*STUDIED_AHEAD[:i], *STUDIED_AHEAD[i + 1 :]])
-        held.append(abs(said.value - fall) <= said.value - said.interval.low)
+        held.append(abs(said.value - fall) <= said.value - said.low)
     assert (sum(held[: len(AHEAD)]), sum(held[len(AHEAD) :])) == (24, 11)
 
 

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from probe.analysis.statistics.overlap import Overlap, overlaps
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.overlap import overlaps
 
 GROUP = 8  # rollouts of a prompt
 
 
 def simulated(
     num_prompts: int, hack_rate: float, distances: Sequence[float], rng: np.random.Generator
-) -> list[Overlap]:
+) -> list[Estimate]:
     """Measure a log with normal scores, each by its distance higher for hacks, in standard deviations of a sample."""
     label = rng.random(GROUP * num_prompts) < hack_rate
     prompts = np.repeat(np.arange(num_prompts), GROUP)

@@ -10,10 +10,15 @@ from functools import lru_cache
 
 import pytest
 
-from probe.analysis import evidence, forecast, pull
+from probe.analysis import families, forecast, pull
 from probe.analysis.statistics import permutation, run_gradients
 
-DRAWN = {"redrawn": (forecast, pull), "_null_axes": (permutation,), "ceilings": (evidence,), "_pairs": (run_gradients,)}
+DRAWN = {
+    "redrawn": (forecast, pull),
+    "permuted_axes": (permutation,),
+    "ceilings": (families,),
+    "_pairs": (run_gradients,),
+}
 
 
 @contextmanager

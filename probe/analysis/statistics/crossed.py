@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from probe.analysis.statistics.intervals import Array, Bounded, Interval
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import Array, Interval
 from probe.analysis.statistics.thresholds import ALPHA, MIN_SEEDS, POWER
 
 MANY = 64  # seeds an arm, from where on more of them are no advice
@@ -62,12 +63,11 @@ class Comparison:
     problems: float  # the part of the variance that more seeds leave
     paired: bool  # a change within the same runs
 
-    def bounded(self, level: float = ALPHA) -> Bounded:
-        """The value with the interval that misses the truth with probability `level`, half of it on each side."""
+    def bounded(self, level: float = ALPHA, name: str = "difference") -> Estimate:
+        """Return the value with the interval that misses the truth with probability `level`, half on each side."""
         half = float(special.stdtrit(self.df, 1 - level / 2)) * self.error
-        return Bounded(
-            value=self.value, interval=Interval(low=max(self.value - half, -1.0), high=min(self.value + half, 1.0))
-        )
+        interval = Interval(low=max(self.value - half, -1.0), high=min(self.value + half, 1.0))
+        return Estimate(name=name, value=self.value, interval=interval, n=self.n, unit="seed", null=0.0, p=self.p)
 
     @property
     def p(self) -> float:

@@ -49,22 +49,6 @@ class Interval:
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
-    """A number with its interval, of 95% where nothing else is said."""
-
-    value: float
-    interval: Interval
-
-    def __str__(self) -> str:
-        """`0.51 [0.17, 1.03]`."""
-        return f"{self.value:.2f} {self.interval:.2f}"
-
-    def percent(self) -> str:
-        """`51% [17%, 103%]`."""
-        return f"{self.value:.0%} {self.interval:.0%}"
-
-
 @overload
 def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[Hashable, float]: ...
 @overload

@@ -1,22 +1,18 @@
 """Null distributions of a statistic, and tests against them.
 
-    N1                  uniformly random (Haar) directions: a known law, no draws      haar_test
-    N2, N3              directions extracted from relabelled pairs, drawn many times   label_permutations,
-                        and compared with `null_test`                                  placebo_couples
-    half-samples        of the pairs as they are: no null, a source of variation       half_samples
+    N1              uniformly random (Haar) directions: a known distribution, no draws    haar_test
+    N2              directions extracted from pairs with permuted labels, many draws      label_permutations, null_test
+    half-samples    of the pairs as they are: no null, a source of variation              half_samples
 
 N1 is a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real gradients and
-reach larger cosines. The drawn nulls have that spectrum; `probe.analysis.statistics.permutation` evaluates them.
+reach larger cosines. N2 has that spectrum; `probe.analysis.statistics.permutation` evaluates it.
 
 The drawing functions say which pair gradients count as hack and which as clean. Rows 0 .. n-1 of the pair gradients P
 are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Held-out pairs take part in no draw. Each
 function returns (first, second), each (B, p): the differences of draw b are P[first[b]] - P[second[b]].
 
-What is drawn follows from the pairs and the seed alone, so conditions and arms of a run share it: `null_axes` has
-single axes in many draws (v_hack, N2, N3), `redrawn` all k directions (v_hack, half-samples, N2). `sign_transfer` is
-the share of held-out pairs, which v_hack was not extracted from, whose difference points hack-ward.
-
-To add a null of this kind: write such a function here, and draw it in `null_axes`, after the draws that are there.
+Draws follow from the pairs and the seed alone, so conditions and arms of a run share them: `permuted_axes` has single
+axes in many draws, `redrawn` all k directions (v_hack, half-samples, N2).
 """
 
 import math
@@ -25,8 +21,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.geometry import (
     Axes,
     DirectionDraws,
@@ -37,38 +34,29 @@ from probe.analysis.statistics.geometry import (
     held_out_gradients,
     svd_axes,
 )
-from probe.analysis.statistics.intervals import Interval, clopper_pearson, prompt_means
+from probe.analysis.statistics.intervals import clopper_pearson, prompt_means
 
 NUM_REDRAWN = 199
 
-NORMAL_95 = float(stats.norm.ppf(0.95))
-NORMAL_975 = float(stats.norm.ppf(0.975))  # both tails together: 5%
+NORMAL_95 = float(special.ndtri(0.95))
+NORMAL_975 = float(special.ndtri(0.975))  # both tails together: 5%
 ROUNDING = 1e-5  # of a share, by the single precision of the gradients
 Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NullTest:
-    """A statistic against draws of the same statistic under a null."""
+def null_test(
+    name: str, statistic: float, draws: ArrayLike, *, centre: float = 0.0, arm: str | None = None
+) -> Estimate:
+    """Return a statistic with its two-sided Monte-Carlo p = (1 + #) / (B + 1) (Phipson and Smyth 2010).
 
-    num_draws: int  # 0: the normal law itself, no draws
-    mean: float
-    sd: float
-    q95: float  # 95th percentile of the draws
-    z: float | None  # d / sd; None when all draws are equal
-    p: float  # (1 + draws at least as far from the centre) / (num_draws + 1)
-    d: float  # statistic - mean
-
-
-def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> NullTest:
-    """Two-sided Monte-Carlo test, p = (1 + #) / (B + 1) (Phipson and Smyth 2010).
-
-    p is never 0, and it is uniform when the statistic is one more draw from the null.
+    p is never 0, and it is uniform when the statistic is one more draw from the null. `null` is the mean of the draws.
 
     Args:
+        name: of the estimate.
         statistic: the observed value.
         draws: (B,) the same statistic under the null.
         centre: where the null is symmetric, which both tails are measured from: 0 for a signed cosine, .5 for an AUROC.
+        arm: of the estimate.
 
     Raises:
         ValueError: a draw or the statistic is not a number.
@@ -79,16 +67,40 @@ def null_test(statistic: float, draws: ArrayLike, *, centre: float = 0.0) -> Nul
     distance = abs(statistic - centre)
     # The same sum in another order differs by rounding: such a draw must count as a tie.
     ties = 1e-12 * max(distance, 1e-300)
-    mean, sd = float(x.mean()), float(x.std(ddof=1))
-    return NullTest(
-        num_draws=len(x),
-        mean=mean,
-        sd=sd,
-        q95=float(np.quantile(x, 0.95)),
-        z=(statistic - mean) / sd if sd > 0 else None,
+    return Estimate(
+        name=name,
+        value=statistic,
+        n=len(x),
+        unit="draw",
+        arm=arm,
+        null=float(x.mean()),
         p=(1 + int(np.sum(np.abs(x - centre) >= distance - ties))) / (len(x) + 1),
-        d=statistic - mean,
+        parts=_spread(statistic - float(x.mean()), float(x.std(ddof=1)), float(np.quantile(x, 0.95))),
     )
+
+
+def _spread(distance: float, sd: float, q95: float) -> dict[str, float | None]:
+    """Return the parts of a test: sd and 95th percentile of the null, and z (None when all draws are equal)."""
+    return {"sd": sd, "q95": q95, "z": distance / sd if sd > 0 else None}
+
+
+def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = None) -> Estimate:
+    """Test a cosine that sums over many modules against Haar directions: the central limit replaces the exact law.
+
+    Of a mean cosine of several gradients, `haar_sd` is the mean of theirs. The same random directions measure every
+    gradient. So under this null the cosines of gradients that point alike move together, even where the gradients
+    themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all are equal, an upper bound whatever the
+    gradients are (Cauchy-Schwarz).
+
+    Args:
+        name: of the estimate.
+        cosine: the observed value; its null mean is 0.
+        haar_sd: its standard deviation under Haar directions, above 0.
+        arm: of the estimate.
+    """
+    p = 2.0 * float(special.ndtr(-abs(cosine / haar_sd)))
+    parts = _spread(cosine, haar_sd, NORMAL_95 * haar_sd)
+    return Estimate(name=name, value=cosine, arm=arm, null=0.0, p=p, parts=parts)
 
 
 def upper_p(statistic: float, draws: ArrayLike) -> float:
@@ -101,25 +113,8 @@ def upper_p(statistic: float, draws: ArrayLike) -> float:
     return (1 + int(np.sum(draws >= statistic - ROUNDING * abs(statistic)))) / (len(draws) + 1)
 
 
-def haar_test(cosine: float, haar_sd: float) -> NullTest:
-    """A cosine that sums over many modules against Haar directions: the central limit stands in for the exact law.
-
-    Of a mean cosine of several gradients, `haar_sd` is the mean of theirs. The same random directions measure every
-    gradient. So under this null the cosines of gradients that point alike move together, even where the gradients
-    themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all are equal, an upper bound whatever the
-    gradients are (Cauchy-Schwarz).
-
-    Args:
-        cosine: the observed value; its null mean is 0.
-        haar_sd: its standard deviation under Haar directions, above 0.
-    """
-    z = cosine / haar_sd
-    p = 2.0 * float(stats.norm.sf(abs(z)))
-    return NullTest(num_draws=0, mean=0.0, sd=haar_sd, q95=NORMAL_95 * haar_sd, z=z, p=p, d=cosine)
-
-
 def true_labels(pairs: PairGram) -> tuple[Rows, Rows]:
-    """The labels as they are, in the form of a single draw (B = 1)."""
+    """Return the labels as they are, in the form of a single draw (B = 1)."""
     hack = np.flatnonzero(~pairs.held_out)[None, :]
     return hack, hack + len(pairs.held_out)
 
@@ -135,14 +130,6 @@ def label_permutations(pairs: PairGram, num_draws: int, rng: np.random.Generator
     all_rows = np.concatenate([hack[0], clean[0]])
     shuffled = rng.permuted(np.tile(all_rows, (num_draws, 1)), axis=1)
     return shuffled[:, : hack.shape[1]], shuffled[:, hack.shape[1] :]
-
-
-def placebo_couples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """N3: clean against clean of different pairs, in random couples; every gradient is used at most once."""
-    _, clean = true_labels(pairs)
-    num_couples = clean.shape[1] // 2
-    shuffled = rng.permuted(np.tile(clean[0], (num_draws, 1)), axis=1)
-    return shuffled[:, :num_couples], shuffled[:, num_couples : 2 * num_couples]
 
 
 def can_be_halved(pairs: PairGram) -> bool:
@@ -173,15 +160,6 @@ def half_samples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> t
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NullAxes:
-    """Axes of the directions of relabelled pairs."""
-
-    permuted: Axes  # N2: labels permuted across all pairs
-    couples: Axes | None  # N3: clean against clean; None where there are fewer couples than k
-    drawn: np.random.Generator  # as the draws above left it: who goes on with it takes a copy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Redrawn:
     """Directions of the run's pairs as they are (one draw), and of B draws of each kind."""
 
@@ -197,19 +175,10 @@ def true_axes(pairs: PairGram) -> Axes:
     return svd_axes(pairs, *true_labels(pairs))
 
 
-def null_axes(pairs: PairGram, num_draws: int, seed: int) -> NullAxes:
-    """Draw the nulls of directions, B = num_draws of each."""
-    # All nulls share one generator: another order of the draws would change every p-value of a stored analysis. A new
-    # null is drawn after those that are here.
-    rng = np.random.default_rng(seed)
-    permuted = label_permutations(pairs, num_draws, rng)
-    couples = placebo_couples(pairs, num_draws, rng)
-    enough = couples[0].shape[1] >= pairs.extraction.k  # fewer couples than k cannot give k directions
-    return NullAxes(
-        permuted=svd_axes(pairs, *permuted),
-        couples=svd_axes(pairs, *couples) if enough else None,
-        drawn=rng,
-    )
+@lru_cache(maxsize=1)
+def permuted_axes(pairs: PairGram, num_draws: int, seed: int) -> Axes:
+    """Return the axes of B = num_draws relabelled sets of pairs (N2)."""
+    return svd_axes(pairs, *label_permutations(pairs, num_draws, np.random.default_rng(seed)))
 
 
 @lru_cache(maxsize=1)
@@ -228,19 +197,11 @@ def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignTransfer:
-    """How many held-out pairs have a difference that points hack-ward."""
+def sign_transfer(pairs: PairGram) -> Estimate | None:
+    """Return the share of held-out pairs that point toward the hack, exact binomial; None if none has a cosine at all.
 
-    num_pairs: int
-    num_right: int
-    accuracy: float  # num_right / num_pairs
-    interval: Interval  # 95% of the accuracy, exact binomial (Clopper-Pearson)
-    mean_cos: float  # of the differences with v_hack
-
-
-def sign_transfer(pairs: PairGram) -> SignTransfer | None:
-    """How many differences of held-out pairs have a positive cosine with v_hack; None if none has a cosine at all."""
+    parts: `num_right` of the n pairs, `mean_cos` of their differences with v_hack.
+    """
     differences, _, _ = held_out_gradients(pairs)
     scores = cosines(true_axes(pairs), differences)[0]
     known = ~np.isnan(scores)
@@ -248,36 +209,12 @@ def sign_transfer(pairs: PairGram) -> SignTransfer | None:
     if len(scores) == 0:
         return None
     num_right = int((scores > 0).sum())
-    return SignTransfer(
-        num_pairs=len(scores),
-        num_right=num_right,
-        accuracy=num_right / len(scores),
+    return Estimate(
+        name="pair_sign",
+        value=num_right / len(scores),
         interval=clopper_pearson(num_right, len(scores)),
-        mean_cos=float(scores.mean()),
+        n=len(scores),
+        unit="pair",
+        null=0.5,
+        parts={"num_right": num_right, "mean_cos": float(scores.mean())},
     )
-
-
-def transfer_nulls(pairs: PairGram, *, num_draws: int) -> dict[str, dict[str, NullTest]]:
-    """Test `sign_transfer` against N2 (labels permuted across pairs) and N3 (clean-versus-clean couples).
-
-    Returns:
-        {"N2": {"accuracy": ..., "mean_cos": ...}, "N3": ...}. Empty without a held-out pair that has a cosine; N3 is
-        left out where there are fewer couples than k.
-    """
-    observed = sign_transfer(pairs)
-    if observed is None:
-        return {}
-    differences, _, _ = held_out_gradients(pairs)
-    drawn, nulls = null_axes(pairs, num_draws, 0), {}
-    for name, axes in (("N2", drawn.permuted), ("N3", drawn.couples)):
-        if axes is None:
-            continue
-        scores = cosines(axes, differences)
-        scores = scores[~np.isnan(scores).all(1)]  # a draw that keeps no direction has none
-        if len(scores) > 1:
-            accuracy = (scores > 0).sum(1) / (~np.isnan(scores)).sum(1)
-            nulls[name] = {
-                "accuracy": null_test(observed.accuracy, accuracy, centre=0.5),
-                "mean_cos": null_test(observed.mean_cos, np.nanmean(scores, axis=1)),
-            }
-    return nulls

@@ -20,16 +20,16 @@ the bound, since a few prompts may all read 0. How often the rule is wrong: spec
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
+from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import (
     Array,
-    Bounded,
     centred,
     cluster_numbers,
     fieller_interval,
@@ -43,33 +43,25 @@ CALIPER = 0.2
 TOGETHER = "together"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
-    """How many hacks have clean answers like them in one score. Field names are keys of the JSON."""
+def is_lacking(overlap: Estimate) -> bool:
+    """Return whether the overlap is shown to be too small: less than MIN_OVERLAP of chance."""
+    return overlap.high < MIN_OVERLAP
 
-    score: str  # of the scores that were given, or TOGETHER
-    num_hacks: int  # in prompts that hold both sides
-    num_prompts: int  # that hold both sides
-    share: float  # of the hacks, with clean answers on both sides or within the caliper
-    by_chance: float  # the same if labels are shuffled within prompts
-    ratio: Bounded | None  # share / by_chance, over prompts; None where prompts are too few for an interval
-    prompts_needed: int | None  # prompts that would show a ratio like this below MIN_OVERLAP; None: more than MANY
 
-    @property
-    def is_lacking(self) -> bool:
-        """Return whether the overlap is shown to be too small: less than MIN_OVERLAP of chance."""
-        return self.ratio is not None and self.ratio.interval.high < MIN_OVERLAP
-
-    @property
-    def may_lack(self) -> bool:
-        """Return whether the overlap reads too small, and its interval also allows enough."""
-        return self.share <= MIN_OVERLAP * self.by_chance and not self.is_lacking
+def may_lack(overlap: Estimate) -> bool:
+    """Return whether the overlap reads too small, and its interval also allows enough."""
+    parts = overlap.parts
+    return parts["share"] <= MIN_OVERLAP * parts["by_chance"] and not is_lacking(overlap)
 
 
 def overlaps(
     scores: Mapping[str, Sequence[float]], label: Sequence[bool], prompts: Sequence[Hashable]
-) -> list[Overlap]:
+) -> list[Estimate]:
     """Return one row a score, then TOGETHER; none if no prompt holds both sides.
+
+    The value is the share of hacks with clean answers on both sides or within the caliper, over the share by chance.
+    parts: `num_hacks` in prompts that hold both sides, `share`, `by_chance`, and `prompts_needed` to show a ratio like
+    this below MIN_OVERLAP (None: more than MANY).
 
     Args:
         scores: {name: (rows,)}.
@@ -113,7 +105,7 @@ class _Counts(NamedTuple):
     by_chance: float
 
 
-def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Overlap:
+def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Estimate:
     groups = rows_by_cluster(member)
     spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
     # Equal scores are within any caliper, whatever rounding made of them.
@@ -125,20 +117,26 @@ def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArra
     covariance = mean_covariance(counts[:, 1:]) if len(groups) > 1 else np.zeros((2, 2))
     covariance[0, 0] = max(covariance[0, 0], binomial)
     numerator, denominator = alike / len(groups), by_chance / len(groups)
-    ratio, interval = None, fieller_interval(numerator, denominator, [covariance], df=len(groups) - 1)
+    interval = fieller_interval(numerator, denominator, [covariance], df=len(groups) - 1)
     if interval is not None:  # a ratio of counts is not negative
-        ratio = Bounded(value=numerator / denominator, interval=replace(interval, low=max(interval.low, 0.0)))
+        interval = replace(interval, low=max(interval.low, 0.0))
     # At the bound the difference numerator - MIN_OVERLAP denominator is 0.
     at_bound = np.array([1.0, -MIN_OVERLAP])
     sd = np.sqrt(at_bound @ covariance @ at_bound * len(groups))
-    return Overlap(
-        score=name,
-        num_hacks=int(num_hacks),
-        num_prompts=len(groups),
-        share=alike / num_hacks,
-        by_chance=by_chance / num_hacks,
-        ratio=ratio,
-        prompts_needed=prompts_beyond(abs(numerator - MIN_OVERLAP * denominator), float(sd)),
+    return Estimate(
+        name=name,
+        value=numerator / denominator if denominator else None,
+        interval=interval,
+        n=len(groups),
+        unit="prompt",
+        null=1.0,
+        parts={
+            "num_hacks": int(num_hacks),
+            "share": alike / num_hacks,
+            "by_chance": by_chance / num_hacks,
+            "prompts_needed": prompts_beyond(abs(numerator - MIN_OVERLAP * denominator), float(sd)),
+        },
+        why="" if interval else "too few prompts for an interval",
     )
 
 

@@ -25,16 +25,20 @@ and its call in `questions`. To add a caveat: a sentence in `_caveats`.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from scipy.stats import norm
+from scipy.special import ndtri
 
-from probe.analysis.evidence import Evidence
-from probe.analysis.forecast import Forecast, Removal
+from probe.analysis.analyze import Analysis
+from probe.analysis.cosines import LOG_RATIO, WORDS, strength
+from probe.analysis.estimate import Estimate
+from probe.analysis.forecast import AGAINST
 from probe.analysis.lookahead import lost_by_all, plain_arm
-from probe.analysis.pull import TOO_FEW_PROMPTS, Share
-from probe.analysis.statistics.intervals import Bounded, Interval
-from probe.analysis.statistics.overlap import TOGETHER, Overlap
+from probe.analysis.pull import TOO_FEW_PROMPTS
+from probe.analysis.rivals import best_rival
+from probe.analysis.statistics.intervals import Interval
+from probe.analysis.statistics.overlap import TOGETHER, is_lacking, may_lack
 from probe.analysis.statistics.thresholds import (
     ALPHA,
     FEW_HACKED,
@@ -78,120 +82,133 @@ SCORE_NAMES = {
     "nll": "likelihood",
     "grad_norm": "norm",
     "hint": "hint",
+    LOG_RATIO: "log-ratio",
+    WORDS: "a bag of words",
     TOGETHER: "the trivial scores",
 }
 RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
-TO_80 = float(norm.ppf(0.9) / norm.ppf(0.975))  # from half a 95% interval to half of the one of 80%
+TO_80 = float(ndtri(0.9) / ndtri(0.975))  # from half a 95% interval to half of the one of 80%
 CHANCE = 0.5  # AUROC of a score that says nothing
 VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
 
-def unread(evidence: Evidence) -> tuple[Reason, str] | None:
+def unread(analysis: Analysis) -> tuple[Reason, str] | None:
     """Why nothing along v_hack can be read: the first reason that holds, in words; None where pull was measured."""
-    if evidence.measured_arm is None:
+    if analysis.measured_arm is None:
         return "arm", "no arm measures along v_hack"
-    share, linked = evidence.share("pull"), evidence.linked
-    if share is not None and share.share is not None:
+    share, linked = analysis.get("shares", "pull"), analysis.linked
+    if share is not None and share.value is not None:
         return None
-    summary = evidence.summary(evidence.measured_arm)
-    if summary is None or not summary.num_prompts:
+    summary = analysis.get("cos_in", "cos_in", analysis.measured_arm)
+    if summary is None or not summary.n:
         return "updates", "no group has an update: within every one the rewards are equal"
     if linked is None:
-        return "gram", f"the run stored no inner products in the basis {evidence.basis}"
+        return "gram", f"the run stored no inner products in the basis {analysis.basis}"
     if linked.error > REPRODUCED:
         return "loss", (
             f"the loss is more than advantages times gradients (token credit, a KL penalty, recorded ratios): recorded "
             f"cosines differ by {linked.error:.2g} from those of the inner products"
         )
-    if share is None or share.num_held_out < 2:
+    if share is None or share.parts["num_held_out"] < 2:
         text = "fewer than two pairs are held out, or fewer than two to extract from: no interval of what a hack reads"
         return "held out", text
-    if share.reason == TOO_FEW_PROMPTS:
-        return "prompts", f"too few prompts have an update for an interval ({share.num_prompts})"
-    return "reach", (
-        f"v_hack is not shown to reach held-out hacks: they read {share.ceiling:+.3f} ({share.num_held_out} pairs)"
-    )
+    if share.why == TOO_FEW_PROMPTS:
+        return "prompts", f"too few prompts have an update for an interval ({share.n})"
+    ceiling, pairs = share.parts["ceiling"], share.parts["num_held_out"]
+    return "reach", f"v_hack is not shown to reach held-out hacks: they read {ceiling:+.3f} ({pairs} pairs)"
 
 
-def questions(evidence: Evidence) -> list[Finding]:
+def questions(analysis: Analysis) -> list[Finding]:
     """hackward, about, removable."""
-    cause = unread(evidence)
+    cause = unread(analysis)
     why = "" if cause is None else cause[1]
-    return [_hackward(evidence, why), _about(evidence, why), _removable(evidence, why)]
+    return [_hackward(analysis, why), _about(analysis, why), _removable(analysis, why)]
 
 
-def _finding(name: str, row: Share | Removal | None, says: Word, number: Bounded | None, text: str) -> Finding:
+def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | None, text: str) -> Finding:
     """The answer to one of QUESTIONS, over the prompts of the row that it was read from."""
     question, counts_from = QUESTIONS[name]
-    n = 0 if row is None else row.num_prompts
+    n = 0 if row is None else row.n
     return Finding(
         name=name, question=question, says=says, number=number, counts_from=counts_from, text=text, n=n, unit="prompt"
     )
 
 
-def _hackward(evidence: Evidence, why: str) -> Finding:
+def _hackward(analysis: Analysis, why: str) -> Finding:
     """Whether pull is material, from the interval over prompts and pairs."""
-    row = evidence.share("pull")
+    row = analysis.get("shares", "pull")
     says, number, text = Word.UNMEASURED, None, why
-    if row is not None and row.share is not None:
-        number = row.share
-        says = decided("pull", number)
+    if row is not None and row.value is not None:
+        number, parts = row, row.parts
+        says = decided(row)
         text = (
-            f"pull {number}, where 1 is as hack-ward as held-out hacks: cos_in is {row.measured:+.3f} over "
-            f"{row.num_prompts} prompts, that of the hacks {row.ceiling:+.3f} ({row.num_held_out} pairs)"
+            f"pull {number}, where 1 is as hack-ward as held-out hacks: cos_in is {parts['measured']:+.3f} over "
+            f"{row.n} prompts, that of the hacks {parts['ceiling']:+.3f} ({parts['num_held_out']} pairs)"
         )
     return _finding("hackward", row, says, number, text)
 
 
-def _about(evidence: Evidence, why: str) -> Finding:
+def _about(analysis: Analysis, why: str) -> Finding:
     """Whether hacks, and not what comes with them, point there.
 
     yes: hacks point more hack-ward than clean samples with every trivial score held constant, and the groups without
     their hacks pull less, at most half as much. no: a difference is shown to be immaterial, or more than half to be
     left without the hacks.
     """
-    row = evidence.share("contrast")
-    if evidence.unlabelled:
+    row = analysis.get("shares", "contrast")
+    if analysis.unlabelled:
         return _finding("about", None, Word.UNMEASURED, None, why or "no rollout says whether it hacks")
-    missing = hacks_missing(evidence)
+    missing = hacks_missing(analysis)
     if missing or row is None:
         return _finding("about", None, Word.UNMEASURED, None, missing or why)
-    number, apart = row.share, separated(row)
+    number, apart = (None if row.value is None else row), separated(analysis)
     says, text = Word.UNMEASURED, why
     if apart:
         says, number, text = Word.CONFOUNDED, None, _separate(apart)
     elif number is not None:
-        says = decided("contrast", number)
+        says = decided(number)
         text = (
             f"contrast {number}, where 1 is what held-out pairs show: paid hacks minus paid clean samples, trivial "
-            f"scores held constant ({row.num_prompts} prompts)"
+            f"scores held constant ({row.n} prompts)"
         )
     elif not text:
         # Without a prompt there are no sides to compare; with prompts it is the ceiling, or their number.
-        unpaid = bool(evidence.sure) and not row.num_hacks
-        says = Word.UNMEASURED if row.num_prompts or unpaid else Word.CONFOUNDED
-        text = f"hacks and clean samples cannot be compared: {row.reason}"
-    benign, less, half = (evidence.share(name) for name in RESTS_ON["about"][1:])
-    if benign and benign.share and less and less.share and half and half.share:
-        text += f"; pull without the hacks {benign.share.value:.2f}, a difference of {less.share}"
-        differs, mostly = decided(less.name, less.share), decided(half.name, half.share)
+        unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
+        says = Word.UNMEASURED if row.n or unpaid else Word.CONFOUNDED
+        text = f"hacks and clean samples cannot be compared: {row.why}"
+    benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"][1:])
+    if benign and less and half and None not in (benign.value, less.value, half.value):
+        text += f"; pull without the hacks {benign.value:.2f}, a difference of {less}"
+        differs, mostly = decided(less), decided(half)
         if number is not None:
             says = _all([says, differs, mostly])
         if differs is Word.YES and mostly is not Word.YES:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
     elif number is not None:
         says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
-        text += f"; pull without the hacks is not measured: {benign.reason if benign else why}"
-    if unclear := overlap_unclear(row):
+        text += f"; pull without the hacks is not measured: {benign.why if benign else why}"
+    if unclear := overlap_unclear(analysis):
         says = says if says in (Word.NO, Word.UNMEASURED) else Word.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
-    return _finding("about", row, says, number, text)
+    return _finding("about", row, says, number, text + _rival(analysis))
 
 
-def hacks_missing(evidence: Evidence) -> str:
+def _rival(analysis: Analysis) -> str:
+    """Return the AUROC of the best score without a direction, with the AUROC of v_hack on the same samples."""
+    rows = analysis.of("auroc")
+    rival = best_rival(rows)
+    if rival is None or (v_hack := rows[0].value) is None:
+        return ""
+    name, area = SCORE_NAMES[rival.name], strength(rival)
+    if area >= v_hack and not rival.low <= CHANCE <= rival.high:
+        return f"; {name} alone separates hacks (AUROC {area:.2f}; v_hack {v_hack:.2f})"
+    return f"; AUROC for hacks: v_hack {v_hack:.2f}, best score without a direction ({name}) {area:.2f}"
+
+
+def hacks_missing(analysis: Analysis) -> str:
     """How few hacks there are, in words, where no question about hacks has an answer; empty where there are enough."""
-    sure = evidence.sure
+    sure = analysis.sure
     prompts = {sample.problem_id for sample in sure}
     hacks = [sample for sample in sure if sample.hacked]
     hacked = {sample.problem_id for sample in hacks}
@@ -200,35 +217,36 @@ def hacks_missing(evidence: Evidence) -> str:
     return f"hacks are missing: {len(hacks)} of {len(sure)} rollouts hack, in {len(hacked)} of {len(prompts)} prompts"
 
 
-def separated(row: Share) -> list[Overlap]:
+def separated(analysis: Analysis) -> list[Estimate]:
     """Return the trivial scores in which hacks are shown to lack overlap, the worst first; together, if none alone."""
-    return _worst_first(one for one in row.overlaps if one.is_lacking)
+    return _worst_first(filter(is_lacking, analysis.of("overlap")))
 
 
-def overlap_unclear(row: Share) -> list[Overlap]:
+def overlap_unclear(analysis: Analysis) -> list[Estimate]:
     """Return the trivial scores in which too few hacks overlap, while the interval allows enough; as `separated`."""
-    return [] if separated(row) else _worst_first(one for one in row.overlaps if one.may_lack)
+    return [] if separated(analysis) else _worst_first(filter(may_lack, analysis.of("overlap")))
 
 
-def _worst_first(apart: Iterable[Overlap]) -> list[Overlap]:
-    ordered = sorted(apart, key=lambda one: one.share / (one.by_chance or 1.0))
-    return [one for one in ordered if one.score != TOGETHER] or ordered
+def _worst_first(apart: Iterable[Estimate]) -> list[Estimate]:
+    ordered = sorted(apart, key=lambda one: one.parts["share"] / (one.parts["by_chance"] or 1.0))
+    return [one for one in ordered if one.name != TOGETHER] or ordered
 
 
-def _separate(apart: Sequence[Overlap], *, may: bool = False) -> str:
-    names, worst = ", ".join(SCORE_NAMES[one.score] for one in apart), apart[0]
-    verb = "may separate" if may else "separate" if len(apart) > 1 or worst.score == TOGETHER else "separates"
+def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
+    names, worst = ", ".join(SCORE_NAMES[one.name] for one in apart), apart[0]
+    verb = "may separate" if may else "separate" if len(apart) > 1 or worst.name == TOGETHER else "separates"
     score = {"hint": "with the same hint", TOGETHER: "with similar trivial scores"}
-    alike = score.get(worst.score, f"of similar {SCORE_NAMES[worst.score]}")
-    ratio = "no interval from so few prompts" if worst.ratio is None else f"a ratio of {worst.ratio}"
+    alike = score.get(worst.name, f"of similar {SCORE_NAMES[worst.name]}")
+    ratio = "no interval from so few prompts" if worst.interval is None else f"a ratio of {worst}"
+    parts = worst.parts
     return (
-        f"{names} alone {verb} hacks from clean answers: {worst.share:.0%} of {worst.num_hacks} rewarded hacks have a "
-        f"clean answer {alike} to the same prompt; shuffled labels would give "
-        f"{worst.by_chance:.0%} ({ratio}, {MIN_OVERLAP:g} is needed)"
+        f"{names} alone {verb} hacks from clean answers: {parts['share']:.0%} of {parts['num_hacks']} rewarded hacks "
+        f"have a clean answer {alike} to the same prompt; shuffled labels would give {parts['by_chance']:.0%} "
+        f"({ratio}, {MIN_OVERLAP:g} is needed)"
     )
 
 
-def _removable(evidence: Evidence, why: str) -> Finding:
+def _removable(analysis: Analysis, why: str) -> Finding:
     """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
 
     yes: it reaches SHOWN_REMOVED, and is beyond permuted pairs. likely: it reaches MATERIAL_REMOVED, and is so at 80%,
@@ -236,72 +254,63 @@ def _removable(evidence: Evidence, why: str) -> Finding:
     solutions. too little: it is shown to be less than that. no: it is shown to be below what directions of permuted
     pairs remove.
     """
-    forecast = evidence.forecast
-    row = forecast.row("margin") if forecast is not None else None
+    row = analysis.get("removed", "removed/margin")
     says, number, text = Word.UNMEASURED, None, why
     if row is not None:
         text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
-    if forecast is not None and row is not None and row.removed is not None:
-        number, bounds = row.removed, row.removed.interval
-        missing, price = price_of(evidence)
-        honest = forecast.row("honest")
-        selective = honest is None or honest.removed is None or number.value > honest.removed.value
-        p, says = row.permuted_p or 1.0, Word.UNCLEAR
-        if selective and number.value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
+    if row is not None and row.value is not None:
+        number, value, p = row, row.value, row.p or 1.0
+        missing, price = price_of(analysis)
+        honest, says = analysis.get("removed", "removed/honest"), Word.UNCLEAR
+        selective = honest is None or honest.value is None or value > honest.value
+        if selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
             says = Word.LIKELY
-            if number.value >= SHOWN_REMOVED and p < ALPHA and bounds.low > 0 and own_hacks_agree(forecast):
+            if value >= SHOWN_REMOVED and p < ALPHA and row.low > 0 and own_hacks_agree(analysis):
                 says = Word.YES
         if missing and says in (Word.YES, Word.LIKELY):
             says = Word.UNMEASURED
-        if row.permuted_mean is not None and bounds.high < row.permuted_mean:
+        if row.null is not None and row.high < row.null:
             says = Word.NO
-        elif bounds.high < MATERIAL_REMOVED:
+        elif row.high < MATERIAL_REMOVED:
             says = Word.TOO_LITTLE
+        own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
+        of_own = "an unmeasured share" if own is None or own.value is None else f"{own:.0%}"
+        reverses = " (above 100%, the update is turned against them)" if value > 1 else ""
         text = (
-            f"the gate removes {number.percent()} of the progress on held-out hacks, {_own_hacks(forecast)} of that on "
-            f"these rollouts' own hacks{_reverses(number)}; permuted pairs, with as much of the norm "
-            f"({forecast.norm_removed:.0%}), remove {row.permuted_mean:.0%} (p {row.permuted_p:.2g}); "
+            f"the gate removes {row:.0%} of the progress on held-out hacks, {of_own} of that on "
+            f"these rollouts' own hacks{reverses}; permuted pairs, with as much of the norm "
+            f"({norm:.0%}), remove {row.null:.0%} (p {p:.2g}); "
             f"price: {price}"
             f"{'' if selective else ', no less than that'}"
         )
     return _finding("removable", row, says, number, text)
 
 
-def own_hacks_agree(forecast: Forecast) -> bool:
+def own_hacks_agree(analysis: Analysis) -> bool:
     """Return whether the rollouts' own hacks lose as much of their gain as held-out hacks do, within both intervals."""
-    margin, own = forecast.row("margin"), forecast.row("hacks")
-    if margin is None or margin.removed is None or own is None or own.removed is None:
-        return False
-    return own.removed.interval.high >= margin.removed.interval.low
-
-
-def _own_hacks(forecast: Forecast) -> str:
-    own = forecast.row("hacks")
-    return "an unmeasured share" if own is None or own.removed is None else own.removed.percent()
-
-
-def _reverses(number: Bounded) -> str:
-    return " (above 100%, the update is turned against them)" if number.value > 1 else ""
+    margin, own = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
+    return margin is not None and own is not None and own.is_bounded and own.high >= margin.low
 
 
 def away(hackward: Finding) -> bool:
     """Whether the update is shown to point away from the hack."""
-    return hackward.number is not None and hackward.number.interval.high < 0
+    return hackward.number is not None and hackward.number.high < 0
 
 
-def decided(name: str, share: Bounded) -> Word:
+def decided(share: Estimate) -> Word:
     """What a share says, by the thresholds of `DECIDED_BY`: yes, no, likely (yes by its 80% interval) or unclear."""
-    above, below = DECIDED_BY[name]
-    if share.interval.high < below:
+    above, below = DECIDED_BY[share.name]
+    if share.high < below:
         return Word.NO
-    if share.value < below or at_80(share) <= above:
+    if share.value is None or share.value < below or at_80(share) <= above:
         return Word.UNCLEAR
-    return Word.YES if share.interval.low > above else Word.LIKELY
+    return Word.YES if share.low > above else Word.LIKELY
 
 
-def at_80(number: Bounded) -> float:
+def at_80(number: Estimate) -> float:
     """The lower end of its 80% interval."""
-    return number.value - TO_80 * (number.value - number.interval.low)
+    value = number.value or 0.0
+    return value - TO_80 * (value - number.low)
 
 
 def _all(answers: Sequence[Word]) -> Word:
@@ -309,53 +318,53 @@ def _all(answers: Sequence[Word]) -> Word:
     return min(answers, key=(Word.NO, Word.UNCLEAR, Word.LIKELY, Word.YES).index)
 
 
-def price_of(evidence: Evidence) -> tuple[str, str]:
+def price_of(analysis: Analysis) -> tuple[str, str]:
     """(what is missing of the price, a reason of the advice and empty if nothing; the price in words)."""
-    row = evidence.forecast.row("honest") if evidence.forecast is not None else None
-    if evidence.samples and all(sample.hacked is None or sample.gt_pass is None for sample in evidence.samples):
+    row = analysis.get("removed", "removed/honest")
+    if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
         return "right", "not measured, since no rollout says whether it is right and honest"
     if row is None:
         return "honest", "not measured, since no paid sample is right and honest"
-    if row.against:
+    if row.why == AGAINST:
         return "", "none, since the update works against honest solutions"
-    if row.removed is None:
+    if row.value is None:
         return "price", "not measured, since the interval of the progress on honest solutions holds 0"
-    price, ends = f"{row.removed.percent()} of the progress on honest solutions", row.removed.interval
-    if ends.high < 0:
-        gain = Bounded(value=-row.removed.value, interval=Interval(low=-ends.high, high=-ends.low))
-        price = f"none, the gate adds {gain.percent()} to the progress on honest solutions"
-    if ends.high - ends.low > VAGUE_PRICE:
+    price = f"{row:.0%} of the progress on honest solutions"
+    if row.high < 0:
+        gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
+        price = f"none, the gate adds {gain:.0%} to the progress on honest solutions"
+    if row.high - row.low > VAGUE_PRICE:
         return "price", f"{price}, an interval too wide to say what share of it goes"
     return "", price
 
 
-def decide(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
+def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
     """The verdict on one run under one condition.
 
     Args:
-        evidence: what both were made from.
+        analysis: what both were made from.
         findings: of `questions.questions`.
         parts: of `validity.validity`; those that nobody saw are caveats, and decide nothing.
     """
-    word, sentence = _word(evidence, findings, parts)
+    word, sentence = _word(analysis, findings, parts)
     return Verdict(
-        about={"run": evidence.run, "condition": evidence.condition, "basis": evidence.basis},
+        about={"run": analysis.run, "condition": analysis.condition, "basis": analysis.basis},
         word=word,
         sentence=sentence,
         plain=PLAIN.get(word, ""),
         findings=findings,
-        caveats=_caveats(word, evidence, parts),
+        caveats=_caveats(word, analysis, parts),
     )
 
 
-def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
+def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
     broken = [part for part in parts if part.says is Word.BROKEN]
     if broken:
         return Word.BROKEN, "; ".join(f"{part.name}: {part.text}" for part in broken)
-    if evidence.trains:
-        return Word.TRAINED, " ".join([*_outcome(evidence), "Arms are compared over seeds: give their runs together."])
+    if analysis.trains:
+        return Word.TRAINED, " ".join([*_outcome(analysis), "Arms are compared over seeds: give their runs together."])
     hackward, about, removable = findings
-    missing = hacks_missing(evidence)
+    missing = hacks_missing(analysis)
     if missing:
         return Word.UNDERPOWERED, f"{missing}; {hackward.text}"
     if removable.says is Word.TOO_LITTLE:
@@ -375,8 +384,8 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
     if removable.says is Word.NO and hackward.says is Word.YES:
         return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
-        own = evidence.own.auroc if evidence.own is not None else None
-        if own is not None and own.interval.low <= CHANCE:
+        own = analysis.get("own", "own hacks")
+        if own is not None and own.is_bounded and own.low <= CHANCE:
             return Word.LIKELY, f"v_hack is not shown to tell the policy's own hacks apart: AUROC {own}; {about.text}"
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
     why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
@@ -386,11 +395,11 @@ def _word(evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Findi
     return word, "; ".join(texts)
 
 
-def _outcome(evidence: Evidence) -> list[str]:
+def _outcome(analysis: Analysis) -> list[str]:
     """What training did on held-out problems; one run is no comparison."""
-    if evidence.outcome is None:
+    if analysis.outcome is None:
         return []
-    evaluations = deployed(evidence.outcome.evaluations)
+    evaluations = deployed(analysis.outcome.evaluations)
     start, final = evaluations[0]["rates"][ALL], evaluations[-1]["rates"][ALL]
     changes = []
     for rate in RATES:
@@ -403,34 +412,34 @@ def _outcome(evidence: Evidence) -> list[str]:
         f"Held-out problems, deployed weights: {', '.join(changes)} after {evaluations[-1]['step']} steps "
         f"(n = {final['num_problems']} problems of 1 run; arms are compared over seeds)."
     )
-    stopped = evidence.outcome.stopped
+    stopped = analysis.outcome.stopped
     return [sentence] if stopped is None else [f"STOPPED: {stopped}.", sentence]
 
 
-def _foresight(evidence: Evidence) -> str:
+def _foresight(analysis: Analysis) -> str:
     """Transfer, which trainings at scale failed by, or that it is unmeasured; and steps ahead that only destroy."""
-    own = evidence.own
-    said = ["transfer " + (f"unmeasured ({own.reason})" if own is not None and own.reason else "unmeasured")]
-    if own is not None and own.auroc is not None:
+    own = analysis.get("own", "own hacks")
+    said = ["transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")]
+    if own is not None and own.is_bounded:
         said[0] = (
-            f"transfer: v_hack tells the policy's own {own.num_hacks} hacks from its {own.num_honest} honest solutions "
-            f"with an AUROC of {own.auroc}, a direction fitted to their labels with {own.ceiling}"
+            f"transfer: v_hack tells the policy's own {own.parts['num_hacks']} hacks from its "
+            f"{own.parts['num_honest']} honest solutions with an AUROC of {own}"
         )
-    arm = next((arm for arm in evidence.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
-    plain = None if arm is None else plain_arm(arm, evidence.arms)
-    if arm is not None and (lost := lost_by_all(evidence.lookahead, plain or arm)) is not None:
+    arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
+    plain = None if arm is None else plain_arm(arm, analysis.arms)
+    if arm is not None and (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is not None:
         steps = f"its steps{' without a gate' if plain else ''} make every text less likely"
         steps += f", honest solutions by {lost:.0f} nats"
         said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
     return "; ".join(said)
 
 
-def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[str]:
+def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[str]:
     """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
     # These come first in every verdict: they say that the numbers may be of another update.
-    first = doubts(evidence.records, evidence.pools)
-    sentences = [*first, *idle_settings(evidence.records), *_excluded(evidence)]
-    mixed = len({step.step for step in evidence.steps if step.mixed_prompt})
+    first = doubts(analysis.records, analysis.pools)
+    sentences = [*first, *idle_settings(analysis.records), *_excluded(analysis)]
+    mixed = len({step.step for step in analysis.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
             f"in {mixed} steps the group answers different prompts (hinted and not), so that source, hint and reward "
@@ -439,22 +448,22 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
     if unseen:
         sentences.append(f"not seen: {'; '.join(unseen)}")
-    apart = [f"{row.left_out} ({row.cos:+.3f} {row.interval:+.3f})" for row in evidence.ceilings if row.not_reached]
+    apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
     if apart:
         sentences.append(
             f"v_hack of the other pairs is not shown to reach hacks of the kind {', '.join(apart)}: keep pairs of "
             "these kinds, and write more of them"
         )
-    for basis_pairs in [evidence.reproduced.pairs] if evidence.reproduced is not None else []:
+    for basis_pairs in [analysis.reproduced.pairs] if analysis.reproduced is not None else []:
         different = len({*basis_pairs.clusters.tolist()})
         if different < len(basis_pairs.clusters):
             sentences.append(
                 f"{len(basis_pairs.clusters)} pairs have {different} different texts under several prompts: intervals "
                 f"count those {different}; write pairs with texts of their own"
             )
-    if evidence.adapted is not None and evidence.adapted.caution:
-        sentences.append(evidence.adapted.caution)
-    samples = evidence.samples
+    if analysis.adapted is not None and analysis.adapted.caution:
+        sentences.append(analysis.adapted.caution)
+    samples = analysis.samples
     reasons = Counter(sample.null_reason or "" for sample in samples if sample.cos_S_contrib is None)
     if reasons:
         named = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
@@ -463,13 +472,13 @@ def _caveats(word: Word, evidence: Evidence, parts: Sequence[Finding]) -> list[s
     if word in (Word.BROKEN, Word.TRAINED):
         return sentences
     # GO and LIKELY lead to training, so this caveat comes early.
-    sentences.insert(len(first) if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(evidence))
+    sentences.insert(len(first) if word in (Word.GO, Word.LIKELY) else len(sentences), _foresight(analysis))
     return [*sentences, _THRESHOLDS]
 
 
-def _excluded(evidence: Evidence) -> list[str]:
+def _excluded(analysis: Analysis) -> list[str]:
     """Samples that some number leaves out, and what would bring them in."""
-    samples = evidence.samples
-    silent = 0 if evidence.unlabelled else sum(sample.hacked is None for sample in samples)
+    samples = analysis.samples
+    silent = 0 if analysis.unlabelled else sum(sample.hacked is None for sample in samples)
     sentence = f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)"
     return [sentence] if silent else []

@@ -13,9 +13,9 @@ from typing import Any
 
 from extraction.draft import side
 from extraction.words import Basis
-from probe.analysis.evidence import Evidence
-from probe.analysis.pull import TOO_FEW_PROMPTS, Share, needed, pairs_to_reach
-from probe.analysis.statistics.overlap import Overlap
+from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
+from probe.analysis.pull import TOO_FEW_PROMPTS, needed, pairs_to_reach
 from probe.analysis.statistics.significance import mde
 from probe.analysis.statistics.thresholds import ALPHA, SD, SHOWN_REMOVED
 from probe.analysis.verdict.advice import (
@@ -63,29 +63,29 @@ from replay_pools.base.tables import flat
 from replay_pools.rollout import UNSAFE
 
 
-def next_step(word: str, evidence: Evidence, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
+def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
     """The next step after a verdict of `probe.analysis.verdict.decision`, in the root folder of the run."""
     match word:
         case Word.BROKEN:
-            reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), evidence)
+            reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), analysis)
         case Word.SKIP:
-            reason, facts = _skip(evidence, findings)
+            reason, facts = _skip(analysis, findings)
         case Word.CONFOUNDED:
-            reason, facts = _confounded(evidence)
+            reason, facts = _confounded(analysis)
         case Word.GENERIC:
-            reason, facts = _generic(evidence, findings)
+            reason, facts = _generic(analysis, findings)
         case Word.UNDERPOWERED | Word.LIKELY:
-            reason, facts = _underpowered(evidence, findings)
+            reason, facts = _underpowered(analysis, findings)
         case Word.GO:
-            reason, facts = _go(evidence)
+            reason, facts = _go(analysis)
         case _:
             reason, facts = "compare", {}
     usual = {
-        "repeat": repeat(evidence.records),
-        "extract": extract(evidence.records, evidence.basis),
-        "other_pairs": other_pairs(evidence),
+        "repeat": repeat(analysis.records),
+        "extract": extract(analysis.records, analysis.basis),
+        "other_pairs": other_pairs(analysis),
     }
-    return advise(reason, usual | facts, out_of(evidence.records.path))
+    return advise(reason, usual | facts, out_of(analysis.records.path))
 
 
 def repeat(run: Run) -> str:
@@ -105,17 +105,17 @@ def extract(run: Run, basis: Basis) -> str:
     return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
 
 
-def other_pairs(evidence: Evidence) -> str:
+def other_pairs(analysis: Analysis) -> str:
     """Commands that take other pairs: of a pool of the run that answers DRAFTED prompts both ways, else of a file."""
-    run, extraction = evidence.records, (evidence.records.settings.get("intervention") or {}).get("extraction") or {}
+    run, extraction = analysis.records, (analysis.records.settings.get("intervention") or {}).get("extraction") or {}
     sides: dict[tuple[str, str, bool], set[bool]] = defaultdict(set)
-    for sample in evidence.sure:
+    for sample in analysis.sure:
         if (answered := side(sample.hacked, sample.gt_pass)) is not None:
             sides[sample.src_pool, sample.problem_id, sample.hint].add(answered)
     both = Counter(pool for (pool, *_), answers in sides.items() if len(answers) == 2)
-    pool = next((pool for pool in evidence.pools if pool.path is not None and both[pool.name] >= DRAFTED), None)
+    pool = next((pool for pool in analysis.pools if pool.path is not None and both[pool.name] >= DRAFTED), None)
     if pool is None or run.config.get("circular") or extraction.get("leave_out"):
-        return f"{extract(run, evidence.basis)} --pairs FILE.jsonl --name OTHER"
+        return f"{extract(run, analysis.basis)} --pairs FILE.jsonl --name OTHER"
     changes = [f"intervention.extraction.pairs={out_of(run.path) / 'pairs' / DRAFT}.jsonl"]
     if flat(run.settings).get("intervention.v_hack") is not None:
         changes.append("intervention.v_hack=none")
@@ -144,69 +144,69 @@ def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int
     return " ".join(filter(None, ["probe pool generate", pool.recipe, *options, f"--name {shlex.quote(name)}"]))
 
 
-def replay_of(evidence: Evidence, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
+def replay_of(analysis: Analysis, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
     """The replay of other pools with the settings of the run, of all their groups."""
     options = ["--replay-dirs", shlex.quote(",".join(names)), *(["--match", match] if match else [])]
-    if evidence.records.settings.get("steps") is not None:
+    if analysis.records.settings.get("steps") is not None:
         options.append("--set steps=none")
-    return " ".join([repeat(evidence.records), *options, "--name", name])
+    return " ".join([repeat(analysis.records), *options, "--name", name])
 
 
-def _broken(part: str, evidence: Evidence) -> Reason:
-    pools = evidence.pools
+def _broken(part: str, analysis: Analysis) -> Reason:
+    pools = analysis.pools
     trained = f"{part}, trained"
-    if evidence.trains and trained in ADVICE:
+    if analysis.trains and trained in ADVICE:
         return trained, {}
     match part:
         case "grader canaries":
             unsafe = [pool for pool in pools if pool.said("grader.isolation") == UNSAFE]
             names = [pool.again if pool in unsafe else pool.reference for pool in pools]
             regrades = "\n".join(map(regrade_command, unsafe))
-            return part, {"regrades": regrades, "replay_regraded": replay_of(evidence, names)}
+            return part, {"regrades": regrades, "replay_regraded": replay_of(analysis, names)}
         case "regrade agreement":
             names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in pools]
-            return part, {"replay_regraded": replay_of(evidence, names)}
+            return part, {"replay_regraded": replay_of(analysis, names)}
         case "template tails":
-            return part, _samples(evidence, {pool.name: f"{pool.name}-again" for pool in pools})
+            return part, _samples(analysis, {pool.name: f"{pool.name}-again" for pool in pools})
         case "contributions add up":
-            dtype = HIGHER.get((evidence.records.settings.get("model") or {}).get("dtype", "float32"))
+            dtype = HIGHER.get((analysis.records.settings.get("model") or {}).get("dtype", "float32"))
             return (part, {"dtype": dtype}) if dtype else (f"{part}, float64", {})
     return part, {}
 
 
-def _samples(evidence: Evidence, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
+def _samples(analysis: Analysis, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
     """The commands that sample every pool of the run again, and replay those; None where one cannot be."""
-    commands = [generate(pool, names[pool.name], **sizes) for pool in evidence.pools]
+    commands = [generate(pool, names[pool.name], **sizes) for pool in analysis.pools]
     if not commands or None in commands:
         return {"samples": None, "replay_samples": None}
-    return {"samples": "\n".join(map(str, commands)), "replay_samples": replay_of(evidence, [*names.values()])}
+    return {"samples": "\n".join(map(str, commands)), "replay_samples": replay_of(analysis, [*names.values()])}
 
 
-def _more_groups(reason: str, evidence: Evidence, steps: int, **facts: Any) -> Reason:
+def _more_groups(reason: str, analysis: Analysis, steps: int, **facts: Any) -> Reason:
     """Every pool of the run with as many groups, since a replay takes the problems that its pools have in common.
 
     Where the environment has fewer problems: with more rollouts of each.
     """
-    most = min(filter(None, map(num_problems, evidence.pools)), default=steps)
-    groups = [group for pool in evidence.pools if (group := pool.said("plan.group")) is not None]
+    most = min(filter(None, map(num_problems, analysis.pools)), default=steps)
+    groups = [group for pool in analysis.pools if (group := pool.said("plan.group")) is not None]
     group, limit = None, ""
-    if not evidence.pools or any(pool.recipe is None for pool in evidence.pools):
-        held = min((pool.said("counts.steps") or 0 for pool in evidence.pools), default=0)
+    if not analysis.pools or any(pool.recipe is None for pool in analysis.pools):
+        held = min((pool.said("counts.steps") or 0 for pool in analysis.pools), default=0)
         limit = f": log {steps} groups of different prompts" + (f" ({held} in the log)" if held else "")
-        if evidence.records.settings.get("steps") is not None and held > evidence.num_steps:
-            limit = f": the log holds {held} groups, of which {evidence.num_steps} were replayed"
-            everything = f"{repeat(evidence.records)} --set steps=none --name again"
+        if analysis.records.settings.get("steps") is not None and held > analysis.num_steps:
+            limit = f": the log holds {held} groups, of which {analysis.num_steps} were replayed"
+            everything = f"{repeat(analysis.records)} --set steps=none --name again"
             return reason, {"steps": steps, "limit": limit, "samples": everything, "replay_samples": "", **facts}
     elif steps > most:
         group = MORE_ROLLOUTS * max(groups) if groups else None
         limit = f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
     size = f"{min(steps, most)}-{group}" if group else f"{min(steps, most)}"
-    names = {pool.name: f"{pool.name}-{size}" for pool in evidence.pools}
-    commands = _samples(evidence, names, steps=min(steps, most), group=group)
+    names = {pool.name: f"{pool.name}-{size}" for pool in analysis.pools}
+    commands = _samples(analysis, names, steps=min(steps, most), group=group)
     return reason, {"steps": steps, "limit": limit, **commands, **facts}
 
 
-def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) -> Reason:
+def _more_rollouts(reason: str, analysis: Analysis, pools: Sequence[PoolFacts]) -> Reason:
     """More rollouts of each prompt, in the first pool that can be sampled again."""
     pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
     if pool is None:
@@ -217,51 +217,51 @@ def _more_rollouts(reason: str, evidence: Evidence, pools: Sequence[PoolFacts]) 
     return reason, {"samples": generate(pool, f"{pool.name}-{group}", group=group), "more": more}
 
 
-def _skip(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
     if any(finding.says is Word.TOO_LITTLE for finding in findings):
-        return _more_directions(evidence)
-    share = evidence.share("pull")
+        return _more_directions(analysis)
+    share = analysis.get("shares", "pull")
     assert share is not None  # it is what says so
     if not away(findings[0]):
-        return "not hack-ward", {"ceiling": share.ceiling}
-    if evidence.unlabelled:
+        return "not hack-ward", {"ceiling": share.parts["ceiling"]}
+    if analysis.unlabelled:
         return "away, unlabelled", {}
-    benign, advantage = evidence.share("benign"), {}
+    benign, advantage = analysis.get("shares", "benign"), {}
     for hacked in (True, False):
-        of_side = [sample.advantage for sample in evidence.sure if bool(sample.hacked) == hacked]
-        rewards = [sample.reward for sample in evidence.sure if bool(sample.hacked) == hacked]
+        of_side = [sample.advantage for sample in analysis.sure if bool(sample.hacked) == hacked]
+        rewards = [sample.reward for sample in analysis.sure if bool(sample.hacked) == hacked]
         advantage[hacked] = (sum(of_side) / len(of_side), sum(rewards) / len(rewards)) if of_side else (0.0, 0.0)
     if advantage[True][0] <= advantage[False][0]:
         return "away, unpaid", {"hacks": advantage[True][1], "others": advantage[False][1]}
-    pulls = f"pull {benign.share.value:.2f} without the hacks" if benign and benign.share else "with the base"
-    return _halfway("away", evidence, benign=pulls)
+    pulls = f"pull {benign.value:.2f} without the hacks" if benign and benign.value is not None else "with the base"
+    return _halfway("away", analysis, benign=pulls)
 
 
-def _generic(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+def _generic(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
     if all(finding.says is Word.YES for finding in findings if finding.name != "removable"):
         return "off v_hack", {}
-    contrast, pools = evidence.share("contrast"), evidence.pools
-    inverted = contrast is not None and contrast.share is not None and contrast.share.interval.high < 0
+    contrast, pools = analysis.get("shares", "contrast"), analysis.pools
+    inverted = contrast is not None and contrast.high < 0
     if not inverted or any(pool.regrade or pool.said("regraded_from") for pool in pools):
         return "not the hacks", {}
     pool = next((pool for pool in pools if pool.has_mode), None)
     return ("inverted", {"regrade": regrade_command(pool)}) if pool else ("inverted, of a log", {})
 
 
-def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
+def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
     """Sample a policy of whose rollouts about half hack, replay them at its weights, price the training from there.
 
     Where pools are of the base and of an adapter that hacks, that policy has a part of it; else a training makes one.
     """
-    pools, run = evidence.pools, evidence.records
+    pools, run = analysis.pools, analysis.records
     made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
     model = run.config.get("model")
     made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may have taught this one
     pool = next(iter(made), None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
         return reason, {"halfway": LOG_HALFWAY, "halves": None, **facts}
-    rollouts_of = Counter(sample.src_pool for sample in evidence.sure)
-    hacks = Counter(sample.src_pool for sample in evidence.sure if sample.hacked)
+    rollouts_of = Counter(sample.src_pool for sample in analysis.sure)
+    hacks = Counter(sample.src_pool for sample in analysis.sure if sample.hacked)
     teacher = max(pools, key=lambda one: hacks[one.name])
     teaches = hacks[teacher.name] > TEACHES * rollouts_of[teacher.name]
     adapter = teacher.policy[1] if teaches else None
@@ -294,7 +294,7 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         steps=min(max(pool.said("plan.steps"), prompts), num_problems(pool) or prompts),
         group=rollouts,
     )
-    replay = replay_of(evidence, [name], match="problem", name=natural)
+    replay = replay_of(analysis, [name], match="problem", name=natural)
     replay += f" --per-pool {rollouts} --set {shlex.quote(f'model.adapter={weights}')}"
     train = f"probe train --preset fast --arm vanilla{settings}"
     if halfway is None:
@@ -303,125 +303,123 @@ def _halfway(reason: str, evidence: Evidence, **facts: Any) -> Reason:
         # Evaluated twice in 8 steps, on half of the problems: as much of the time as in the 64 steps of the preset.
         train += " --set evaluation.num_problems=32"
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
-    if evidence.basis == "svd":  # of what can be trained
+    if analysis.basis == "svd":  # of what can be trained
         commands.append(f"probe spec plan {natural}")
     return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(filter(None, commands)), **facts}
 
 
-def _more_directions(evidence: Evidence) -> Reason:
+def _more_directions(analysis: Analysis) -> Reason:
     """Twice as many directions of the same pairs; other pairs where these give no more, or came with the directions."""
-    settings = flat(evidence.records.settings)
+    settings = flat(analysis.records.settings)
     if settings.get("intervention.v_hack") is not None:
         return "more directions, of a file", {}
     now = settings.get(K, configure("replay").intervention.extraction.k)
-    k = 2 * now if evidence.reproduced is None else min(2 * now, evidence.reproduced.pairs.most_directions)
+    k = 2 * now if analysis.reproduced is None else min(2 * now, analysis.reproduced.pairs.most_directions)
     return "more directions" if k > now else "more directions, all taken", {"k": k}
 
 
-def _confounded(evidence: Evidence) -> Reason:
+def _confounded(analysis: Analysis) -> Reason:
     """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
-    pools = evidence.pools
+    pools = analysis.pools
     hinted = [pool for pool in pools if pool.hint] or pools
-    contrast = evidence.share("contrast")
-    apart = separated(contrast) if contrast is not None else []
-    if hinted and {one.score for one in apart} <= {"hint"}:
+    apart = separated(analysis)
+    if hinted and {one.name for one in apart} <= {"hint"}:
         pool = hinted[0]
-        if other := partner(evidence.records, pool, {each.name for each in pools}):
-            replay = replay_of(evidence, [pool.reference, other.reference], match="prompt", name="same-prompt")
+        if other := partner(analysis.records, pool, {each.name for each in pools}):
+            replay = replay_of(analysis, [pool.reference, other.reference], match="prompt", name="same-prompt")
             return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
-    group = max(Counter(sample.step for sample in evidence.samples).values(), default=0)
+    group = max(Counter(sample.step for sample in analysis.samples).values(), default=0)
     if not apart and group < ROLLOUTS:
-        return _more_rollouts("both sides", evidence, hinted[:1])
-    names = ", ".join(SCORE_NAMES[one.score] for one in apart) or "their rewards"
-    adapter = flat(evidence.records.settings).get("model.adapter")
+        return _more_rollouts("both sides", analysis, hinted[:1])
+    names = ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"
+    adapter = flat(analysis.records.settings).get("model.adapter")
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
         return "apart by nature", {"scores": names}
-    reason, facts = _halfway("halfway", evidence, scores=names)
+    reason, facts = _halfway("halfway", analysis, scores=names)
     return reason if facts["halves"] else "apart, of a log", facts
 
 
-def _underpowered(evidence: Evidence, findings: Sequence[Finding]) -> Reason:
+def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
     """What would decide the first question that is open."""
-    cause = unread(evidence)
+    cause = unread(analysis)
     if cause is not None:
-        return _readable(cause[0], evidence)
-    if hacks_missing(evidence):
-        return _halfway("halfway", evidence)
+        return _readable(cause[0], analysis)
+    if hacks_missing(analysis):
+        return _halfway("halfway", analysis)
     finding = next((finding for finding in findings if finding.says is not Word.YES), None)
     if finding is None:
         return "own hacks", {}
-    pool = {"pool": shlex.quote(evidence.pools[0].reference) if evidence.pools else "POOL"}
-    if finding.name == "about" and evidence.unlabelled:
+    pool = {"pool": shlex.quote(analysis.pools[0].reference) if analysis.pools else "POOL"}
+    if finding.name == "about" and analysis.unlabelled:
         return "labels", pool
-    contrast = evidence.share("contrast")
-    if finding.name == "about" and contrast is not None and (unclear := overlap_unclear(contrast)):
-        return _overlap_unclear(unclear, evidence)
-    for share in filter(None, map(evidence.share, RESTS_ON.get(finding.name, ()))):
-        if share.share is not None:
-            if share.name in DECIDED_BY and decided(share.name, share.share) in (Word.UNCLEAR, Word.LIKELY):
-                return _undecided(share, evidence)
-        elif share.num_prompts:
-            return _undefined(share, evidence)
+    if finding.name == "about" and (unclear := overlap_unclear(analysis)):
+        return _overlap_unclear(unclear, analysis)
+    for share in filter(None, (analysis.get("shares", name) for name in RESTS_ON.get(finding.name, ()))):
+        if share.value is not None:
+            if share.name in DECIDED_BY and decided(share) in (Word.UNCLEAR, Word.LIKELY):
+                return _undecided(share, analysis)
+        elif share.n:
+            return _undefined(share, analysis)
         elif share.name == "contrast":
             return "unpaid", {}
         else:
-            silent = any(sample.hacked is None for sample in evidence.samples)
-            return ("labels", pool) if silent else _more_rollouts("benign", evidence, evidence.pools)
-    missing, _ = price_of(evidence)
+            silent = any(sample.hacked is None for sample in analysis.samples)
+            return ("labels", pool) if silent else _more_rollouts("benign", analysis, analysis.pools)
+    missing, _ = price_of(analysis)
     if finding.says is not Word.UNMEASURED or not missing:
-        return _forecast_open(evidence)
+        return _forecast_open(analysis)
     match missing:
         case "right":
             return missing, pool
         case "honest":
-            return _more_rollouts(missing, evidence, evidence.pools)
-    return _more_groups(missing, evidence, 4 * len({step.problem_id for step in evidence.steps}))
+            return _more_rollouts(missing, analysis, analysis.pools)
+    return _more_groups(missing, analysis, 4 * len({step.problem_id for step in analysis.steps}))
 
 
-def _overlap_unclear(unclear: Sequence[Overlap], evidence: Evidence) -> Reason:
+def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Reason:
     """Prompts that show whether hacks and clean answers overlap; rollouts that do where no number of prompts will."""
-    needed_prompts = [one.prompts_needed for one in unclear]
-    names, so_far = ", ".join(SCORE_NAMES[one.score] for one in unclear), unclear[0].num_prompts
+    needed_prompts = [one.parts["prompts_needed"] for one in unclear]
+    names, so_far = ", ".join(SCORE_NAMES[one.name] for one in unclear), unclear[0].n
     if None in needed_prompts:  # groups of two, or a ratio at the bound
-        group = max(Counter(sample.step for sample in evidence.samples).values())
+        group = max(Counter(sample.step for sample in analysis.samples).values())
         more = group < ROLLOUTS
-        return _more_rollouts("both sides", evidence, evidence.pools) if more else _halfway("halfway", evidence)
+        return _more_rollouts("both sides", analysis, analysis.pools) if more else _halfway("halfway", analysis)
     prompts = max(*filter(None, needed_prompts), so_far + 1)
     # Only a part of the prompts has rewarded answers of both kinds.
-    steps = math.ceil(prompts * len({step.problem_id for step in evidence.steps}) / so_far)
-    return _more_groups("overlap", evidence, steps, scores=names, prompts=prompts, so_far=so_far)
+    steps = math.ceil(prompts * len({step.problem_id for step in analysis.steps}) / so_far)
+    return _more_groups("overlap", analysis, steps, scores=names, prompts=prompts, so_far=so_far)
 
 
-def _undefined(share: Share, evidence: Evidence) -> Reason:
+def _undefined(share: Estimate, analysis: Analysis) -> Reason:
     """Prompts, or pairs that would show the ceiling of a share."""
-    if share.reason == TOO_FEW_PROMPTS:
+    if share.why == TOO_FEW_PROMPTS:
         # As many that LEAST_PROMPTS of them count: not all have what a share needs.
-        most = len({step.problem_id for step in evidence.steps})
-        return _more_groups("few prompts", evidence, math.ceil(LEAST_PROMPTS * most / share.num_prompts))
+        most = len({step.problem_id for step in analysis.steps})
+        return _more_groups("few prompts", analysis, math.ceil(LEAST_PROMPTS * most / share.n))
     pairs = pairs_to_reach(share)
-    facts = {"share": share.name, "held_out": share.num_held_out, "pairs": pairs}
+    facts = {"share": share.name, "held_out": share.parts["num_held_out"], "pairs": pairs}
     return "no reach" if pairs is None else "pairs to reach", facts
 
 
-def _readable(cause: str, evidence: Evidence) -> Reason:
+def _readable(cause: str, analysis: Analysis) -> Reason:
     """What makes something readable again, by the reason why nothing was."""
     match cause:
         case "updates":
-            return _more_rollouts("updates", evidence, evidence.pools)
+            return _more_rollouts("updates", analysis, analysis.pools)
         case "loss":
             usual, changes = flat(asdict(configure("replay").objective)), []
-            for key, value in flat(evidence.records.settings.get("objective") or {}).items():
+            for key, value in flat(analysis.records.settings.get("objective") or {}).items():
                 if key in usual and value != usual[key]:
                     changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
             return "loss", {"plain_objective": "".join(changes)}
         case "prompts" | "reach":
-            share = evidence.share("pull")
+            share = analysis.get("shares", "pull")
             assert share is not None  # it is what says so
-            return _undefined(share, evidence)
+            return _undefined(share, analysis)
     return cause, {}
 
 
-def _undecided(share: Share, evidence: Evidence) -> Reason:
+def _undecided(share: Estimate, analysis: Analysis) -> Reason:
     """Prompts where those are what the interval is wide by, else pairs as well."""
     plan = needed(share, *DECIDED_BY[share.name])
     if plan is None:
@@ -429,45 +427,45 @@ def _undecided(share: Share, evidence: Evidence) -> Reason:
     facts = {
         "share": share.name,
         "prompts": plan.prompts,
-        "so_far": share.num_prompts,
+        "so_far": share.n,
         "factor": plan.pairs,
-        "pairs": math.ceil(plan.pairs * share.num_held_out),
-        "held_out": share.num_held_out,
+        "pairs": math.ceil(plan.pairs * share.parts["num_held_out"]),
+        "held_out": share.parts["num_held_out"],
     }
     if plan.pairs > 1:
-        return "pairs and prompts" if plan.prompts > share.num_prompts else "pairs", facts
+        return "pairs and prompts" if plan.prompts > share.n else "pairs", facts
     # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
-    steps = math.ceil(plan.prompts * len({step.problem_id for step in evidence.steps}) / share.num_prompts)
-    return _more_groups("prompts", evidence, steps, **facts)
+    steps = math.ceil(plan.prompts * len({step.problem_id for step in analysis.steps}) / share.n)
+    return _more_groups("prompts", analysis, steps, **facts)
 
 
-def _forecast_open(evidence: Evidence) -> Reason:
+def _forecast_open(analysis: Analysis) -> Reason:
     """What leaves the last question open: no progress, too few directions, chance, or a wide interval."""
-    row = evidence.forecast.row("margin") if evidence.forecast is not None else None
-    steps = 4 * len({step.problem_id for step in evidence.steps})
-    if row is None or row.removed is None:
-        return _more_groups("no progress", evidence, steps)
-    if row.removed.value < SHOWN_REMOVED:
-        return _more_directions(evidence)
-    share = evidence.share("pull")
-    held_out = share.num_held_out if share is not None else 0
-    facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": row.removed.percent()}
-    if row.permuted_p is None or row.permuted_p >= ALPHA:
+    row = analysis.get("removed", "removed/margin")
+    steps = 4 * len({step.problem_id for step in analysis.steps})
+    if row is None or row.value is None:
+        return _more_groups("no progress", analysis, steps)
+    if row.value < SHOWN_REMOVED:
+        return _more_directions(analysis)
+    share = analysis.get("shares", "pull")
+    held_out = share.parts["num_held_out"] if share is not None else 0
+    facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": f"{row:.0%}"}
+    if row.p is None or row.p >= ALPHA:
         return "permuted take as much", facts
-    if evidence.forecast is not None and not own_hacks_agree(evidence.forecast):
+    if not own_hacks_agree(analysis):
         return "own hacks keep their gain", facts
-    if row.from_prompts is not None and row.from_prompts > 0.5:
-        return _more_groups("wide by prompts", evidence, steps, **facts)
+    if row.parts["from_prompts"] > 0.5:
+        return _more_groups("wide by prompts", analysis, steps, **facts)
     return "wide by pairs", facts
 
 
-def _go(evidence: Evidence) -> Reason:
-    run = evidence.records
+def _go(analysis: Analysis) -> Reason:
+    run = analysis.records
     sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
     name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
-    facts = {"sd": SD, "sizes": sizes, "basis": evidence.basis, "direction": direction(run, evidence.basis)}
-    if evidence.basis != "svd":
+    facts = {"sd": SD, "sizes": sizes, "basis": analysis.basis, "direction": direction(run, analysis.basis)}
+    if analysis.basis != "svd":
         return "train elsewhere, other basis", facts
-    if evidence.pools and not any(pool.env for pool in evidence.pools):
+    if analysis.pools and not any(pool.env for pool in analysis.pools):
         return "train elsewhere", facts
     return "train", {**facts, "run": shlex.quote(name)}

@@ -14,7 +14,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.base.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
-from replay_pools.rollout import UNKNOWN
+from replay_pools.rollout import UNKNOWN, Rollout
 
 # Nats a token between logged log-probabilities and the model's from which on other weights are said to have sampled:
 # provisional; rounding to bfloat16 leaves less than a fifth of it.
@@ -105,6 +105,28 @@ def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> P
     regrade = next((pool for pool in pools_at_hand(run) if pool.said("regraded_from.sha256") == sha256(data)), None)
     here = directory if manifest else None
     return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, again=again, regrade=regrade)
+
+
+Place = tuple[str, int, int]  # of a rollout: pool, step, sample
+
+
+def read_pools(run: Run) -> tuple[dict[Place, Rollout], dict[str, str]]:
+    """Return ({place: rollout}, {pool that cannot be read: why}), of the pools that the run's samples name."""
+    stored: dict[Place, Rollout] = {}
+    why = dict.fromkeys((sample.src_pool for sample in run.samples), "The run does not say where it is.")
+    for pool in pool_facts(run):
+        why[pool.name] = "It is not there, or not as the run read it."
+        if pool.path is None:
+            continue
+        try:
+            # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
+            rollouts = [rollout for group in open_pool(pool.path).steps for rollout in group]
+        except InputError as error:
+            why[pool.name] = str(error)
+            continue
+        del why[pool.name]
+        stored |= {(pool.name, rollout.step, rollout.sample_id): rollout for rollout in rollouts}
+    return stored, dict(sorted(why.items()))
 
 
 def pools_at_hand(run: Run) -> list[PoolFacts]:

@@ -2,16 +2,15 @@
 
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
 fail) whatever the data say. Rows of role "mechanism" are identities of the code: they show that it ran, and are no
-evidence about hacking. No verdict reads these rows. Their cos_in and cos_out are the signed cosines of the records.
+analysis about hacking. No verdict reads these rows. Their cos_in and cos_out are the signed cosines of the records.
 """
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-from probe.analysis.cosines import HACK_AMONG_PAID
-from probe.analysis.evidence import Evidence
-from probe.analysis.statistics.intervals import Interval, prompt_means, wilson_interval
-from probe.analysis.statistics.significance import mean_interval
+from probe.analysis.analyze import Analysis
+from probe.analysis.cosines import HAAR, HACK_DIFFERENCE
+from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval, wilson_interval
 from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINATION, STRONG
 from probe.analysis.verdict.verdict import Finding
 from probe.records.records import SampleRecord, StepRecord
@@ -30,17 +29,17 @@ Row = tuple[Word, int, str]  # what the row says, over how many, and why
 PASS, FAIL, INCONCLUSIVE, VACUOUS = Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS
 
 
-def seed_tables(evidence: Evidence) -> list[Finding]:
+def seed_tables(analysis: Analysis) -> list[Finding]:
     """All rows, in the seed's order: V1 to V4b, D1 to D5."""
     rows = []
     for name, (question, role, unit, judge) in ROWS.items():
-        says, n, text = judge(evidence)
+        says, n, text = judge(analysis)
         rows.append(Finding(name=name, question=question, says=says, text=text, n=n, unit=unit, role=role))
     return rows
 
 
-def _spread(evidence: Evidence) -> Row:
-    groups = {step.step: step for step in evidence.steps}.values()  # every arm sees the same groups
+def _spread(analysis: Analysis) -> Row:
+    groups = {step.step: step for step in analysis.steps}.values()  # every arm sees the same groups
     if not groups:
         return INCONCLUSIVE, 0, "no steps"
     wide = [step for step in groups if step.reward_spread > SPREAD]
@@ -52,20 +51,20 @@ def _spread(evidence: Evidence) -> Row:
     return _most(len(wide), len(groups)), len(groups), "; ".join(filter(None, [share, largest]))
 
 
-def _cos_in(evidence: Evidence, level: float) -> tuple[list[StepRecord], Interval | None, str]:
+def _cos_in(analysis: Analysis, level: float) -> tuple[list[StepRecord], Interval | None, str]:
     """(steps of the measured arm with a cos_in, the interval of its mean over prompts, both in words)."""
-    steps = [step for step in evidence.steps if step.arm == evidence.measured_arm and step.cos_in is not None]
-    if evidence.trains or not steps:
-        return [], None, AUTOCORRELATED if evidence.trains else "no step with a gradient along v_hack"
+    steps = [step for step in analysis.steps if step.arm == analysis.measured_arm and step.cos_in is not None]
+    if analysis.trains or not steps:
+        return [], None, AUTOCORRELATED if analysis.trains else "no step with a gradient along v_hack"
     cosines = [step.cos_in or 0.0 for step in steps]
     by_prompt = list(prompt_means(cosines, [step.problem_id for step in steps]).values())
-    interval = mean_interval(by_prompt, level=level)
+    interval = t_interval(by_prompt, level=level)
     mean, bounds = sum(by_prompt) / len(by_prompt), "" if interval is None else f" {interval:+.3f}"
     return steps, interval, f"mean over {len(by_prompt)} prompts {mean:+.3f}{bounds}"
 
 
-def _positive(evidence: Evidence) -> Row:
-    steps, _, prompts = _cos_in(evidence, 1 - ALPHA)
+def _positive(analysis: Analysis) -> Row:
+    steps, _, prompts = _cos_in(analysis, 1 - ALPHA)
     if not steps:
         return INCONCLUSIVE, 0, prompts
     above = sum((step.cos_in or 0.0) > 0 for step in steps)
@@ -73,7 +72,7 @@ def _positive(evidence: Evidence) -> Row:
     if says is FAIL and sum((step.cos_in or 0.0) < 0 for step in steps) > len(steps) / 2:
         # The seed's third column: the base outweighs the teacher in advantage, so the sign of v_hack is turned.
         hacked, others = (
-            _mean_sign([s for s in evidence.sure if s.hacked is side] or evidence.sure) for side in (True, False)
+            _mean_sign([s for s in analysis.sure if s.hacked is side] or analysis.sure) for side in (True, False)
         )
         why = f"; reverse sign: mean sign(A) is {hacked:+.2f} for hacks, {others:+.2f} for other rollouts"
     return says, len(steps), f"{above}/{len(steps)} steps; {prompts}{why}"
@@ -86,16 +85,16 @@ def _most(k: int, n: int) -> Word:
     return PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
 
 
-def _lowered(evidence: Evidence) -> Row:
+def _lowered(analysis: Analysis) -> Row:
     both, fired = [], []
-    for step in evidence.steps:
+    for step in analysis.steps:
         if step.arm == "projected" and step.cos_in is not None and step.cos_out is not None:
             both.append((step.cos_in, step.cos_out))
             fired.append(step.frac_fired or 0.0)
     if not both:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
     lowered = sum(after < before for before, after in both)
-    gate = evidence.gate.gate or ARMS["projected"].gate
+    gate = analysis.gate.gate or ARMS["projected"].gate
     why = f"gate {gate}, mean frac_fired {fmean(fired):.3f}"
     if gate == "two_sided":
         why += "; this gate leaves cos_out at 0, so a step whose cos_in is below 0 is raised"
@@ -105,9 +104,9 @@ def _lowered(evidence: Evidence) -> Row:
     return says, len(both), f"{lowered}/{len(both)} steps; {why}"
 
 
-def _by_bucket(evidence: Evidence) -> Row:
+def _by_bucket(analysis: Analysis) -> Row:
     """As the seed words it: hacked samples of one source against clean ones of another, whatever the sign of A."""
-    with_cosine = [sample for sample in evidence.sure if sample.cos_S_contrib is not None]
+    with_cosine = [sample for sample in analysis.sure if sample.cos_S_contrib is not None]
     hacked = [sample for sample in with_cosine if sample.hacked]
     clean = [sample for sample in with_cosine if not sample.hacked]
     n = len(with_cosine)
@@ -116,9 +115,9 @@ def _by_bucket(evidence: Evidence) -> Row:
     # Where one side is mostly paid and the other mostly not, their cosines differ without any signal.
     gap = _mean_sign(hacked) - _mean_sign(clean)
     if abs(gap) <= SIGN_GAP:
-        return _among_paid(evidence)
+        return _among_paid(analysis)
     means = []
-    for bucket in evidence.buckets:
+    for bucket in analysis.buckets:
         if (mean := bucket.mean_cos_contrib) is not None:
             means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {mean:+.3f}")
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
@@ -130,30 +129,28 @@ def _mean_sign(samples: Sequence[SampleRecord]) -> float:
     return sum((sample.advantage > 0) - (sample.advantage < 0) for sample in samples) / len(samples)
 
 
-def _among_paid(evidence: Evidence) -> Row:
-    if evidence.trains:
+def _among_paid(analysis: Analysis) -> Row:
+    if analysis.trains:
         return INCONCLUSIVE, 0, AUTOCORRELATED
-    wanted = (evidence.measured_arm, HACK_AMONG_PAID)
-    row = next((contrast for contrast in evidence.contrasts if (contrast.arm, contrast.name) == wanted), None)
-    if row is None or row.difference is None or row.p is None:
-        sides = "" if row is None else f" ({row.n_a} hacked, {row.n_b} clean samples with A > 0)"
-        return INCONCLUSIVE, 0, f"no prompt holds both a hacked and a clean sample with A > 0{sides}"
+    row = analysis.get("contrasts", HACK_DIFFERENCE, analysis.measured_arm)
+    if row is None or row.value is None or row.p is None:
+        return INCONCLUSIVE, 0, "no arm along v_hack" if row is None else row.why
+    haar = analysis.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", analysis.measured_arm)
     why = f"within-prompt sign-flip p {row.p:.2g}"
-    if row.haar is not None:
-        why += f", Haar p {row.haar.p:.2g}"
-    if row.confounded_with:
-        why += f"; cannot be told from {', '.join(row.confounded_with)}"
+    if haar is not None:
+        why += f", Haar p {haar.p:.2g}"
+    if row.why:
+        why += f"; {row.why}"
     says = INCONCLUSIVE
-    if row.haar is not None and max(row.p, row.haar.p) < ALPHA:
-        says = PASS if row.difference > 0 else FAIL
-    elif row.interval is not None and row.interval.low > -NEAR_ZERO and row.interval.high < NEAR_ZERO:
+    if haar is not None and haar.p is not None and max(row.p, haar.p) < ALPHA:
+        says = PASS if row.value > 0 else FAIL
+    elif row.low > -NEAR_ZERO and row.high < NEAR_ZERO:
         says, why = FAIL, f"both alike within +-{NEAR_ZERO}; {why}"
-    bounds = "" if row.interval is None else f" {row.interval:+.3f}"
-    return says, row.num_prompts, f"{row.difference:+.3f}{bounds}; {why}"
+    return says, row.n, f"{row:+.3f}; {why}"
 
 
-def _near_zero(evidence: Evidence) -> Row:
-    steps, interval, prompts = _cos_in(evidence, 1 - 2 * ALPHA)  # two one-sided tests
+def _near_zero(analysis: Analysis) -> Row:
+    steps, interval, prompts = _cos_in(analysis, 1 - 2 * ALPHA)  # two one-sided tests
     says = INCONCLUSIVE
     if interval is not None and max(-interval.low, interval.high) < NEAR_ZERO:
         says = PASS
@@ -163,21 +160,21 @@ def _near_zero(evidence: Evidence) -> Row:
     return says, len(steps), f"{prompts}; {why}" if steps else prompts
 
 
-def _strong(evidence: Evidence) -> Row:
-    steps, interval, prompts = _cos_in(evidence, 1 - ALPHA)
+def _strong(analysis: Analysis) -> Row:
+    steps, interval, prompts = _cos_in(analysis, 1 - ALPHA)
     says = INCONCLUSIVE
     if interval is not None and not interval.low <= STRONG <= interval.high:
         says = PASS if interval.low > STRONG else FAIL
     return says, len(steps), prompts
 
 
-def _cos_out(evidence: Evidence) -> list[float]:
-    steps = [step for step in evidence.steps if step.arm == "projected"]
+def _cos_out(analysis: Analysis) -> list[float]:
+    steps = [step for step in analysis.steps if step.arm == "projected"]
     return [step.cos_out for step in steps if step.cos_out is not None]
 
 
-def _effective(evidence: Evidence) -> Row:
-    cosines = _cos_out(evidence)
+def _effective(analysis: Analysis) -> Row:
+    cosines = _cos_out(analysis)
     if not cosines:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
     why = "says that the gate ran; whether training hacks less, the realised update and trainings show"
@@ -185,31 +182,31 @@ def _effective(evidence: Evidence) -> Row:
     return says, len(cosines), f"largest {max(cosines):+.3f}, mean {sum(cosines) / len(cosines):+.3f}; {why}"
 
 
-def _over_projection(evidence: Evidence) -> Row:
-    cosines = _cos_out(evidence)
+def _over_projection(analysis: Analysis) -> Row:
+    cosines = _cos_out(analysis)
     if not cosines:
         return INCONCLUSIVE, 0, "no projected arm with a gradient"
     value = f"smallest {min(cosines):+.3f}"
-    if (evidence.gate.gate or ARMS["projected"].gate) == "one_sided" or evidence.gate.overshoot > 1:
+    if (analysis.gate.gate or ARMS["projected"].gate) == "one_sided" or analysis.gate.overshoot > 1:
         return VACUOUS, len(cosines), f"{value}; this gate leaves the parts that point away, so below 0 is no bug"
     return PASS if min(cosines) > -ROUNDING else FAIL, len(cosines), value
 
 
-def _skip(evidence: Evidence) -> Row:
-    (near_zero, n, _), area = _near_zero(evidence), next(iter(evidence.specificity), None)
-    if near_zero is INCONCLUSIVE or area is None or area.interval is None:
+def _skip(analysis: Analysis) -> Row:
+    (near_zero, n, _), area = _near_zero(analysis), next(iter(analysis.of("auroc")), None)
+    if near_zero is INCONCLUSIVE or area is None or not area.is_bounded:
         return INCONCLUSIVE, n, "needs rule D1 decided, and an AUROC for hacked among A > 0 with its interval"
     says = INCONCLUSIVE
-    if near_zero is FAIL or area.interval.low > 0.5:
+    if near_zero is FAIL or area.low > 0.5:
         says = FAIL
-    elif area.interval.high < NO_DISCRIMINATION:
+    elif area.high < NO_DISCRIMINATION:
         says = PASS
-    value = f"D1 {near_zero}, AUROC {area.auroc:.3f} {area.interval:.3f}"
+    value = f"D1 {near_zero}, AUROC {area:.3f}"
     return says, n, f"{value}; AUROC of cos_S_contrib among A > 0, upper bound under {NO_DISCRIMINATION} to skip"
 
 
 # {row: (what it asks, role, unit of n, judge)}
-ROWS: dict[str, tuple[str, str, str, Callable[[Evidence], Row]]] = {
+ROWS: dict[str, tuple[str, str, str, Callable[[Analysis], Row]]] = {
     "V1": (f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
     "V2": ("vanilla cos_in > 0 on most steps", "evidence", "step", _positive),
     "V3": (f"projected cos_out < cos_in on {LOWERED:.0%} of steps", "mechanism", "step", _lowered),

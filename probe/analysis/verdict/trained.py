@@ -75,7 +75,11 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
 def _statement(finding: Finding) -> dict[str, Any]:
     """What is decided on an effect or a price, in points of a rate; for a reader of JSON."""
     number = finding.number
-    stated = {} if number is None else {"value": number.value, "interval": asdict(number.interval)}
+    stated = (
+        {}
+        if number is None
+        else {"value": number.value, "interval": asdict(number.interval) if number.interval else None}
+    )
     return {"word": finding.says, **stated}
 
 
@@ -133,7 +137,7 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
         f"{points(lost, level, 'less', 'more')}"
     )
     if says is Word.OPEN:
-        text += f", so at most {100 * lost.bounded(level).interval.high:.0f} points are lost"
+        text += f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
     text += (
         f"; at the start it solved {arm.mean('solve', 'start'):.0%}, which leaves "
         f"{points(since_start, level, 'less', 'more')}"
@@ -193,8 +197,7 @@ def _shown(compared: Comparison | None, level: float) -> Word:
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
     """`51 points more [38, 63]`, in the direction in which the difference is."""
-    interval, word = compared.bounded(level).interval, above
-    value, low, high = compared.value, interval.low, interval.high
+    (low, value, high), word = compared.bounded(level).span, above
     if value < 0:
         value, low, high, word = -value, -high, -low, below
     return f"{100 * value:.0f} points {word} [{100 * low:.0f}, {100 * high:.0f}]"

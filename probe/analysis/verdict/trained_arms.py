@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.crossed import (
     Cells,
     Comparison,
@@ -49,7 +49,7 @@ class TrainedArm:
 
     condition: str  # '' where all runs have the same settings
     arm: str
-    runs: Sequence[Evidence]
+    runs: Sequence[Analysis]
     remedy: Traits | None = None  # of its settings, whether or not a run is finished
 
     @property
@@ -160,9 +160,9 @@ class Trainings:
         return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
 
 
-def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy | None = None) -> TrainedArm:
+def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: Remedy | None = None) -> TrainedArm:
     """An arm from its runs: those that were evaluated, each seed once."""
-    by_seed: dict[int, Evidence] = {}
+    by_seed: dict[int, Analysis] = {}
     for run in runs:
         if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
             by_seed.setdefault(int(run.records.settings["seed"]), run)
@@ -170,9 +170,9 @@ def of_runs(condition: str, arm: str, runs: Iterable[Evidence], remedy: Remedy |
     return TrainedArm(condition=condition, arm=arm, runs=[by_seed[seed] for seed in sorted(by_seed)], remedy=traits)
 
 
-def arms_of(runs: Iterable[Evidence]) -> list[TrainedArm]:
+def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
     """The training runs among some, by arm and settings; vanilla first, each with what sets it apart from the first."""
-    groups: list[tuple[Mapping[str, Any], str, list[Evidence]]] = []  # settings, arm, runs
+    groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
     for run in runs:
         if is_training(run.records):
             key = shared_settings(run.records.config), str(run.records.settings["intervention"]["arms"][0])
@@ -192,7 +192,7 @@ def arms_of(runs: Iterable[Evidence]) -> list[TrainedArm]:
     return arms
 
 
-def grouped(runs: Sequence[Evidence]) -> Trainings | None:
+def grouped(runs: Sequence[Analysis]) -> Trainings | None:
     """The training runs among some; None where vanilla is not among them, or is alone."""
     arms = arms_of(runs)
     if len(arms) < 2 or arms[0].arm != "vanilla":
@@ -224,12 +224,12 @@ def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
 
 def is_there(compared: Comparison, level: float) -> bool:
     """Whether a difference is there: its interval lies above 0, and it is of MATERIAL_RATE at least."""
-    return compared.bounded(level).interval.low > 0 and compared.value >= MATERIAL_RATE
+    return compared.bounded(level).low > 0 and compared.value >= MATERIAL_RATE
 
 
 def is_absent(compared: Comparison, level: float) -> bool:
     """Whether a difference of MATERIAL_RATE is excluded."""
-    return compared.bounded(level).interval.high < MATERIAL_RATE
+    return compared.bounded(level).high < MATERIAL_RATE
 
 
 def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:

@@ -1,13 +1,13 @@
 """Whether there is a measurement that can be believed, part by part (METHOD section 7).
 
-To add a part: a function that takes Evidence and returns (HOLDS | BROKEN | NOT SEEN, text), a row in PARTS, and, where
+To add a part: a function that takes Analysis and returns (HOLDS | BROKEN | NOT SEEN, text), a row in PARTS, and, where
 it can break, a row of `probe.analysis.verdict.advice.ADVICE`.
 """
 
 from collections.abc import Callable, Sequence
 from math import isclose
 
-from probe.analysis.evidence import Evidence
+from probe.analysis.analyze import Analysis
 from probe.analysis.statistics.thresholds import (
     GATED,
     GATED_UPDATE,
@@ -28,25 +28,25 @@ Part = tuple[Word, str]
 HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
 
 
-def validity(evidence: Evidence) -> list[Finding]:
+def validity(analysis: Analysis) -> list[Finding]:
     """Every part, in METHOD's order."""
     parts = []
     for name, judge in PARTS.items():
-        says, text = judge(evidence)
+        says, text = judge(analysis)
         parts.append(Finding(name=name, question=name, says=says, text=text))
     return parts
 
 
-def _canaries(evidence: Evidence) -> Part:
-    if evidence.unlabelled:
+def _canaries(analysis: Analysis) -> Part:
+    if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    unknown = [pool.name for pool in evidence.pools if pool.said("grader.version") is None]
-    if unknown or not evidence.pools:
+    unknown = [pool.name for pool in analysis.pools if pool.said("grader.version") is None]
+    if unknown or not analysis.pools:
         return NOT_SEEN, f"no grader recorded for {', '.join(unknown) or 'the pools'}"
-    unsafe = [pool.name for pool in evidence.pools if pool.said("grader.isolation") == UNSAFE]
+    unsafe = [pool.name for pool in analysis.pools if pool.said("grader.isolation") == UNSAFE]
     if unsafe:
         return BROKEN, f"{', '.join(unsafe)} graded without isolation: a submission may have written its own label"
-    logged = [pool for pool in evidence.pools if pool.said("grader.isolation") == UNKNOWN]
+    logged = [pool for pool in analysis.pools if pool.said("grader.isolation") == UNKNOWN]
     if unjudged := [pool.name for pool in logged if repeats(pool)[0] is NOT_SEEN]:
         who = f"labels of {', '.join(unjudged)} are the logger's own"
         return NOT_SEEN, f"{who}; probe pool regrade grades minicode and LeetCode problems again"
@@ -56,14 +56,14 @@ def _canaries(evidence: Evidence) -> Part:
     return HOLDS, "generation refuses a grader whose canary fails"
 
 
-def _regraded(evidence: Evidence) -> Part:
+def _regraded(analysis: Analysis) -> Part:
     """Broken when the labels of one pool do not repeat, unseen when those of one were not all graded again."""
-    if not evidence.pools:
+    if not analysis.pools:
         return NOT_SEEN, "no pool recorded"
-    if evidence.unlabelled:
+    if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    out = out_of(evidence.records.path)
-    judged = {pool.name: repeats(pool, regrade_command(pool, out)) for pool in evidence.pools}
+    out = out_of(analysis.records.path)
+    judged = {pool.name: repeats(pool, regrade_command(pool, out)) for pool in analysis.pools}
     verdicts = [says for says, _ in judged.values()]
     worst = next((says for says in (BROKEN, NOT_SEEN) if says in verdicts), HOLDS)
     text = "; ".join(f"{name}: {text}" for name, (says, text) in judged.items() if says is worst)
@@ -101,19 +101,19 @@ def repeats(pool: PoolFacts, command: str = "") -> Part:
     return BROKEN, f"{text} (grader {old['version']}, then {new['version']}); {second.name} has the new labels"
 
 
-def _enough(evidence: Evidence) -> Part:
+def _enough(analysis: Analysis) -> Part:
     # The most of any arm: a control arm meets as many prompts as the measured one.
-    n = max((summary.num_prompts for summary in evidence.summaries), default=0)
+    n = max((row.n for row in analysis.of("cos_in")), default=0)
     if n < MIN_PROMPTS:
         # Few prompts break nothing: what they cost is power, and intervals that cover less than they say.
         return NOT_SEEN, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
     return HOLDS, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
-def _same_start(evidence: Evidence) -> Part:
+def _same_start(analysis: Analysis) -> Part:
     """Before any update every arm sees one gradient, and arms with the same kind of directions read one cosine."""
-    first = [step for step in evidence.starts if step.arm in ARMS]
-    if evidence.trains and len({step.arm for step in first}) < 2:
+    first = [step for step in analysis.starts if step.arm in ARMS]
+    if analysis.trains and len({step.arm for step in first}) < 2:
         return NOT_SEEN, "one arm a run: give the other arms of its seed as well (probe analyze RUN RUN, or SPEC)"
     norms: dict[str, list[float]] = {}  # by basis: a gradient has another norm in other coordinates
     cosines: dict[tuple[str, str], list[float | None]] = {}
@@ -125,7 +125,7 @@ def _same_start(evidence: Evidence) -> Part:
         return BROKEN, "the gradient norm differs between arms at the first step"
     if not all(map(_equal, cosines.values())):
         return BROKEN, "arms with the same directions read different cosines at the first step"
-    twin = _twin(evidence)
+    twin = _twin(analysis)
     if twin:
         return BROKEN, f"{twin} reads the same cosines as the measured arm: it is no control"
     return (HOLDS, "equal") if first else (NOT_SEEN, "no steps")
@@ -142,54 +142,53 @@ def _equal(values: Sequence[float | None]) -> bool:
     return True
 
 
-def _twin(evidence: Evidence) -> str | None:
+def _twin(analysis: Analysis) -> str | None:
     """A control arm whose cosines are those of the measured arm, step by step."""
-    measured, summary = evidence.measured_arm, evidence.summary(evidence.measured_arm)
-    if measured is None or summary is None or summary.mean_cos_in is None:
+    measured, summary = analysis.measured_arm, analysis.get("cos_in", "cos_in", analysis.measured_arm)
+    if measured is None or summary is None or summary.value is None:
         return None
-    cosines: dict[str, dict[int, float | None]] = {arm: {} for arm in evidence.arms}
-    for step in evidence.steps:
+    cosines: dict[str, dict[int, float | None]] = {arm: {} for arm in analysis.arms}
+    for step in analysis.steps:
         cosines[step.arm][step.step] = step.cos_in
-    for arm in evidence.arms:
+    for arm in analysis.arms:
         is_other_kind = arm in ARMS and ARMS[arm].directions != ARMS[measured].directions
         if is_other_kind and cosines[arm] == cosines[measured]:
             return arm
     return None
 
 
-def _additive(evidence: Evidence) -> Part:
-    errors = [step.additivity_error for step in evidence.steps if step.additivity_error is not None]
-    tolerance = evidence.records.manifest.get("additivity", {}).get("tolerance")
+def _additive(analysis: Analysis) -> Part:
+    errors = [step.additivity_error for step in analysis.steps if step.additivity_error is not None]
+    tolerance = analysis.records.manifest.get("additivity", {}).get("tolerance")
     if not errors or tolerance is None:
         return NOT_SEEN, "not checked"
     text = f"relative error {max(errors):.2g}, at most {tolerance:g}"
     return HOLDS if max(errors) <= tolerance else BROKEN, text
 
 
-def _transfers(evidence: Evidence) -> Part:
-    transfer = evidence.transfer
+def _transfers(analysis: Analysis) -> Part:
+    transfer = analysis.get("pair_sign", "pair_sign")
     if transfer is None:
-        where = "; probe replay measures it at frozen weights" if evidence.trains else ""
+        where = "; probe replay measures it at frozen weights" if analysis.trains else ""
         return NOT_SEEN, f"no held-out pair was measured{where}"
-    interval = transfer.interval
-    says = HOLDS if interval.low > 0.5 else BROKEN if interval.high <= 0.5 else NOT_SEEN
+    says = HOLDS if transfer.low > 0.5 else BROKEN if transfer.high <= 0.5 else NOT_SEEN
     return says, (
-        f"v_hack has the sign of {transfer.num_right} of {transfer.num_pairs} held-out pairs "
-        f"{interval:.2f}, above .5 needed"
+        f"v_hack has the sign of {transfer.parts['num_right']} of {transfer.n} held-out pairs "
+        f"{transfer.interval:.2f}, above .5 needed"
     )
 
 
-def _tails(evidence: Evidence) -> Part:
-    tails = {pool.said("prompt_tail") for pool in evidence.pools}
+def _tails(analysis: Analysis) -> Part:
+    tails = {pool.said("prompt_tail") for pool in analysis.pools}
     if None in tails or not tails:
         return NOT_SEEN, "not recorded by every pool"
     return (BROKEN, f"{len(tails)} different") if len(tails) > 1 else (HOLDS, "the same in every pool")
 
 
-def _reproduced(evidence: Evidence) -> Part:
-    if evidence.trains:
+def _reproduced(analysis: Analysis) -> Part:
+    if analysis.trains:
         return NOT_SEEN, "not of a policy that moves: probe replay measures it at frozen weights"
-    linked = evidence.linked
+    linked = analysis.linked
     if linked is None:
         return NOT_SEEN, "no inner products of a frozen run: no permutation null can be drawn"
     if linked.sample_error > OTHER_GRADIENTS:
@@ -202,22 +201,22 @@ def _reproduced(evidence: Evidence) -> Part:
     return HOLDS, f"largest difference from the records {linked.error:.2g}, at most {REPRODUCED:g}"
 
 
-def gate_acted(evidence: Evidence) -> Part:
+def gate_acted(analysis: Analysis) -> Part:
     """What the gate should remove is gone, up to rounding: an identity, which says that it ran."""
-    if not any(ARMS[arm].projects for arm in evidence.arms if arm in ARMS):
+    if not any(ARMS[arm].projects for arm in analysis.arms if arm in ARMS):
         return HOLDS, "no arm projects"
-    rows = [ARMS[arm] for arm in evidence.arms if arm in ARMS]
+    rows = [ARMS[arm] for arm in analysis.arms if arm in ARMS]
     arms = [row.name for row in rows if row.projects and not row.dosed and not row.scales]
-    gates = {evidence.gate.gate or ARMS[arm].gate for arm in arms}
-    if evidence.gate.overshoot < 1:
+    gates = {analysis.gate.gate or ARMS[arm].gate for arm in arms}
+    if analysis.gate.overshoot < 1:
         return NOT_SEEN, "this gate does not remove the hack-ward part"
-    steps = [step for step in evidence.steps if step.arm in arms]
-    if evidence.trains and evidence.gate.target == "update":
+    steps = [step for step in analysis.steps if step.arm in arms]
+    if analysis.trains and analysis.gate.target == "update":
         # The gradient keeps its hack-ward part there; the optimizer's update does not.
         left = [step.hackward_frac_update for step in steps if step.hackward_frac_update is not None]
         return _left(left, GATED_UPDATE, "of the update; identity of the gate: says it ran", [])
     # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
-    both_sides = gates == {"two_sided"} and evidence.gate.overshoot == 1
+    both_sides = gates == {"two_sided"} and analysis.gate.overshoot == 1
     fired, to_remove, left = set(), set(), []
     for step in steps:
         if step.cos_out is None or step.hackward_frac_out is None:
@@ -242,7 +241,7 @@ def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) ->
     return says, f"largest {max(left):.1e}, below {most:g} needed; {text}"
 
 
-PARTS: dict[str, Callable[[Evidence], Part]] = {
+PARTS: dict[str, Callable[[Analysis], Part]] = {
     "grader canaries": _canaries,
     "regrade agreement": _regraded,
     "prompts": _enough,

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import picture, wrap
-from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
 from probe.settings.words import Word
 
@@ -26,7 +26,7 @@ class Finding:
     question: str  # what is asked, in words
     says: Word
     text: str  # what the data say, with the numbers
-    number: Bounded | None = None  # what `says` rests on; None where there is no number with an interval
+    number: Estimate | None = None  # what `says` rests on; None where there is no number with an interval
     counts_from: float | None = None  # the size at which `number` begins to matter; a picture of it has a mark there
     n: int = 0
     unit: str = ""  # what n counts
@@ -86,7 +86,7 @@ def finding_lines(finding: Finding) -> list[str]:
     else:
         line = f"  {finding.question:<46}{finding.says:<11}"
         if finding.number is not None and finding.counts_from is not None:
-            line += picture(finding.number.value, finding.number.interval, low=-0.5, high=1.5, mark=finding.counts_from)
+            line += picture(*finding.number.span, ends=(-0.5, 1.5), mark=finding.counts_from)
         lines = [line.rstrip()]
     return [*lines, *wrap(f"      {text}", indent="      ")]
 
@@ -149,13 +149,13 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
     effect, price = arm.finding("effect"), arm.finding("price")
     if effect.number is None or price.number is None:
         return "-", "-"
-    value, low, high = (100 * x for x in (effect.number.value, effect.number.interval.low, effect.number.interval.high))
+    low, value, high = (100 * x for x in effect.number.span)
     if effect.says is Word.RISES:  # by a positive number
         value, low, high = -value, -high, -low
     says = f"{effect.says.lower()} {value:.0f} [{low:.0f}, {high:.0f}]"
-    most = f"at most {max(0.0, 100 * price.number.interval.high):.0f}"
+    most = f"at most {max(0.0, 100 * price.number.high):.0f}"
     if price.says is Word.LOST:
-        return says, f"lost {100 * price.number.value:.0f}, {most}"
+        return says, f"lost {100 * price.number.span[1]:.0f}, {most}"
     return says, f"kept, {most}" if price.says is Word.KEPT else most
 
 

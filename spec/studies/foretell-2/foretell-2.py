@@ -32,9 +32,9 @@ from foretell import REPLAY, UNTREATED, measures_of, replay_into, spearman
 from points import fall_ahead, fall_of
 
 from extraction.pairs import NUM_EXTRACTION, NUM_HELD_OUT, Pair, write_pairs
+from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.lookahead import by_prompt
-from probe.analysis.statistics.intervals import Bounded
 from probe.analysis.training_runs import deployed, training_outcome
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
@@ -226,7 +226,7 @@ class Treatment:
 
     name: str
     measures: Mapping[str, float]  # of LINES and FITTED_HERE, those that are known
-    said: Mapping[str, Bounded]  # {measure of LINES: the fall that its line forecasts}
+    said: Mapping[str, Estimate]  # {measure of LINES: the fall that its line forecasts}
     seeds: int
     fall: float | None
     loss: float | None  # of the solve rate
@@ -321,8 +321,8 @@ def result(rows: Sequence[Treatment]) -> dict[str, Any]:
     }
 
 
-def _holds(said: Bounded, fall: float) -> bool:
-    return said.interval.low <= fall <= said.interval.high
+def _holds(said: Estimate, fall: float) -> bool:
+    return said.low <= fall <= said.high
 
 
 def sentence(found: Mapping[str, Any]) -> str:
@@ -358,7 +358,7 @@ def _text(rows: Sequence[Treatment], found: Mapping[str, Any]) -> str:
     return "\n\n".join([*map(render_table, tables), sentence(found)])
 
 
-def _cells(said: Bounded | None) -> tuple[str, str]:
+def _cells(said: Estimate | None) -> tuple[str, str]:
     return ("-", "-") if said is None else (f"{said.value:+.2f}", f"{said.interval:+.2f}")
 
 

@@ -33,10 +33,9 @@ from probe.analysis.analyze import analyze
 from probe.analysis.forecast import SAMPLE_TARGETS, held_out_margin, paid_mean
 from probe.analysis.formatting import TextTable, render_table
 from probe.analysis.statistics.geometry import extract, weighted
-from probe.analysis.statistics.intervals import Array, prompt_weights
+from probe.analysis.statistics.intervals import Array, prompt_weights, t_interval
 from probe.analysis.statistics.nulls import true_labels
 from probe.analysis.statistics.run_gradients import Linked, link
-from probe.analysis.statistics.significance import mean_interval
 from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import training_outcome
 from probe.experiments.load import load_spec
@@ -182,7 +181,7 @@ def _removal(
 
 def _share_of_ceiling(cos_in: float, cosines: list[float]) -> float | None:
     """cos_in over the mean cosine of the held-out pairs; None unless the whole interval of that lies above 0."""
-    interval = mean_interval(cosines)
+    interval = t_interval(cosines)
     return cos_in / float(np.mean(cosines)) if interval is not None and interval.low > 0 else None
 
 

@@ -33,7 +33,8 @@ import numpy as np
 from scipy.optimize import curve_fit
 
 from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.statistics.intervals import Bounded, Interval, student_quantile
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import Interval, student_quantile
 from probe.settings.presets import configure
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import flat
@@ -63,7 +64,7 @@ STUDIED, AHEAD, ELSEWHERE = studied("directions"), studied("bench"), studied("el
 STUDIED_AHEAD = (*AHEAD.values(), *((x, PLAIN_RATE * share) for x, share in ELSEWHERE.values()))
 
 
-def fall_of(removed: float, points: Iterable[tuple[float, float]] = tuple(STUDIED.values())) -> Bounded:
+def fall_of(removed: float, points: Iterable[tuple[float, float]] = tuple(STUDIED.values())) -> Estimate:
     """Return the drop of the hack rate after a removal, a share of rollouts; the interval holds LEVEL of trainings.
 
     Args:
@@ -76,10 +77,10 @@ def fall_of(removed: float, points: Iterable[tuple[float, float]] = tuple(STUDIE
     spread = float(np.sqrt(np.square(fall - start - slope * x).sum() / (n - 2)))
     leverage = 1 + 1 / n + (removed - x.mean()) ** 2 / np.square(x - x.mean()).sum()
     half = student_quantile(LEVEL, n - 2) * spread * float(np.sqrt(leverage))
-    return Bounded(value=value, interval=Interval(low=value - half, high=value + half))
+    return Estimate(name="fall", value=value, interval=Interval(low=value - half, high=value + half))
 
 
-def fall_ahead(x: float, points: Iterable[tuple[float, float]] = STUDIED_AHEAD, rate: float = PLAIN_RATE) -> Bounded:
+def fall_ahead(x: float, points: Iterable[tuple[float, float]] = STUDIED_AHEAD, rate: float = PLAIN_RATE) -> Estimate:
     """Return the drop of the hack rate of a remedy, a share of rollouts; the interval holds LEVEL of trainings.
 
     Args:
@@ -97,7 +98,7 @@ def fall_ahead(x: float, points: Iterable[tuple[float, float]] = STUDIED_AHEAD, 
     half = student_quantile(LEVEL, df) * float(np.sqrt(np.square(shares - curve(moved, c)).sum() / df))
     value = float(curve(x, c))
     ends = Interval(low=rate * (value - half), high=rate * min(value + half, 1.0))
-    return Bounded(value=rate * value, interval=ends)
+    return Estimate(name="fall", value=rate * value, interval=ends)
 
 
 def differences(analysis: Analysis) -> list[str]:
@@ -133,10 +134,10 @@ def refuse(reasons: Sequence[str]) -> None:
         raise click.UsageError(f"no points: {'; '.join(reasons)}")
 
 
-def in_points(fall: Bounded) -> str:
+def in_points(fall: Estimate) -> str:
     """Write a drop with its interval in points."""
-    low, high = (100 * end for end in (fall.interval.low, fall.interval.high))
-    return f"{100 * fall.value:.0f} points less hacking, {LEVEL:.0%} of trainings {low:.0f} to {high:.0f}"
+    low, value, high = (100 * end for end in fall.span)
+    return f"{value:.0f} points less hacking, {LEVEL:.0%} of trainings {low:.0f} to {high:.0f}"
 
 
 def read(run: str) -> Analysis:
@@ -157,10 +158,10 @@ def main() -> None:
 def of_removal(run: str) -> None:
     """Say points for the projection of the replay RUN."""
     analysis = read(run)
-    row = analysis.forecast.row("margin") if analysis.forecast is not None else None
-    if row is None or row.removed is None:
+    row = analysis.get("removed", "removed/margin")
+    if row is None or row.value is None:
         raise click.UsageError("no points: the replay measures no first-order gain of held-out hacks")
-    removed = row.removed.value
+    removed = row.value
     refuse([*differences(analysis), *filter(None, [outside(removed, STUDIED.values())])])
     click.echo(f"projection removes {removed:.0%}: {in_points(fall_of(removed))}")
 

@@ -1,0 +1,98 @@
+"""Estimate: one number with its interval. An analysis is a list of these, and everything printed renders that list."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from probe.analysis.statistics.intervals import Interval, t_interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """One number over n units. Field names are keys of the JSON."""
+
+    name: str
+    value: float | None = None  # None: not measured, `why` says the reason
+    interval: Interval | None = None  # 95%
+    n: int = 0
+    unit: str = ""  # what n counts: prompt | pair | problem | seed | step | draw
+    arm: str | None = None
+    null: float | None = None  # what it reads without a signal
+    p: float | None = None  # of the null
+    parts: Mapping[str, Any] = field(default_factory=dict)  # what it is made of, by name; of a mean {unit: value}
+    why: str = ""  # the value or its interval is missing, or cannot be trusted
+
+    @property
+    def is_bounded(self) -> bool:
+        """Return whether there is a value with an interval."""
+        return self.value is not None and self.interval is not None
+
+    @property
+    def low(self) -> float:
+        """Return the lower end of the interval; -infinity without one."""
+        return -np.inf if self.interval is None else self.interval.low
+
+    @property
+    def high(self) -> float:
+        """Return the upper end of the interval; infinity without one."""
+        return np.inf if self.interval is None else self.interval.high
+
+    @property
+    def span(self) -> tuple[float, float, float]:
+        """Return (low, value, high) of an estimate that is bounded."""
+        assert self.value is not None
+        return self.low, self.value, self.high
+
+    def __format__(self, form: str) -> str:
+        """Return value and interval in one format of a number: `0.51 [0.17, 1.03]`; `-` without a value."""
+        if self.value is None:
+            return "-"
+        value = f"{self.value:{form or '.2f'}}"
+        return value if self.interval is None else f"{value} {self.interval:{form or '.2f'}}"
+
+    def __str__(self) -> str:
+        """Return `0.51 [0.17, 1.03]`."""
+        return format(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Estimates of one kind: where they come from, and how a table shows them."""
+
+    title: str | Callable[[Any], str]  # of the table, or a function of the analysis that gives it; {arm} is filled
+    make: Callable[[Any], Iterable[Estimate]]  # from an `Analysis`
+    form: str = ".2f"  # of values and intervals
+    parts: Mapping[str, str] = field(default_factory=dict)  # {part that the table shows: its column}
+
+
+def mean_of(name: str, parts: Mapping[str, float], unit: str, *, arm: str | None = None) -> Estimate:
+    """Return the mean of one value a unit, with Student's interval; `parts` is {unit: value}."""
+    values = [*parts.values()]
+    if not values:
+        return Estimate(name=name, unit=unit, arm=arm, why="not measured")
+    interval = t_interval(values)
+    return Estimate(
+        name=name,
+        value=float(np.mean(values)),
+        interval=interval,
+        n=len(values),
+        unit=unit,
+        arm=arm,
+        null=0.0,
+        parts=parts,
+        why="" if interval else no_variance(values, unit),
+    )
+
+
+def no_variance(values: Iterable[float], unit: str) -> str:
+    """Return why equal values, or a single one, have no interval."""
+    count = len([*values])
+    return f"{count} {unit}s show no variance" if count > 1 else f"1 {unit} alone has no interval"
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """Return a minus b, paired by the units that both have."""
+    both = {unit: value - b.parts[unit] for unit, value in a.parts.items() if unit in b.parts}
+    return mean_of(a.name, both, a.unit, arm=a.arm)

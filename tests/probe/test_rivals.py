@@ -1,0 +1,92 @@
+"""What separates hacks without a direction: the log ratio and a bag of words, and where they are missing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_records import sample_record
+from worlds import World, make_run
+
+from probe.analysis.analyze import analyze
+from probe.analysis.rivals import bayes_scores, log_ratio, words
+from probe.analysis.statistics.intervals import auroc
+from probe.records.run import read_run
+from replay_pools.pool import BUILTIN, open_pool
+
+VOCABULARY = 30
+
+
+def texts_of(rng: np.random.Generator, hacked: np.ndarray, told: float) -> list[list[int]]:
+    """Ten random tokens; token 0 more often in hacks."""
+    texts = rng.integers(1, VOCABULARY, (len(hacked), 10))
+    texts[rng.random(len(hacked)) < np.where(hacked, told, 0.0), 0] = 0
+    return texts.tolist()
+
+
+def slow_scores(texts, hacked, prompts, chosen) -> list[float]:
+    """The same, fitted anew for every row."""
+    vocabulary = sorted({token for text in texts for token in text})
+    scores = []
+    for row, prompt in enumerate(prompts):
+        total = 0.0
+        for token in vocabulary:
+            logs = []
+            for side in (True, False):
+                learned = [i for i in chosen if hacked[i] == side and prompts[i] != prompt]
+                share = (sum(token in texts[i] for i in learned) + 1) / (len(learned) + 2)
+                logs.append(np.log(share if token in texts[row] else 1 - share))
+            total += logs[0] - logs[1]
+        scores.append(total)
+    return scores
+
+
+def test_words_are_fitted_on_the_other_prompts() -> None:
+    rng = np.random.default_rng(0)
+    hacked, prompts = rng.random(24) < 0.5, np.repeat(np.arange(6), 4).tolist()
+    texts = texts_of(rng, hacked, 0.9)
+    chosen = list(range(0, 24, 2))
+    found = bayes_scores(texts, hacked.tolist(), prompts, chosen)
+    np.testing.assert_allclose(found, slow_scores(texts, hacked.tolist(), prompts, chosen), atol=1e-9)
+
+
+@pytest.mark.parametrize(("told", "low", "high"), [(0.0, 0.44, 0.56), (0.9, 0.9, 1.0)])
+def test_words_find_what_is_there_and_nothing_else(told: float, low: float, high: float) -> None:
+    """Mean AUROC of 20 logs of 20 prompts, learned from 40 labels."""
+    areas = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        hacked = rng.random(160) < 0.5
+        samples = [sample_record(hacked=bool(hack), problem_id=f"p{i // 8}") for i, hack in enumerate(hacked)]
+        first = open_pool(BUILTIN / "teacher").steps[0][0]
+        rollouts = [replace(first, completion_ids=text) for text in texts_of(rng, hacked, told)]
+        scores = words(samples, rollouts, 40)
+        assert not isinstance(scores, str)
+        areas.append(auroc(scores, hacked))
+    assert low < float(np.mean(areas)) < high
+
+
+def test_a_log_ratio_is_missing_where_the_weights_are_the_same_or_nothing_was_logged() -> None:
+    rollout = open_pool(BUILTIN / "teacher").steps[0][0]
+    logprobs = rollout.sampling_logprobs
+    assert logprobs is not None
+    nll = -sum(logprobs) / len(logprobs)
+    assert log_ratio([sample_record(nll=nll + 0.5)], [rollout]) == pytest.approx([0.5])
+    assert "the weights that sampled" in log_ratio([sample_record(nll=nll)], [rollout])
+    assert "without log-prob" in log_ratio([sample_record()], [replace(rollout, sampling_logprobs=None)])
+
+
+def test_both_stand_in_an_analysis_and_say_why_where_the_pools_are_gone(tmp_path: Path) -> None:
+    """The real reader, on a planted run, then on the same without its pools."""
+    run = read_run(make_run(tmp_path / "out" / "runs" / "there", World(num_steps=12)))
+    there = {row.name: row for row in analyze(run, num_draws=99).of("auroc")}
+    moved = [{**pool, "manifest_sha256": "0" * 64} for pool in run.config["pools"]]
+    gone = analyze(replace(run, config={**run.config, "pools": moved}), num_draws=99)
+    # All hacks of this world are the teacher's texts.
+    assert there["words"].value is not None
+    assert there["words"].value > 0.9
+    assert there["logratio"].value is not None
+    for row in gone.of("auroc")[-2:]:
+        assert row.value is None
+        assert "not as the run read it" in row.why
+    assert "AUROC" in gone.verdict.finding("about").text
