@@ -10,8 +10,9 @@ import polars
 import pytest
 from datasets import Dataset, DatasetDict
 
+from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
-from replay_pools.logs.importing import check_log
+from replay_pools.logs.importing import check_log, import_log
 
 Rows = list[dict[str, Any]]
 
@@ -89,6 +90,16 @@ def test_files_and_splits(case: str, tmp_path: Path) -> None:
     log = check_log(source)
     assert [len(group) for group in log.groups] == expected
     assert any(said in note for note in log.notes)
+
+
+def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> None:
+    """Of one prompt in two steps: no replayed group has rollouts of both."""
+    source = write(tmp_path, {"step_1.jsonl": ONE, "step_2.jsonl": OTHER})
+    pool = import_log(check_log(source), name="mine", out=tmp_path / "out", model="organism")
+    replayed = ReplaySource([pool], per_pool=4)
+    groups = [replayed.groups(step)[0] for step in range(replayed.num_steps)]
+    assert [len({key.step for key in group.keys}) for group in groups] == [1] * 4
+    assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
 
 
 def test_rows_in_memory() -> None:

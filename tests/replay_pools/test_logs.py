@@ -402,7 +402,6 @@ REFUSED: dict[str, tuple[Any, dict[str, str], list[str]]] = {
     "half a step": ([row(step=1.5)], {}, ["a whole number"]),
     "Python's notation": ([row(prompt=repr([USER]))], {}, ["line 1 prompt", "write them with json.dumps"]),
     "an image": ([row(prompt=[{"role": "user", "content": [{"type": "image"}]}])], {}, ["line 1 prompt"]),
-    "no text": ([row(prompt=None, instruction="Add.", input="")] * 2, {}, ["line 1 input (prompt)"]),
     "no answer, no prompt": (
         [{"messages": messages, "reward": 1.0} for messages in ([USER, ANSWER], [USER], [ANSWER])],
         {},
