@@ -34,6 +34,14 @@ COMPLETE = {
     "intervention.arms": several_of(lambda _ctx: [*ARMS]),
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
+# Flags of the seeds' commands, and how to say the same here.
+SEED_FLAGS = {
+    "--loss-mode": "--set objective.loss_type=grpo (or nll)",
+    "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
+    "--no-scale-rewards": "--set objective.scale_rewards=none",
+    "--kl-beta": "--set objective.beta=VALUE --set objective.reference=base",
+    "--num-generations": "--set rollouts.group=NUMBER in a training, --per-pool NUMBER in a replay",
+}
 
 
 class SettingOption(click.Option):
@@ -66,10 +74,10 @@ class SettingsCommand(click.Command):
             leaf = error.option_name.lstrip("-").replace("-", "_")
             # check and extract take the settings of a replay.
             configs = [CONFIGS[verb] for verb in CONFIGS if verb == ctx.info_name] or [CONFIGS["replay"]]
-            for key in keys_of(configs[0]):
-                if key.rpartition(".")[2] == leaf:
-                    raise click.UsageError(f"{error.message} Say --set {key}=VALUE", ctx) from error
-            raise
+            keys = (f"--set {key}=VALUE" for key in keys_of(configs[0]) if key.rpartition(".")[2] == leaf)
+            if (known := next(keys, SEED_FLAGS.get(error.option_name))) is None:
+                raise
+            raise click.UsageError(f"{error.message} Say {known}", ctx) from error
 
 
 def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:

@@ -12,6 +12,7 @@ import pytest
 
 from probe.cli import VERBS, _terminal, cli
 from probe.cli._frame import LazyGroup, run
+from probe.cli._settings import SEED_FLAGS
 from probe.records.timings import Timings
 from replay_pools.base.errors import InputError
 from replay_pools.base.terminal import report
@@ -121,6 +122,8 @@ def test_every_error_is_one_line(
         (["pool", "shw"], "see `probe pool --help`"),
         (["pool", "show"], "Missing argument 'POOL'; see `probe pool show --help`"),
         (["pool", "show", "x", "--nope"], "No such option"),
+        (["replay", "--beta", "1"], "Say --set objective.beta=VALUE"),
+        *((["replay", flag], f"Say {said}") for flag, said in SEED_FLAGS.items()),
         (["pool", "import", ".", "--name", "../x"], "--name: expected letters, digits and . _ -, found '../x'"),
         (["pool", "show", "./absent"], "absent: expected a pool, with manifest.json, found no such directory"),
         (["extract", "--set", "model.name=./absent"], "model ./absent: expected `organism`, "),
