@@ -191,11 +191,11 @@ class MapOption(click.Option):
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, str]:
         """Parse what all occurrences of the option give."""
-        if not value:
+        if not (texts := super().process_value(ctx, value)):  # click's own mark of an absent option is true
             return {}
         from replay_pools.logs.columns import parse_mapping
 
-        return parse_mapping(",".join(value))
+        return parse_mapping(",".join(texts))
 
 
 def column_options(function: AnyFunction) -> AnyFunction:
