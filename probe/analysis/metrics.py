@@ -33,7 +33,6 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from probe.analysis.analyze import Analysis as Evidence
 from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, PURE_HACK, TRIVIAL, present, strength
@@ -146,6 +145,8 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
         return Estimate(value=None, n=0, unit=a.unit)
     unpaired = Estimate(value=float(np.mean(x) - np.mean(y)), n=n, unit=a.unit)
     if min(len(x), len(y)) > 1 and (varies(x) or varies(y)):
+        from scipy import stats  # only unpaired criteria need its tests
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # of a side without variance
             test: Any = stats.ttest_ind(x, y, equal_var=False)

@@ -1,6 +1,7 @@
 """One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints, and its tables."""
 
 from collections.abc import Container
+from functools import partial
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.families import FAMILIES
@@ -39,14 +40,14 @@ def format_analysis(analysis: Analysis) -> str:
 
 
 STEPS = "steps"
-NAMES = (*FAMILIES, "cells", STEPS)  # of the tables, in the order of reading
+CELLS, STEPS = "cells", "steps"
 
 
-def all_tables(analysis: Analysis, names: Container[str] = NAMES) -> list[TextTable]:
-    """Return the tables of the given names that have rows, in the order of reading."""
-    tables = [estimate_table(analysis, family) for family in FAMILIES if family in names]
-    tables += [cell_table(analysis)] * ("cells" in names)
-    tables += [step_table(analysis)] * (STEPS in names)
+def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[TextTable]:
+    """Return the tables of the given names (default: every one) that have rows, in the order of reading."""
+    make = {family: partial(estimate_table, analysis, family) for family in FAMILIES}
+    make |= {CELLS: partial(cell_table, analysis), STEPS: partial(step_table, analysis)}
+    tables = [table() for name, table in make.items() if names is None or name in names]
     return [table for table in tables if table.rows]
 
 
@@ -98,7 +99,7 @@ def cell_table(analysis: Analysis) -> TextTable:
         counts = (str(cell.n), str(cell.num_prompts), f"{cell.mean_advantage:+.3f}")
         rows.append((*labels, sign, *counts, *cosines, f"{cell.dot:+.3g}"))
     title = f"Advantage cells (arm {analysis.measured_arm}; n in samples; dot: sum of cosine x norm)"
-    return TextTable(name="cells", title=title, header=header, rows=rows, left=4)
+    return TextTable(name=CELLS, title=title, header=header, rows=rows, left=4)
 
 
 def step_table(analysis: Analysis) -> TextTable:

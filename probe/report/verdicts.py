@@ -9,6 +9,7 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
+from probe.analysis.families import FAMILIES
 from probe.analysis.formatting import TextTable, p_value, shown
 from probe.analysis.statistics.permutation import N2
 from probe.analysis.text_report import all_tables, basis_table
@@ -19,6 +20,7 @@ from probe.report.drawing import drawn
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
 from probe.report.run_figures import alignment, figures_of
+from probe.report.sections import EVIDENCE
 
 LEAD = "What the data say, why, and what to do next. Brackets hold 95% intervals."
 VALIDITY = "Validity, part by part: can the measurement be believed?"
@@ -128,8 +130,9 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
 
 
 def _measures(analysis: Analysis) -> list[TextTable]:
-    """The tables behind the three questions."""
-    return all_tables(analysis, ("shares", "overlap", "ceilings", "removed"))
+    """The tables of estimates that no other section shows: those behind the three questions, and new ones."""
+    elsewhere = {name for *_, names, _ in EVIDENCE for name in names}
+    return all_tables(analysis, [family for family in FAMILIES if family not in elsewhere])
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:

@@ -28,7 +28,7 @@ from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import special
 
 from probe.analysis.statistics.thresholds import POWER
 
@@ -110,15 +110,17 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
 @lru_cache(maxsize=256)
 def student_quantile(level: float, df: int) -> float:
     """Student's t between whose negative and itself the share `level` lies."""
-    return float(stats.t.ppf((1 + level) / 2, df))
+    return float(special.stdtrit(df, (1 + level) / 2))
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
     """Wilson's score interval of a proportion (Wilson 1927); None for n = 0."""
     if n == 0:
         return None
-    low, high = stats.binomtest(successes, n).proportion_ci(confidence_level=level, method="wilson")
-    return Interval(low=float(low), high=float(high))
+    z = float(special.ndtri((1 + level) / 2))
+    centre, total = (successes + z**2 / 2) / (n + z**2), n + z**2
+    half = z / total * math.sqrt(successes * (n - successes) / n + z**2 / 4)
+    return Interval(low=centre - half if successes else 0.0, high=centre + half if successes < n else 1.0)
 
 
 @overload
@@ -138,11 +140,21 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
         A float, or (...,) where either has draws.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    ranks, n1 = stats.rankdata(x, axis=-1, nan_policy="propagate"), y.sum(-1)
+    ranks, n1 = _ranks(x), y.sum(-1)
     sums = y @ ranks if ranks.ndim == 1 else ranks @ y
     with np.errstate(invalid="ignore"):
         areas = (sums - n1 * (n1 + 1) / 2) / (n1 * (y.shape[-1] - n1))
     return areas if np.ndim(areas) else float(areas)
+
+
+def _ranks(x: Array) -> Array:
+    """Return (..., rows) ranks from 1, ties averaged; NaN among the rows makes NaN of them. scipy's loads its tests."""
+    ranks = np.empty(x.shape)
+    for place in np.ndindex(x.shape[:-1]):
+        _, inverse, counts = np.unique(x[place], return_inverse=True, return_counts=True)
+        ends = np.cumsum(counts)
+        ranks[place] = np.nan if np.isnan(x[place]).any() else (ends - (counts - 1) / 2)[inverse]
+    return ranks
 
 
 def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable]) -> Interval | None:
@@ -214,8 +226,8 @@ def centred(x: Array, member: NDArray[np.intp]) -> Array:
 def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
     """The exact interval of a proportion; count and n > 0 need not be whole (Korn and Graubard 1998)."""
     tail = (1 - level) / 2
-    low = stats.beta.ppf(tail, count, n - count + 1) if count > 0 else 0.0
-    high = stats.beta.isf(tail, count + 1, n - count) if count < n else 1.0
+    low = special.betaincinv(count, n - count + 1, tail) if count > 0 else 0.0
+    high = special.betaincinv(count + 1, n - count, 1 - tail) if count < n else 1.0
     return Interval(low=float(low), high=float(high))
 
 
@@ -237,7 +249,7 @@ def share_interval(shares: ArrayLike, trials: ArrayLike, *, level: float = 0.95)
     effective = num_outcomes
     if variance > 0:
         effective = min(share * (1 - share) / variance, num_outcomes)
-    adjusted = effective * float(stats.norm.isf((1 - level) / 2) / student_quantile(level, len(x) - 1)) ** 2
+    adjusted = effective * float(special.ndtri((1 + level) / 2) / student_quantile(level, len(x) - 1)) ** 2
     return clopper_pearson(share * adjusted, adjusted, level=level)
 
 
@@ -264,7 +276,7 @@ def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, l
 
 def errors_beyond(df: NDArray[np.intp]) -> Array:
     """Return the standard errors between a value and a threshold that its 95% interval excludes with POWER."""
-    return stats.t.ppf(0.975, df) + stats.t.ppf(POWER, df)
+    return special.stdtrit(df, 0.975) + special.stdtrit(df, POWER)
 
 
 def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | None:
