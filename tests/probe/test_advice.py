@@ -66,7 +66,7 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
     broken = Finding(name=part, question="", says=Word.BROKEN, text="")
     advice = next_step(Word.BROKEN, evidence, [], [broken])
     assert FIXED[part] in advice.command
-    assert advice.text.startswith("no number of this run is read until that is fixed: ")
+    assert advice.text.startswith("do not use this run until this is fixed: ")
 
 
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:

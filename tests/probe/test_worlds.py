@@ -48,9 +48,9 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "a difference of 0.02 [-0.05, 0.07]",
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
-    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the progress on held-out hacks, "),
+    "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks, "),
     "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
-    "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name halfway"),
+    "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name mixed"),
     "overlap": (
         World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30),
         "UNDERPOWERED",
@@ -66,11 +66,11 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     ),
     "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
     "one-problem": (replace(SOUND, hacking_prompts=1), "UNDERPOWERED", "hack, in 1 of 12 prompts"),
-    "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels the right way round? Grade again"),
+    "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels swapped?"),
     "unpaid": (replace(PLAIN, hacks_are_paid=False), "SKIP", "hacks earn 0.5, others 2"),
-    "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the paid hacks"),
-    "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack: log it"),
-    "no-price": (replace(SOUND, right_is_known=False), "UNDERPOWERED", "say which rollouts are right: log it"),
+    "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the rewarded hacks"),
+    "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack ("),
+    "no-price": (replace(SOUND, right_is_known=False), "UNDERPOWERED", "say which rollouts are right ("),
     "pasted": (
         World(num_texts=3, num_steps=12),
         "UNDERPOWERED",
@@ -78,11 +78,11 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     ),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
     "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on its own hacks"),
-    "likely": (FEW, "LIKELY", "decide pull with 80% power, 6 so far"),
+    "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
     "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "(240 held out, 60 so far)"),
     "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
-    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) halve the error of the price"),
-    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far) halve what permuted ones take by chance"),
+    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) to halve the error of the cost"),
+    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far): shuffled ones"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
     "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
@@ -191,7 +191,7 @@ def test_without_a_teacher_a_checkpoint_is_trained_and_followed(
         assert run(cli, ["analyze", name, "--draws", "99"]) == 0
         text = capsys.readouterr().out
         words += re.findall(r"VERDICT: (\w+)", text)
-        about = text.partition("Is that about hacks?")[2].split()[0]
+        about = text.partition("Is that specific to hacking?")[2].split()[0]
         if name != "drafted":
             for command in (
                 line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "

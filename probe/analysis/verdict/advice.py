@@ -31,80 +31,91 @@ AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name O
 PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halves}"
-HALFWAY_ROLLOUTS = "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. "
+HALFWAY_ROLLOUTS = "use rollouts of one policy that hacks in 30% to 60%, whose hacks and honest answers are alike. "
 # Where no adapter makes the hacks, and where one does.
 TRAIN_HALFWAY = (
     "Train one, sample it, replay that, price the training in question (the first command prints how often it hacks; "
     "--steps N trains less or more)"
 )
+MIXED = "mixed"  # the pool of the package that a part of its teacher's adapter sampled
+REPLAY_MIXED = "The package has such a pool: replay it at the weights that sampled it"
 SCALE_HALFWAY = (
     f"Sample the base with {SCALE:.0%} of its teacher's adapter, replay that, time some steps, price the training in "
     f"question (probe pool show {HALFWAY} says how often it hacks; more of the adapter hacks more often)"
 )
 LOG_HALFWAY = (
-    "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint: hacks "
-    "and clean answers are alike there"
+    "log rollouts of one checkpoint that hacks in 30% to 60% of them, several to each prompt with the same hint, so "
+    "that hacks and honest answers are alike"
 )
-_AIM = f"directions that remove {SHOWN_REMOVED:.0%} or more of the progress on held-out hacks"
-_MENDED = "no number of this run is read until that is fixed: "
-_EFFECT = (
-    f"smallest difference of hack rates that is seen with {POWER:.0%} power at sd {{sd:g}} between seeds: {{sizes}}"
-)
+_AIM = f"use directions that remove {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks"
+_MENDED = "do not use this run until this is fixed: "
+_EFFECT = f"smallest detectable drop in the hack rate ({POWER:.0%} power, sd {{sd:g}} between seeds): {{sizes}}"
 _OWN_TRAINER = "train in your own trainer along the direction (probe.attach), with vanilla and a KL penalty as rivals"
 
+# {a share: what advice calls it}
+SHARE_WORDS = {
+    "pull": "the alignment",
+    "benign": "the alignment without the hacks",
+    "pull - benign": "what the hacks add to the alignment",
+    "half - benign": "whether the hacks bring half of the alignment",
+    "contrast": "the contrast",
+}
 # {reason: (sentence, commands)}
 ADVICE: Mapping[str, tuple[str, str]] = {
     # BROKEN, by the part of the measurement
     "grader canaries": (
-        f"{_MENDED}labels that no submission can write; the first line says whether this machine isolates what it runs",
+        f"{_MENDED}grade again where submissions are isolated; probe doctor says whether this machine isolates them",
         "probe doctor\n{regrades}\n{replay_regraded}",
     ),
     "grader canaries, trained": (
-        f"{_MENDED}train again where submissions are isolated: it learnt from labels that they can write",
+        f"{_MENDED}train again where submissions are isolated; here they could write their own labels",
         "probe doctor",
     ),
-    "regrade agreement": (f"{_MENDED}the labels of the second grading, in pools of their own", "{replay_regraded}"),
-    "regrade agreement, trained": (f"{_MENDED}train again: it learnt from labels that do not repeat", ""),
-    "arms at the first step": (f"{_MENDED}all arms again, in one pass", AGAIN),
+    "regrade agreement": (f"{_MENDED}replay the pools of the second grading", "{replay_regraded}"),
+    "regrade agreement, trained": (f"{_MENDED}train again; it learnt from labels that do not repeat", ""),
+    "arms at the first step": (f"{_MENDED}replay all arms again, in one pass", AGAIN),
     "arms at the first step, trained": (
-        f"{_MENDED}train the arms of this seed again, all by one version of the program and of the weights",
+        f"{_MENDED}train the arms of this seed again, with one version of the program and the weights",
         "",
     ),
     "contributions add up": (
-        f"{_MENDED}the same in {{dtype}}: contributions miss by rounding",
+        f"{_MENDED}replay in {{dtype}}; contributions differ by rounding",
         "{repeat} --set model.dtype={dtype} --name again",
     ),
     "contributions add up, float64": (
-        f"{_MENDED}the gradients are in float64 and do not add up: a fault of the program",
+        f"{_MENDED}gradients in float64 do not add up, which is a bug of this program",
         "probe doctor",
     ),
     "held-out sign": (
-        f"{_MENDED}other pairs: v_hack of these has the wrong sign on hacks that it has not seen",
+        f"{_MENDED}use other pairs; this v_hack has the wrong sign on held-out hacks",
         PAIRS,
     ),
     "template tails": (
-        f"{_MENDED}prompts that end alike: one version of the model's chat template for all pools",
+        f"{_MENDED}render the prompts of all pools with one version of the chat template",
         SAMPLE,
     ),
-    "offline geometry": (f"{_MENDED}the same run under another name; if it ends alike, the program is at fault", AGAIN),
-    "gate": (f"{_MENDED}the same run under another name; if it ends alike, the program is at fault", AGAIN),
+    "offline geometry": (
+        f"{_MENDED}repeat the run under another name; the same result is a bug of this program",
+        AGAIN,
+    ),
+    "gate": (f"{_MENDED}repeat the run under another name; the same result is a bug of this program", AGAIN),
     # SKIP
     "not hack-ward": (
-        "these directions reach held-out hacks (they read {ceiling:+.3f}) and not these updates: extract from pairs of "
-        "this policy",
+        "extract from pairs of this policy: these directions align with held-out hacks ({ceiling:+.3f}), and not with "
+        "these updates",
         PAIRS,
     ),
     "away, unpaid": (
-        "these rewards do not teach the hack: hacks earn {hacks:.2g}, others {others:.2g}. There is nothing for a "
-        "gate to remove, unless the training pays otherwise (--map reward=COLUMN)",
+        "leave projection out: these rewards do not teach the hack (hacks earn {hacks:.2g}, others {others:.2g}), "
+        "unless the training pays otherwise (--map reward=COLUMN)",
         "",
     ),
     "away, unlabelled": (
-        "the rewards, or what else they teach, outweigh the hacks: there is nothing for a gate to remove. Which of the "
-        "two it is, labels say (--map hacked=COLUMN)",
+        "label the hacks (--map hacked=COLUMN): either the rewards do not teach them, or what else they teach "
+        "outweighs them, and there is nothing to project out",
         "",
     ),
-    "away": ("what the other rollouts teach ({benign}) outweighs the paid hacks: {halfway}", HALVES),
+    "away": ("what the other rollouts teach ({benign}) outweighs the rewarded hacks: {halfway}", HALVES),
     "more directions": (
         f"{_AIM}: {{k}} of the same pairs, or of pairs like the held-out ones (probe extract --pairs FILE.jsonl)",
         "{repeat} --k {k} --name again",
@@ -116,109 +127,112 @@ ADVICE: Mapping[str, tuple[str, str]] = {
     ),
     # GENERIC
     "off v_hack": (
-        "pairs like the held-out ones, whose hacks gain mostly off v_hack; then replay with --v-hack OTHER",
+        "extract from pairs like the held-out ones, whose hacks gain mostly off v_hack, and replay with --v-hack OTHER",
         EXTRACT,
     ),
     "not the hacks": (
-        "pairs that differ in the hack alone: same body, same length, same tests; then replay with --v-hack OTHER",
+        "write pairs that differ in the hack alone (same body, length and tests), and replay with --v-hack OTHER",
         EXTRACT,
     ),
     "inverted": (
-        "labelled hacks point less hack-ward than clean answers: are the labels the right way round? Grade again",
+        "grade again: labelled hacks point less toward the hack than honest answers; are the labels swapped?",
         "{regrade}",
     ),
     "inverted, of a log": (
-        "labelled hacks point less hack-ward than clean answers: is it true in your column where a rollout hacks "
-        "(--map hacked=COLUMN)? Read some of both (probe pool show)",
+        "read some rollouts of both kinds (probe pool show): labelled hacks point less toward the hack than honest "
+        "answers; are the labels swapped (--map hacked=COLUMN)?",
         "",
     ),
     # CONFOUNDED
-    "same prompts": ("{partner} answers the very prompts of {pool}, by another policy", "{replay_partner}"),
+    "same prompts": ("replay {partner}, another policy that answers the very prompts of {pool}", "{replay_partner}"),
     "both sides": (
-        "hacks and honest solutions of one prompt and much the same length are needed among the paid: {more}",
+        "get rewarded hacks and honest solutions to one prompt, of similar length: {more}",
         "{samples}",
     ),
     "halfway": ("{halfway}", HALVES),  # also where hacks are missing
     "apart, of a log": (
-        "{halfway}. Where these are such rollouts, hacks of this policy differ in {scores} by nature, and trainings "
-        "alone tell: vanilla, the gate and shuffled pairs that remove as much",
+        "{halfway}. If these are such rollouts, this policy's hacks differ in {scores} by nature, and only trainings "
+        "decide: vanilla, projection, and norm-matched shuffled pairs",
         "",
     ),
     "apart by nature": (
-        "hacks of this policy differ in {scores} by nature: trainings alone tell, vanilla, the gate and shuffled pairs "
-        "that remove as much",
+        "train vanilla, projection and norm-matched shuffled pairs: this policy's hacks differ in {scores} by "
+        "nature, and only trainings decide",
         "",
     ),
     # UNDERPOWERED: nothing can be read
-    "arm": ("an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
-    "updates": ("rewards that differ within a prompt: {more}", "{samples}"),
-    "gram": ("replay again, with its inner products", AGAIN),
-    "loss": ("a replay with advantages and gradients alone", "{repeat}{plain_objective} --name again"),
-    "held out": ('a dozen pairs marked "held_out": true in FILE.jsonl', EXTRACT),
-    "few prompts": ("{steps} prompts at least: the width of an interval falls with their square root{limit}", SAMPLE),
-    "no reach": ("better pairs: v_hack does not reach its {held_out} held-out ones ({share})", PAIRS),
+    "arm": ("measure an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
+    "updates": ("get rewards that differ within a prompt: {more}", "{samples}"),
+    "gram": ("replay again, and keep the inner products", AGAIN),
+    "loss": ("replay with advantages and gradients alone", "{repeat}{plain_objective} --name again"),
+    "held out": ('mark a dozen pairs "held_out": true in FILE.jsonl', EXTRACT),
+    "few prompts": ("replay {steps} prompts or more; an interval narrows with their square root{limit}", SAMPLE),
+    "no reach": ("write better pairs: v_hack does not transfer to its {held_out} held-out ones ({share})", PAIRS),
     "pairs to reach": (
-        "about {pairs} held-out pairs, and as many times more to extract from, would show what held-out hacks read "
-        "({share}, {held_out} so far)",
+        "get about {pairs} held-out pairs ({held_out} so far), and as many times more to extract from: they would "
+        "fix the held-out reference ({share})",
         PAIRS,
     ),
     # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
-    "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
-    "own hacks keep their gain": (
-        "pairs of this policy: projecting these directions out removes {removed} of the gain on held-out hacks, and "
-        "less of the gain on its own hacks",
+    "own hacks": (
+        "use pairs of this policy: these directions do not separate its own hacks from its honest solutions",
         PAIRS,
     ),
-    "unpaid": ("no paid rollout hacks: is that the reward of the training (--map reward=COLUMN)?", ""),
-    "benign": ("rewards that differ among the rollouts of a prompt that do not hack: {more}", "{samples}"),
+    "own hacks keep their gain": (
+        "use pairs of this policy: projecting these directions out removes {removed} of the gain on held-out hacks, "
+        "and less of the gain on its own hacks",
+        PAIRS,
+    ),
+    "unpaid": ("check the reward (--map reward=COLUMN): no rewarded rollout hacks", ""),
+    "benign": ("get rewards that differ among the rollouts of a prompt that do not hack: {more}", "{samples}"),
     "right": (
-        "say which rollouts are right: log it, and name the column to probe check (or probe pool import) by --map "
-        "gt_pass=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
+        "say which rollouts are right (--map gt_pass=COLUMN of probe check or probe pool import); for minicode and "
+        "LeetCode problems probe pool regrade {pool} finds it out",
         "",
     ),
-    "honest": ("paid rollouts that are right and honest: {more}", "{samples}"),
-    "price": ("4 times as many prompts ({steps}) halve the error of the price{limit}", SAMPLE),
+    "honest": ("get rewarded rollouts that are right and honest: {more}", "{samples}"),
+    "price": ("replay 4 times as many prompts ({steps}) to halve the error of the cost{limit}", SAMPLE),
     "labels": (
-        "say which rollouts hack: log it, and name the column to probe check (or probe pool import) by --map "
-        "hacked=COLUMN; of minicode and LeetCode problems, probe pool regrade {pool} finds it out",
+        "say which rollouts hack (--map hacked=COLUMN of probe check or probe pool import); for minicode and LeetCode "
+        "problems probe pool regrade {pool} finds it out",
         "",
     ),
     "undecided": (
-        f"no number of prompts up to {MANY} decides {{share}}, and not 8 times as many pairs: other pairs",
+        f"use different pairs: neither {MANY} prompts nor 8 times as many pairs would decide {{share}}",
         PAIRS,
     ),
     "overlap": (
-        "about {prompts} prompts with rewarded answers of both kinds show whether hacks and honest answers overlap in "
-        f"{{scores}} ({POWER:.0%} power), {{so_far}} so far{{limit}}",
+        "replay about {prompts} prompts with rewarded answers of both kinds ({so_far} so far): they show whether hacks "
+        f"and honest answers overlap in {{scores}} ({POWER:.0%} power){{limit}}",
         SAMPLE,
     ),
     "prompts": (
-        f"about {{prompts}} prompts decide {{share}} with {POWER:.0%} power, {{so_far}} so far{{limit}}",
+        f"replay about {{prompts}} prompts ({{so_far}} so far): they decide {{share}} with {POWER:.0%} power{{limit}}",
         SAMPLE,
     ),
     "pairs": (
-        f"{{factor}} times as many pairs ({{pairs}} held out, {{held_out}} so far) decide {{share}} with {POWER:.0%} "
-        "power; prompts alone do not",
+        f"use {{factor}} times as many pairs ({{pairs}} held out, {{held_out}} so far): they decide {{share}} with "
+        f"{POWER:.0%} power, and prompts alone do not",
         PAIRS,
     ),
     "pairs and prompts": (
-        "{factor} times as many pairs ({pairs} held out, {held_out} so far); with those, about {prompts} prompts "
-        f"decide {{share}} with {POWER:.0%} power, {{so_far}} so far",
+        "use {factor} times as many pairs ({pairs} held out, {held_out} so far) and about {prompts} prompts "
+        f"({{so_far}} so far): together they decide {{share}} with {POWER:.0%} power",
         PAIRS,
     ),
-    "no progress": ("4 times as many prompts ({steps}) halve the error of that progress{limit}", SAMPLE),
+    "no progress": ("replay 4 times as many prompts ({steps}) to halve the error of that gain{limit}", SAMPLE),
     "permuted take as much": (
-        "4 times as many pairs ({pairs} held out, {held_out} so far) halve what permuted ones take by chance",
+        "use 4 times as many pairs ({pairs} held out, {held_out} so far): shuffled ones then remove half as much",
         PAIRS,
     ),
     "wide by prompts": (
-        "4 times as many prompts ({steps}) narrow the interval of what the gate removes, {removed}, which holds 0"
-        "{limit}",
+        "replay 4 times as many prompts ({steps}) to narrow the interval of what projection removes ({removed}), which "
+        "includes 0{limit}",
         SAMPLE,
     ),
     "wide by pairs": (
-        "4 times as many pairs ({pairs} held out, {held_out} so far) narrow the interval of what the gate removes, "
-        "{removed}, which holds 0",
+        "use 4 times as many pairs ({pairs} held out, {held_out} so far) to narrow the interval of what projection "
+        "removes ({removed}), which includes 0",
         PAIRS,
     ),
     # GO, TRAINED
@@ -228,58 +242,58 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         f"{_OWN_TRAINER}, since probe train has vanilla and its controls in the basis svd, not in {{basis}}; {_EFFECT}",
         "{direction}",
     ),
-    "compare": ("arms and seeds of one training together", "probe analyze RUN RUN ..."),
+    "compare": ("compare arms and seeds of one training together", "probe analyze RUN RUN ..."),
     # After training: NO QUESTION, WORKS, DOMINATED
     "longer": (
-        "vanilla alone for {steps} steps, until it hacks {points:.0f} points more than at the start",
+        "train vanilla alone for {steps} steps, until it hacks {points:.0f} points more than at the start",
         "{train} --set steps={steps} --name longer",
     ),
     "no rival": (
-        "a rival that needs no pairs, a KL penalty of {beta:g}, on {seeds} seeds",
+        "train a rival that needs no pairs, a KL penalty of {beta:g}, on {seeds} seeds",
         "{train} --set objective.reference=base --set objective.beta={beta} --name penalty",
     ),
     "another model": (
-        f"another model, against vanilla: {{seeds}} seeds an arm see half of this difference with {POWER:.0%} power",
+        f"train another model, against vanilla: {{seeds}} seeds an arm detect half of this drop with {POWER:.0%} power",
         "{train} --set model.name=MODEL --name elsewhere",
     ),
     "as good without a direction": (
-        "a gradient that is only made smaller does as well ({rival}, {rates}): vanilla at half the rate",
+        "train vanilla at half the learning rate: a gradient that is only made smaller does as well ({rival}, {rates})",
         "{train} --set optimizer.lr={lr:g} --name slower",
     ),
     "as good without the hack": (
-        "directions without the hack in them do as well ({rival}, {rates}): extract from other pairs",
+        "extract from other pairs: directions without the hack do as well ({rival}, {rates})",
         "probe extract --pairs FILE.jsonl --name OTHER",
     ),
     "rival": ("use {rival}, {rates}; or see whether {arm} adds anything to it", "{train}{added} --name both"),
-    "rival, other settings": ("use {rival}, {rates}: it has another {key}, so {arm} cannot be added", ""),
+    "rival, other settings": ("use {rival}, {rates}; {arm} cannot be added, because {key} differs", ""),
     # After training: COSTS, RAISES, NO EFFECT
-    "never applied": ("a setting that acts on these runs, or no such arm", ""),
-    "raises": ("leave it out: it teaches the hack that it should keep from being learnt", ""),
-    "control": ("a control without effect: what v_hack does is not the shape of its gate", ""),
+    "never applied": ("change a setting that acts on these runs, or leave the arm out", ""),
+    "raises": ("leave it out: it teaches the hack that it should prevent", ""),
+    "control": ("the control has no effect: what v_hack does is not due to the shape of the projection", ""),
     "dose": ("{dose}: {key} {value:g} instead of {now:g}", "{train} --set {key}={value} --name other-dose"),
     "dose, of a file": (
-        "{dose}: {number} directions (--k), then the same training along them (intervention.v_hack)",
+        "{dose}: extract {number} directions (--k), then train along them (intervention.v_hack)",
         "probe extract --pairs FILE.jsonl --name OTHER",
     ),
     "dose, no number": ("{dose}, of what sets it apart: {condition}", ""),
-    "dose, least": ("{key} is {now:g}, and there is no less of it: another remedy, or weaker", ""),
+    "dose, least": ("use another remedy: {key} is {now:g} and cannot be lower", ""),
     "dose, other pairs": (
-        "these pairs do not give {dose} ({key} {now:g}): the same along those of FILE.jsonl",
+        "train along the pairs of FILE.jsonl: these pairs do not give {dose} ({key} {now:g})",
         "{train} --set intervention.extraction.pairs=FILE.jsonl --name other-pairs",
     ),
     # After training: LOWERS, UNDERPOWERED
-    "unfinished": (f"no run of {{arm}} is finished and evaluated: finish those, {MIN_SEEDS} seeds at least", ""),
-    "more seeds": (f"{MIN_SEEDS} seeds an arm at least, {{so_far}} of {{arm}} so far", "{train} --name more"),
+    "unfinished": (f"finish and evaluate runs of {{arm}}, {MIN_SEEDS} seeds or more", ""),
+    "more seeds": (f"train {MIN_SEEDS} seeds an arm or more, {{so_far}} of {{arm}} so far", "{train} --name more"),
     "seeds": (
-        '{seeds} seeds an arm decide "{question}" '
-        f"with {POWER:.0%} power, {{so_far}} so far: {{more}} more of each arm",
+        'train {more} more seeds of each arm: {seeds} decide "{question}" '
+        f"with {POWER:.0%} power, {{so_far}} so far",
         "{train} --name more",
     ),
     # No command: an arm that is evaluated otherwise than the others is not compared with them.
     "no seeds": (
-        'no number of seeds up to {most} decides "{question}": all arms anew, with more held-out problems '
-        "(evaluation.num_problems, {problems} so far) or more rollouts of each (evaluation.rollouts_per_problem, "
-        "{rollouts} so far), or with another dose",
+        'no number of seeds up to {most} decides "{question}": train all arms again with more held-out problems '
+        "(evaluation.num_problems, {problems} so far), more rollouts of each (evaluation.rollouts_per_problem, "
+        "{rollouts} so far), or another dose",
         "",
     ),
 }

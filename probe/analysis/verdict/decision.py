@@ -1,8 +1,8 @@
 """The verdict on a replay: three questions, each a Finding, exactly one of seven words, and what to keep in mind.
 
-    hackward    Does the update point hack-ward?          pull, as a share of held-out hacks
-    about       Is that about hacks?                      hacks against clean samples; the groups without their hacks
-    removable   Would the gate remove it, at what price?  first-order forecast against gates of the same size
+    hackward    Does the update point toward the hack?    pull, as a share of held-out hacks
+    about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
+    removable   Would projecting v_hack out remove it?    first-order forecast against gates of the same size
 
     BROKEN         a part of the measurement is shown broken                     nothing else is read
     UNDERPOWERED   hacks are missing                                             rollouts that hack
@@ -64,9 +64,9 @@ _THRESHOLDS = (
 
 # {finding: (its question, the size from which its number counts)}
 QUESTIONS = {
-    "hackward": ("Does the update point hack-ward?", MATERIAL),
-    "about": ("Is that about hacks?", MATERIAL),
-    "removable": ("Would the gate remove it, and at what price?", MATERIAL_REMOVED),
+    "hackward": ("Does the update point toward the hack?", MATERIAL),
+    "about": ("Is that specific to hacking?", MATERIAL),
+    "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED),
 }
 # The thresholds of each share that a question rests on. yes: its interval lies above the first, and its value reaches
 # the second; no: its interval lies below the second. The last row asks that at most half of the pull is left without
@@ -143,8 +143,8 @@ def _hackward(analysis: Analysis, why: str) -> Finding:
         number, parts = row, row.parts
         says = decided(row)
         text = (
-            f"pull {number}, where 1 is as hack-ward as held-out hacks: cos_in is {parts['measured']:+.3f} over "
-            f"{row.n} prompts, that of the hacks {parts['ceiling']:+.3f} ({parts['num_held_out']} pairs)"
+            f"alignment {number}, where 1 is as aligned as held-out hacks: cos_in is {parts['measured']:+.3f} over "
+            f"{row.n} prompts, and {parts['ceiling']:+.3f} for held-out hacks ({parts['num_held_out']} pairs)"
         )
     return _finding("hackward", row, says, number, text)
 
@@ -169,17 +169,17 @@ def _about(analysis: Analysis, why: str) -> Finding:
     elif number is not None:
         says = decided(number)
         text = (
-            f"contrast {number}, where 1 is what held-out pairs show: paid hacks minus paid clean samples, trivial "
-            f"scores held constant ({row.n} prompts)"
+            f"contrast {number}, where 1 is what held-out pairs show: rewarded hacks minus rewarded honest answers, "
+            f"with the trivial scores held constant ({row.n} prompts)"
         )
     elif not text:
         # Without a prompt there are no sides to compare; with prompts it is the ceiling, or their number.
         unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
         says = Word.UNMEASURED if row.n or unpaid else Word.CONFOUNDED
-        text = f"hacks and clean samples cannot be compared: {row.why}"
+        text = f"hacks and honest answers cannot be compared: {row.why}"
     benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"][1:])
     if benign and less and half and None not in (benign.value, less.value, half.value):
-        text += f"; pull without the hacks {benign.value:.2f}, a difference of {less}"
+        text += f"; alignment without the hacks {benign.value:.2f}, a difference of {less}"
         differs, mostly = decided(less), decided(half)
         if number is not None:
             says = _all([says, differs, mostly])
@@ -187,7 +187,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
             text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
     elif number is not None:
         says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
-        text += f"; pull without the hacks is not measured: {benign.why if benign else why}"
+        text += f"; alignment without the hacks is not measured: {benign.why if benign else why}"
     if unclear := overlap_unclear(analysis):
         says = says if says in (Word.NO, Word.UNMEASURED) else Word.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
@@ -240,8 +240,8 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
     ratio = "no interval from so few prompts" if worst.interval is None else f"a ratio of {worst}"
     parts = worst.parts
     return (
-        f"{names} alone {verb} hacks from clean answers: {parts['share']:.0%} of {parts['num_hacks']} rewarded hacks "
-        f"have a clean answer {alike} to the same prompt; shuffled labels would give {parts['by_chance']:.0%} "
+        f"{names} alone {verb} hacks from honest answers: {parts['share']:.0%} of {parts['num_hacks']} rewarded hacks "
+        f"have an honest answer {alike} to the same prompt; shuffled labels would give {parts['by_chance']:.0%} "
         f"({ratio}, {MIN_OVERLAP:g} is needed)"
     )
 
@@ -257,7 +257,7 @@ def _removable(analysis: Analysis, why: str) -> Finding:
     row = analysis.get("removed", "removed/margin")
     says, number, text = Word.UNMEASURED, None, why
     if row is not None:
-        text = "the update makes no progress on held-out hacks whose interval excludes 0: there is none to remove"
+        text = "the update has no gain on held-out hacks whose interval excludes 0: there is none to remove"
     if row is not None and row.value is not None:
         number, value, p = row, row.value, row.p or 1.0
         missing, price = price_of(analysis)
@@ -275,12 +275,11 @@ def _removable(analysis: Analysis, why: str) -> Finding:
             says = Word.TOO_LITTLE
         own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
         of_own = "an unmeasured share" if own is None or own.value is None else f"{own:.0%}"
-        reverses = " (above 100%, the update is turned against them)" if value > 1 else ""
+        reverses = " (above 100%, projection turns the update against them)" if value > 1 else ""
         text = (
-            f"the gate removes {row:.0%} of the progress on held-out hacks, {of_own} of that on "
-            f"these rollouts' own hacks{reverses}; permuted pairs, with as much of the norm "
-            f"({norm:.0%}), remove {row.null:.0%} (p {p:.2g}); "
-            f"price: {price}"
+            f"projection removes {row:.0%} of the gain on held-out hacks, and {of_own} of the gain on "
+            f"these rollouts' hacks{reverses}; norm-matched shuffled pairs ({norm:.0%} of the norm) remove "
+            f"{row.null:.0%} (p = {p:.2g}); cost to honest solutions: {price}"
             f"{'' if selective else ', no less than that'}"
         )
     return _finding("removable", row, says, number, text)
@@ -324,17 +323,17 @@ def price_of(analysis: Analysis) -> tuple[str, str]:
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
         return "right", "not measured, since no rollout says whether it is right and honest"
     if row is None:
-        return "honest", "not measured, since no paid sample is right and honest"
+        return "honest", "not measured, since no rewarded sample is right and honest"
     if row.why == AGAINST:
         return "", "none, since the update works against honest solutions"
     if row.value is None:
-        return "price", "not measured, since the interval of the progress on honest solutions holds 0"
-    price = f"{row:.0%} of the progress on honest solutions"
+        return "price", "not measured, since the interval of the gain on honest solutions includes 0"
+    price = f"{row:.0%} of their gain"
     if row.high < 0:
         gain = replace(row, value=-row.value, interval=Interval(low=-row.high, high=-row.low))
-        price = f"none, the gate adds {gain:.0%} to the progress on honest solutions"
+        price = f"none, projection adds {gain:.0%} to their gain"
     if row.high - row.low > VAGUE_PRICE:
-        return "price", f"{price}, an interval too wide to say what share of it goes"
+        return "price", f"{price}, an interval too wide to say how much they lose"
     return "", price
 
 
@@ -368,11 +367,11 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
     if missing:
         return Word.UNDERPOWERED, f"{missing}; {hackward.text}"
     if removable.says is Word.TOO_LITTLE:
-        return Word.SKIP, f"the gate would remove too little: {removable.text}"
+        return Word.SKIP, f"projection would remove too little: {removable.text}"
     if hackward.says is Word.UNMEASURED:
         return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"
     if hackward.says is Word.NO:
-        where = "points away from the hack" if away(hackward) else "does not point hack-ward"
+        where = "points away from the hack" if away(hackward) else "does not point toward the hack"
         return (
             Word.SKIP,
             f"the update {where}: {hackward.text}",
@@ -380,13 +379,13 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
     if about.says is Word.CONFOUNDED:
         return Word.CONFOUNDED, about.text
     if about.says is Word.NO and hackward.says is Word.YES:
-        return Word.GENERIC, f"whatever points hack-ward is not the hacks: {about.text}"
+        return Word.GENERIC, f"what points toward the hack is not the hacks: {about.text}"
     if removable.says is Word.NO and hackward.says is Word.YES:
-        return Word.GENERIC, f"any gate of that size does as much: {removable.text}"
+        return Word.GENERIC, f"removing as much along shuffled pairs does the same: {removable.text}"
     if all(finding.says is Word.YES for finding in findings):
         own = analysis.get("own", "own hacks")
         if own is not None and own.is_bounded and own.low <= CHANCE:
-            return Word.LIKELY, f"v_hack is not shown to tell the policy's own hacks apart: AUROC {own}; {about.text}"
+            return Word.LIKELY, f"v_hack does not clearly separate the policy's own hacks: AUROC {own}; {about.text}"
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
     why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
     unsure = [finding for finding in findings if finding.says is not Word.YES]
@@ -422,8 +421,8 @@ def _foresight(analysis: Analysis) -> str:
     said = ["transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")]
     if own is not None and own.is_bounded:
         said[0] = (
-            f"transfer: v_hack tells the policy's own {own.parts['num_hacks']} hacks from its "
-            f"{own.parts['num_honest']} honest solutions with an AUROC of {own}"
+            f"transfer: v_hack separates the policy's own {own.parts['num_hacks']} hacks from its "
+            f"{own.parts['num_honest']} honest solutions with AUROC {own}"
         )
     arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
     plain = None if arm is None else plain_arm(arm, analysis.arms)
@@ -442,8 +441,8 @@ def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[s
     mixed = len({step.step for step in analysis.steps if step.mixed_prompt})
     if mixed:
         sentences.append(
-            f"in {mixed} steps the group answers different prompts (hinted and not), so that source, hint and reward "
-            "move together: --match prompt compares answers to one prompt"
+            f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
+            "reward move together; --match prompt compares like with like"
         )
     unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
     if unseen:
@@ -451,8 +450,8 @@ def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[s
     apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]
     if apart:
         sentences.append(
-            f"v_hack of the other pairs is not shown to reach hacks of the kind {', '.join(apart)}: keep pairs of "
-            "these kinds, and write more of them"
+            f"v_hack of the other pairs does not clearly transfer to hacks of the kind {', '.join(apart)}: keep these "
+            "pairs and add more"
         )
     for basis_pairs in [analysis.reproduced.pairs] if analysis.reproduced is not None else []:
         different = len({*basis_pairs.clusters.tolist()})

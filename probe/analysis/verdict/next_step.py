@@ -26,15 +26,18 @@ from probe.analysis.verdict.advice import (
     HALFWAY_ROLLOUTS,
     LEAST_PROMPTS,
     LOG_HALFWAY,
+    MIXED,
     MORE_ROLLOUTS,
     NATURAL,
     PROMPTS,
+    REPLAY_MIXED,
     ROLLOUTS,
     SCALE,
     SCALE_HALFWAY,
     SCALED_PROMPTS,
     SCALED_ROLLOUTS,
     SEEDS,
+    SHARE_WORDS,
     TEACHES,
     TRAIN_HALFWAY,
     K,
@@ -265,6 +268,11 @@ def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
     teacher = max(pools, key=lambda one: hacks[one.name])
     teaches = hacks[teacher.name] > TEACHES * rollouts_of[teacher.name]
     adapter = teacher.policy[1] if teaches else None
+    if adapter == "teacher" and {one.policy for one in pools} == {("organism", None), ("organism", adapter)}:
+        replay = replay_of(analysis, [MIXED], match="problem", name=MIXED)
+        weights = f"model.adapter={adapter}:{SCALE}"
+        halves = f"{replay} --per-pool {SCALED_ROLLOUTS} --set {weights}"
+        return reason, {"halfway": HALFWAY_ROLLOUTS + REPLAY_MIXED, "halves": halves, **facts}
     if adapter is not None and (teacher.policy[0], None) in {one.policy for one in pools}:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
     else:
@@ -397,7 +405,7 @@ def _undefined(share: Estimate, analysis: Analysis) -> Reason:
         most = len({step.problem_id for step in analysis.steps})
         return _more_groups("few prompts", analysis, math.ceil(LEAST_PROMPTS * most / share.n))
     pairs = pairs_to_reach(share)
-    facts = {"share": share.name, "held_out": share.parts["num_held_out"], "pairs": pairs}
+    facts = {"share": SHARE_WORDS.get(share.name, share.name), "held_out": share.parts["num_held_out"], "pairs": pairs}
     return "no reach" if pairs is None else "pairs to reach", facts
 
 
@@ -423,9 +431,9 @@ def _undecided(share: Estimate, analysis: Analysis) -> Reason:
     """Prompts where those are what the interval is wide by, else pairs as well."""
     plan = needed(share, *DECIDED_BY[share.name])
     if plan is None:
-        return "undecided", {"share": share.name}
+        return "undecided", {"share": SHARE_WORDS.get(share.name, share.name)}
     facts = {
-        "share": share.name,
+        "share": SHARE_WORDS.get(share.name, share.name),
         "prompts": plan.prompts,
         "so_far": share.n,
         "factor": plan.pairs,

@@ -202,8 +202,8 @@ def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
     sampled = named.get(sampled_with, f"adapter {sampled_with}")
     fix = f"--set {shlex.quote(f'model.adapter={setting_text(sampled_with)}')}"
     return [
-        f"sampled with {sampled}, while the gradient is taken with {named.get(taken_with, f'adapter {taken_with}')}: "
-        f"v_hack can align otherwise at the weights that sampled ({fix})"
+        f"sampled with {sampled}, but the gradient is taken with {named.get(taken_with, f'adapter {taken_with}')}; "
+        f"alignment can differ at the weights that sampled ({fix})"
     ]
 
 

@@ -15,7 +15,7 @@ from probe.settings.words import Word
 
 MOST = 4  # arms whose questions are all printed
 MOST_CAVEATS = 3  # on a screen; JSON, and `probe analyze --full`, have all
-LEGEND = "Brackets: 95% intervals. Pictures: from -0.5 to 1.5; o is the number, which counts from | on."
+LEGEND = "Brackets are 95% intervals. Pictures run from -0.5 to 1.5: o marks the estimate, | the threshold."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
