@@ -88,7 +88,7 @@ TONES: Mapping[str, tuple[Word, ...]] = {
 # {word: what to do about a training}
 PLAIN: Mapping[Word, str] = {
     Word.BROKEN: "Do not use this run until this is fixed: a part of the measurement is broken.",
-    Word.SKIP: "Do not train with these directions: projecting them out would remove too little.",
+    Word.SKIP: "Do not train with these directions: there is too little to project out.",
     Word.CONFOUNDED: "Do not train on this yet: hacks and honest answers here differ in more than hacking.",
     Word.GENERIC: "Do not train with these directions: they are not specific to hacking.",
     Word.UNDERPOWERED: "Do not train yet: these rollouts leave a question open.",

@@ -39,7 +39,7 @@ LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanill
 # What a world is about: the world, the verdict on it, and words of the screen.
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe spec plan go"),
-    "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not these updates"),
+    "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not with these updates"),
     "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "on held-out hacks: 4 of the same pairs"),
     "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
     "generic-benign": (
@@ -85,7 +85,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far): shuffled ones"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
-    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "held-out pairs, and as many times more"),
+    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "and as many times more"),
     "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "better pairs"),
     "held-out-0": (World(num_held_out=0, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
     "held-out-1": (World(num_held_out=1, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
