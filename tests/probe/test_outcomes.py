@@ -54,7 +54,7 @@ GOOD: Rates = (0.02, 0.55, 0.15, 0.6)
 BAD: Rates = (0.02, 0.55, 0.4, 0.15)
 # What a world is about: rates of vanilla, projected, random, kl; seeds; verdict on projected; words; decision.
 WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
-    "works": ((LEARNT, GOOD, IDLE, BAD), 6, "WORKS", "half of this difference with 80% power", "SCALE"),
+    "works": ((LEARNT, GOOD, IDLE, BAD), 6, "WORKS", "half of this drop with 80% power", "SCALE"),
     "dominated": ((LEARNT, GOOD, IDLE, (0.02, 0.55, 0.04, 0.8)), 6, "DOMINATED", "use vanilla (kl)", "ELSEWHERE"),
     "costs": ((LEARNT, COSTLY, IDLE, BAD), 4, "COSTS", "intervention.extraction.k 2 instead of 4", "ELSEWHERE"),
     "no-effect": ((LEARNT, IDLE), 12, "NO EFFECT", "intervention.extraction.k 8 instead of 4", "ELSEWHERE"),
@@ -62,7 +62,7 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "lowers": ((LEARNT, (0.02, 0.55, 0.15, 0.3), IDLE, BAD), 3, "LOWERS", 'decide "What does it cost', "PRICE"),
     "raises": (((0.02, 0.55, 0.4, 0.5), (0.02, 0.55, 0.85, 0.5), IDLE, BAD), 4, "RAISES", "leave it out", "MORE"),
     "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 3, "UNDERPOWERED", "3 so far", "MORE"),
-    "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this difference", "SCALE"),
+    "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this drop", "SCALE"),
     "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
     "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "UNDERPOWERED", "3 so far", "MORE"),
     "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "3 seeds an arm at least", "MORE"),
@@ -259,7 +259,7 @@ def test_a_rival_that_was_not_trained_is_asked_for(
     assert "OUTCOME of projected (gradient), 6 seeds: WORKS" in unfinished
     words = " ".join(unfinished.split())
     assert "random (gradient) is not known on 3 seeds" in words
-    assert "no run of random (gradient) is finished and evaluated: finish those, 3 seeds at least" in words
+    assert "finish and evaluate runs of random (gradient), 3 seeds or more" in words
 
 
 def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]) -> None:
