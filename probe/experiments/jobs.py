@@ -290,7 +290,7 @@ def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
 
 
 def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
-    """Return the job of one run, named after its first condition (unless it has all of several), trained arm and seed."""
+    """Return the job of one run, named after its first condition (unless it has all), trained arm and seed."""
     first = conditions[0]
     intervention = replace(first.config.intervention, arms=arms)
     config = replace(first.config, seed=seed, preregistered=spec.mark, intervention=intervention)

@@ -24,7 +24,7 @@ from replay_pools.base.files import read_json, write_once
 from replay_pools.base.tables import flat, toml_text
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 
-CONTROLS = ("permuted-dosed", "scaled")  # norm-matched to the projection: along directions without signal, and along none
+CONTROLS = ("permuted-dosed", "scaled")  # norm-matched: along directions without signal, along none
 LEAST_SEEDS, MOST_SEEDS = 3, 50
 RIVAL_BETA = 1.0  # as in kl-control and phase3-replication
 ORGANISM, ORGANISM_STEPS = "organism", 64  # as in phase3-replication, where vanilla learns the hack

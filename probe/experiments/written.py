@@ -35,9 +35,7 @@ class WrittenResult:
     sha256: str  # its first SHA_DIGITS
     done: int
     runs: int
-    criteria: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # {name: verdict and short finding}
+    criteria: dict[str, str] = field(default_factory=dict, compare=False)  # {name: verdict and short finding}
 
     def __str__(self) -> str:
         """Return the heading."""
