@@ -55,7 +55,7 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
 
 
 def measures(report: Report) -> Section | None:
-    """Return the measures behind the verdict of a single run; for several runs, the comparison has them, folded."""
+    """Return the measures behind the verdict of a single run; None for several, which show them in the comparison."""
     analysis = report.judged
     if analysis is None:
         return None
