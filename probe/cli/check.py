@@ -84,7 +84,7 @@ def check(
 
 
 def _without_pairs(rollouts: Path, log: CheckedLog) -> list[str]:
-    """Return what a log shows without pairs."""
+    """Return lines on the log alone, if no pairs were given."""
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
     labelled = [row for row in rows if row.hacked is not None]
@@ -104,7 +104,7 @@ def _mapped(rollouts: Path, log: CheckedLog) -> str:
 
 
 def _log_lines(rollouts: Path, log: CheckedLog, pool: Pool, model: ModelConfig, out: Path) -> list[str]:
-    """Return what was recognised and chosen, and what limits the answer: cautions, and facts that no log records."""
+    """Return lines on recognised columns, chosen settings, cautions and facts that no log records."""
     from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions

@@ -19,7 +19,7 @@ from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Criterion
 from probe.settings.words import Word
 
-SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
+SEPARATE = ("seed", "problem")  # for these units, the two sides are separate runs
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,

@@ -148,12 +148,12 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 
 def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
-    """Return whether a criterion compares a training."""
+    """Return whether a training is on one side of a criterion."""
     return (job.conditions[0], job.arms[0]) in spec.sides_of(criterion)
 
 
 def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
-    """Return whether a run, given its `config.json`, was made under this spec, an edited one, or another name."""
+    """Return whether a run (its `config.json`) was made under this spec, an edited version of it, or neither."""
     stored = settings_of(config).get("preregistered")
     if stored == spec.mark:
         return "frozen"
@@ -164,7 +164,7 @@ def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
     """Return every run of the spec, in the order of the sweep, with the status of the run on disk."""
     runs = []
     for run in run_jobs(spec, out_dir):
-        # A run whose input was refused has no steps and does not count.
+        # A run with refused input has no steps and does not count.
         started = (run.directory / STEPS_FILE).is_file()
         status = spec_status(read_json(run.directory / CONFIG_FILE), spec) if started else None
         runs.append(replace(run, spec_status=status))
@@ -210,7 +210,7 @@ def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource |
 
 
 def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
-    """Return each fault of the pools, direction files and problems that the runs read, once.
+    """Return the faults of the pools, direction files and problems that the runs read, without duplicates.
 
     A missing pool that the sweep will generate is no fault.
     """

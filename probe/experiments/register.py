@@ -28,7 +28,7 @@ class Entry:
     name: str
     question: str
     status: Status
-    done: int  # complete runs out of `runs`, on disk or as written, including those of an earlier version
+    done: int  # complete runs out of `runs`, on disk or as written; may be of an earlier version
     runs: int
     decision: str | None  # on those runs; None if none is written
     earlier: str | None  # the decision on an earlier version of the spec, if this version has none

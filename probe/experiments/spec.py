@@ -155,7 +155,7 @@ class Budget(Cost):
 
 
 class Ceiling(_Table):
-    """A limit on spending before the answer is known: the runs that a criterion compares come first, in every seed.
+    """A limit on spending before the answer is known: the runs that a criterion needs come first, in every seed.
 
     The sweep makes the other runs only if the criterion's verdict on the first runs is in `others_if`. Each further
     criterion adds its runs to the earlier ones.

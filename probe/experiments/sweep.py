@@ -1,7 +1,7 @@
 """Run the jobs of a spec with submitit, on this machine or a Slurm cluster; a killed sweep continues.
 
     pools -> all runs
-    pools -> the runs that a criterion of the ceiling compares, in all seeds -> the ceiling (stop?) -> the others
+    pools -> the runs that a criterion of the ceiling needs, in all seeds -> the ceiling (stop?) -> the others
 
 A job is done when its run is complete on disk. `out/sweeps/NAME/` holds settings, logs and `state.json`, the last
 table shown.

@@ -33,7 +33,7 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
-# Null draws for a ceiling: few are enough, because it needs only verdicts.
+# Draws of each null in the analyses for a ceiling: few are enough, because a ceiling uses values and no nulls.
 STOP_DRAWS = 99
 
 

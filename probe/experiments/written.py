@@ -96,7 +96,7 @@ def _place(verdict: SpecVerdict) -> str:
 
 
 def format_markdown(verdict: SpecVerdict) -> str:
-    """Format the same content as tables, for the spec's log."""
+    """Format the content of `format_text` as tables, for the spec's log."""
     lines = [str(_heading(verdict)), "", verdict.verdict.sentence]
     if verdict.replay is not None:
         lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")

@@ -50,7 +50,7 @@ class Row(NamedTuple):
     interval: Interval | None = None
     null: tuple[float, float] | None = None  # central 95% of the null
     strong: bool = True  # True: the measurement, False: a comparison
-    counts_from: float | None = None  # threshold above which the value matters
+    counts_from: float | None = None  # threshold from which the value matters
 
 
 def forest(
