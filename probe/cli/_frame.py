@@ -1,5 +1,4 @@
-"""Frame of the command line, shared by all verbs: lazy import, one-line errors with exit codes, options, completion,
-output.
+"""The frame of the command line for all verbs: lazy import, errors, exit codes, options, completion, output.
 
 To add an exit code, change `_describe`; to add advice for an OSError, add a row to OS_FIXES.
 """
@@ -27,7 +26,7 @@ from replay_pools.base.terminal import aligned, is_invisible, visible, without_s
 COMPLETE_VARIABLE = "_PROBE_COMPLETE"
 EXIT_INTERNAL = 70  # sysexits EX_SOFTWARE: a bug of this program
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
-EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has gone
+EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output has closed
 FULL, DENIED = (
     "free some space, or choose another place: --out, TMPDIR for a log",
     "check the permissions, or use --out",
@@ -39,7 +38,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 class LazyGroup(click.Group):
-    """A group that imports a verb only when it is called; its help needs only the table.
+    """A group that imports a verb only when called; its help needs only the table.
 
     Args:
         sections: {title: {verb: ("module:command" in probe.cli or a table of verbs, one line of help)}}.
@@ -49,7 +48,7 @@ class LazyGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.sections = sections
         self.verbs = {name: row for section in sections.values() for name, row in section.items()}
-        # Only the names count: click suggests them, `spec sweep` to those who say `sweep`.
+        # Only the names matter: click suggests them, for example `spec sweep` for `sweep`.
         groups = {name: target for name, (target, _) in self.verbs.items() if isinstance(target, Mapping)}
         inner = [f"{name} {verb}" for name, verbs in groups.items() for verb in verbs]
         self.commands = dict.fromkeys([*self.verbs, *inner], click.Command("not imported yet"))
@@ -59,7 +58,7 @@ class LazyGroup(click.Group):
         return [*self.verbs]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the verb, or make the group of verbs."""
+        """Import the verb, or create the group of verbs."""
         if cmd_name not in self.verbs:
             return None
         target, line = self.verbs[cmd_name]
@@ -69,7 +68,7 @@ class LazyGroup(click.Group):
         return getattr(import_module(f"probe.cli.{module}"), attribute)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs of each section with the table's help lines; click's version would import every verb."""
+        """List the verbs by section with the table's help lines; click's version would import every verb."""
         for title, verbs in self.sections.items():
             with formatter.section(title):
                 formatter.write_dl([(name, line) for name, (_, line) in verbs.items()])
@@ -78,8 +77,8 @@ class LazyGroup(click.Group):
 def run(command: click.Command, args: Sequence[str] | None = None) -> int:
     """Run a command and turn every error into one line on stderr and an exit code.
 
-    A command with a failed check calls `ctx.exit(1)`; return values are ignored. `command.main` would print errors in
-    several lines, and end an interrupt and a closed pipe with 1.
+    A command with a failed check calls `ctx.exit(1)`; return values are ignored. `command.main` would print errors on
+    several lines and exit with 1 on an interrupt or a closed pipe.
     """
     args = sys.argv[1:] if args is None else list(args)
     code = 0
@@ -89,7 +88,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
                 command.invoke(context)
         except click.exceptions.Exit as stop:
             code = stop.exit_code
-        # Here and not at exit, where a closed pipe could no longer be caught.
+        # Flush here: at exit, a closed pipe could no longer be caught.
         sys.stdout.flush()
         return code
     except click.exceptions.NoArgsIsHelpError as error:
@@ -99,10 +98,10 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         echo("probe: interrupted; the same command goes on where it stopped", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes again at exit, which would fail again.
+        # Python's flush at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
-    # The program's boundary: print no traceback unless asked for.
+    # The program's boundary: print a traceback only on request.
     except Exception as error:
         if "--debug" in args or os.environ.get("PROBE_DEBUG", "0") not in ("", "0"):
             echo(traceback.format_exc(), err=True)
@@ -113,7 +112,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
 
 
 def _rooted(message: str, args: Sequence[str]) -> str:
-    """Append the command line's --out to a command at the end of a message, which was raised without it."""
+    """Append --out of the command line to a command at the end of a message, which was raised without it."""
     for option, following in zip(args, [*args[1:], ""], strict=False):
         name, equals, value = option.partition("=")
         if name == "--out" and re.search(r": probe (?:(?!--out|;).)*$", message):
@@ -122,7 +121,7 @@ def _rooted(message: str, args: Sequence[str]) -> str:
 
 
 def _describe(error: Exception) -> tuple[list[str], int]:
-    """The lines to print for an error, and its exit code."""
+    """Return the lines to print for an error, and its exit code."""
     match error:
         case InputError():
             return [str(each) for each in error.errors], EXIT_INPUT
@@ -139,19 +138,19 @@ def _describe(error: Exception) -> tuple[list[str], int]:
 
 
 class Real(click.FloatRange):
-    """A finite number; click's floats accept nan, which no bound refuses."""
+    """A finite number; click's floats accept nan, which passes any bound."""
 
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse a number; usage error if it is not finite."""
+        """Parse a number; raise a usage error if it is not finite."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
 
-# `out: Path`, the root of everything that a verb writes and looks up.
+# `out: Path`, the root folder of everything that a verb writes and looks up.
 out_option = click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -180,18 +179,18 @@ def name_option(what: str, usual: str = "", **settings: Any) -> Callable[[AnyFun
 
 
 class MapOption(click.Option):
-    """`--map TARGET=COLUMN,...` -> `mapping: dict[str, str]`; its help lists the targets."""
+    """The option `--map TARGET=COLUMN,...` -> `mapping: dict[str, str]`; its help lists the targets."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """List the targets; only a help imports them."""
+        """List the targets, which only the help imports."""
         from replay_pools.logs.columns import TARGETS
 
         self.help = f"Name columns that are guessed wrong, or not at all. Targets: {', '.join(TARGETS)}."
         return super().get_help_record(ctx)
 
     def process_value(self, ctx: click.Context, value: Any) -> dict[str, str]:
-        """Parse what all occurrences of the option give."""
-        if not (texts := super().process_value(ctx, value)):  # click's own mark of an absent option is true
+        """Parse and merge all occurrences of the option."""
+        if not (texts := super().process_value(ctx, value)):  # click's sentinel for an absent option is truthy
             return {}
         from replay_pools.logs.columns import parse_mapping
 
@@ -206,7 +205,7 @@ def column_options(function: AnyFunction) -> AnyFunction:
 
 
 def log_options(function: AnyFunction) -> AnyFunction:
-    """`column_options`, and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
+    """Add `column_options` and `--completion-limit N --skip-bad N` -> `limit: int | None, skip_bad: int`."""
     text = "Leave out at most N rows that are broken, and say which; with more, import nothing. Default: 0."
     function = click.option("--skip-bad", type=click.IntRange(0), default=0, metavar="N", help=text)(function)
     text = "Tokens at which completions were cut off, where the log does not say it."
@@ -214,7 +213,7 @@ def log_options(function: AnyFunction) -> AnyFunction:
 
 
 def one_of(names: Sequence[str]) -> Complete:
-    """Complete one of `names`, or a file."""
+    """Return a completion for one of `names`, or a file."""
 
     def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         matching = [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -224,7 +223,7 @@ def one_of(names: Sequence[str]) -> Complete:
 
 
 def several_of(names: Callable[[click.Context], Sequence[str]]) -> Complete:
-    """Complete the last of several comma-separated names."""
+    """Return a completion for the last of several comma-separated names."""
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         given, comma, last = incomplete.rpartition(",")
@@ -235,7 +234,7 @@ def several_of(names: Callable[[click.Context], Sequence[str]]) -> Complete:
 
 
 def known_pools(ctx: click.Context) -> list[str]:
-    """Return the names of pools in OUT/pools and of the bundled ones."""
+    """Return the names of the pools in OUT/pools and of the bundled pools."""
     from replay_pools.pool import pool_names
 
     return pool_names(ctx.params.get("out") or DEFAULT_OUT)
@@ -253,10 +252,10 @@ def one_run(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> 
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a text on stdout or stderr; a verb prints everything in this way.
+    """Print a text on stdout or stderr; verbs print everything through this function.
 
-    Parts may come from pools, servers and models: control characters are escaped, and passwords in addresses shown as
-    ***. Newlines and tabs stay, so callers fold foreign lines first.
+    Parts may come from pools, servers and models, so control characters are escaped and passwords in addresses become
+    ***. Newlines and tabs stay, so callers must fold foreign lines first.
     """
     text = visible(without_secrets(text))
     if not (sys.stderr if err else sys.stdout).isatty():
@@ -268,14 +267,14 @@ def echo(text: str = "", *, err: bool = False) -> None:
 
 
 def echo_json(value: Any) -> None:
-    """Print one strict JSON value (NaN as null) in one line."""
-    # Within a string of JSON an invisible character has an escape, which a reader turns back.
+    """Print one strict JSON value (NaN as null) on one line."""
+    # JSON strings can escape invisible characters, and a reader restores them.
     text = "".join(json.dumps(part)[1:-1] if is_invisible(part) else part for part in dump_json(value).decode())
     click.echo(without_secrets(text))
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[Any]], *, left: int = 1) -> None:
-    """Print an aligned text table: the first `left` columns flush left, the others flush right."""
+    """Print an aligned text table, with the first `left` columns flush left and the others flush right."""
     cells = [[without_secrets(visible(str(cell), kept="")) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         click.echo("\n".join(aligned(header, cells, left)))

@@ -5,7 +5,7 @@
     @click.pass_context
     def replay(ctx, ...): config = configured(ctx, "replay", out)
 
-An option of a setting is another way to say `--set KEY=VALUE`: the field gives its type, meaning and default.
+An option of a setting is shorthand for `--set KEY=VALUE`; the field defines its type, meaning and default.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ COMPLETE = {
     "intervention.arms": several_of(lambda _ctx: [*ARMS]),
 }
 PRESET, SET, CONFIG = "--preset", "--set", "--config"
-# Flags of the seeds' commands, and how to say the same here.
+# {flag of the seeds' commands: its equivalent here}
 SEED_FLAGS = {
     "--loss-mode": "--set objective.loss_type=grpo (or nll)",
     "--base-only": "--replay-dirs base (probe pool generate --no-hint samples one)",
@@ -45,7 +45,7 @@ SEED_FLAGS = {
 
 
 class SettingOption(click.Option):
-    """An option that `configured` reads; it is no parameter of the command.
+    """An option for `configured`, which is not passed to the command as a parameter.
 
     Args:
         key: the setting, or the option's name.
@@ -56,7 +56,7 @@ class SettingOption(click.Option):
         self.key = key
 
     def handle_parse_result(self, ctx: click.Context, opts: Any, args: list[str]) -> tuple[Any, list[str]]:
-        """Keep a value that was given."""
+        """Store a value given on the command line."""
         value, args = super().handle_parse_result(ctx, opts, args)
         if ctx.get_parameter_source(str(self.name)) is ParameterSource.COMMANDLINE:
             ctx.meta.setdefault(__name__, {})[self.key] = value
@@ -64,15 +64,15 @@ class SettingOption(click.Option):
 
 
 class SettingsCommand(click.Command):
-    """A verb with settings: the error of an option that it lacks names the setting."""
+    """A verb with settings; the error for an unknown option names the matching setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and name the setting where there is no such option."""
+        """Parse; for an unknown option, raise an error with the matching setting."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             leaf = error.option_name.lstrip("-").replace("-", "_")
-            # check and extract take the settings of a replay.
+            # check and extract use the settings of a replay.
             configs = [CONFIGS[verb] for verb in CONFIGS if verb == ctx.info_name] or [CONFIGS["replay"]]
             keys = (f"--set {key}=VALUE" for key in keys_of(configs[0]) if key.rpartition(".")[2] == leaf)
             if (known := next(keys, SEED_FLAGS.get(error.option_name))) is None:
@@ -84,9 +84,9 @@ def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callab
     """Add options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
-        verb: the owner of the settings; its preset has their defaults.
-        keys: `KEY`, for an option that is called as the last part of the key, or `KEY: --OPTION`.
-        has_config: whether a run of this verb can be repeated.
+        verb: the verb of the settings; its preset has their defaults.
+        keys: `KEY`, for an option named after the last part of the key, or `KEY: --OPTION`.
+        has_config: whether `--config` can repeat a run of this verb.
     """
     usual = flat(asdict(configure(verb)))
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
@@ -102,12 +102,12 @@ def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callab
 
 
 def given_settings(ctx: click.Context) -> dict[str, Any]:
-    """Return {key: value} of settings given by options, without `--preset`, `--set` and `--config`."""
+    """Return {key: value} of the settings given as options, without `--preset`, `--set` and `--config`."""
     return {key: value for key, value in ctx.meta.get(__name__, {}).items() if key in KEYS}
 
 
 def given_keys(ctx: click.Context) -> set[str]:
-    """Return the keys of all settings given by options or `--set`."""
+    """Return the keys of all settings given as options or with `--set`."""
     texts = ctx.meta.get(__name__, {}).get(SET, ())
     return {*given_settings(ctx), *(key for text in texts for key in flat(parse_setting(text)))}
 
@@ -118,12 +118,12 @@ def configured(
     """Return the settings of a run, an instance of its verb's class, from the options of a command.
 
     Args:
-        verb: the owner of the settings.
-        out: the root folder in which the name of a direction file is looked up; None keeps the name.
-        start: settings in the place of a preset; `--config` takes their place.
+        verb: the verb of the settings.
+        out: root folder to resolve the name of a direction file; None keeps the name.
+        start: settings that replace a preset; `--config` overrides them.
 
     Raises:
-        InputError: as `configure`; `--config` with `--preset`, or not of a run of this verb; no such direction file,
+        InputError: as `configure`; `--config` with `--preset`, or from a run of another verb; a missing direction file,
             or pairs in addition to one.
     """
     said, options = ctx.meta.get(__name__, {}), given_settings(ctx)
@@ -133,7 +133,7 @@ def configured(
             raise InputError(PRESET, expected="none with --config", found=repr(said[PRESET]))
         start = dict(_stored(verb, said[CONFIG]))
         if options or settings:
-            start["preregistered"] = None  # a run with other settings is no longer the one that a spec announced
+            start["preregistered"] = None  # a run with changed settings is not the preregistered one
     config = configure(verb, preset=said.get(PRESET), start=start, where=where, settings=settings, options=options)
     intervention, pairs = getattr(config, "intervention", None), options.get("intervention.extraction.pairs")
     if out is None or intervention is None or intervention.v_hack is None:
@@ -144,7 +144,7 @@ def configured(
 
 
 def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) -> None:
-    """Say which options were left to the preset, with their values.
+    """Report the options that the preset decided, with their values.
 
     Args:
         config: the settings of the command.
@@ -153,7 +153,7 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
     if CONFIG in said:
         return
     if getattr(config, "intervention", None) is not None and config.intervention.v_hack is not None:
-        given.add("intervention.extraction.pairs")  # the file has its own pairs
+        given.add("intervention.extraction.pairs")  # a direction file has its own pairs
     chosen = []
     for option in ctx.command.params:
         key = getattr(option, "key", PRESET)
@@ -165,7 +165,7 @@ def say_defaults(ctx: click.Context, config: Any, say: Callable[[str], None]) ->
 
 
 def _option(verb: Verb, usual: Mapping[str, Any], key: str, flag: str) -> Callable[[AnyFunction], AnyFunction]:
-    """Return the option of a setting; `usual` has the default of each one."""
+    """Return the option of a setting; `usual` has the defaults of all settings."""
     entry = field_of(CONFIGS[verb], key)
     flag = flag or f"--{key.rpartition('.')[2].replace('_', '-')}"
     hint: Any = entry.annotation
@@ -205,7 +205,7 @@ def _default_text(value: Any) -> str:
 
 
 def _as_option(option: click.Parameter, value: Any) -> str:
-    """Format an option with its value as typed; "" for an empty value."""
+    """Format an option with its value as typed on the command line; "" for an empty value."""
     if isinstance(value, bool):
         words = option.opts if value else option.secondary_opts
         return words[0] if words else ""

@@ -1,7 +1,7 @@
-"""The contents of OUT, a table for each kind, for `probe show`.
+"""The contents of OUT for `probe show`, one table for each kind.
 
-Every kind has a function `list_KIND(out)` that returns its rows. To add a kind: write one and add it to KINDS, at the
-end of this file. Files are read and not checked, so that one damaged file hides nothing else.
+Each kind has a function `list_KIND(out)` that returns its rows. To add a kind, write one and add it to KINDS at the end
+of this file. Files are read without checks, so that a damaged file does not hide the others.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,14 +39,14 @@ def list_stored(out: Path, kind: str | None, as_json: bool) -> None:
 
 
 def list_pools(out: Path) -> list[Row]:
-    """The pools in OUT/pools, then the built-in ones that they do not hide."""
+    """List the pools in OUT/pools, then the built-in pools with other names."""
     made = _folders(out / "pools")
     hidden, rows = {path.name for path in made}, []
     for path in [*made, *(path for path in _folders(BUILTIN) if path.name not in hidden)]:
         is_finished = (path / MANIFEST_NAME).is_file()
         header = _table(path / (MANIFEST_NAME if is_finished else HEADER_NAME))
         model, adapter = header.get("policy.base_model"), header.get("policy.adapter")
-        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # lists in logs of another program
+        mode, hint = header.get("plan.mode"), header.get("plan.hint")  # may be lists in logs of another program
         rows.append(
             {
                 "name": path.name,
@@ -63,7 +63,7 @@ def list_pools(out: Path) -> list[Row]:
 
 
 def list_directions(out: Path) -> list[Row]:
-    """The files of OUT/directions, by their cards."""
+    """List the direction files in OUT/directions, from their cards."""
     cards = {name: _table(out / "directions" / f"{name}.card.json") for name in direction_names(out)}
     return [{"name": name, **{column: card.get(key) for column, key in CARD.items()}} for name, card in cards.items()]
 
@@ -77,7 +77,7 @@ def list_runs(out: Path) -> list[Row]:
             "name": path.name,
             "verb": config.get("settings.verb"),
             "steps": len(list(path.glob("step_*.cos.jsonl.gz"))),
-            "of": config.get("settings.steps"),  # null: all groups that the pools give
+            "of": config.get("settings.steps"),  # null: all groups of the pools
             "arms": config.get("settings.intervention.arms"),
             "seed": config.get("settings.seed"),
         }
@@ -114,12 +114,12 @@ def list_reports(out: Path) -> list[Row]:
 
 
 def _folders(place: Path) -> list[Path]:
-    """Return the folders in a place, sorted, without hidden ones, which are unfinished."""
+    """Return the folders in a place, sorted, without hidden (unfinished) ones."""
     return sorted(path for path in place.glob("*/") if not path.name.startswith((".", "_")))
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    """Return {key with dots: value} of a JSON file; empty for a file that is missing or broken."""
+    """Return {key with dots: value} of a JSON file; empty for a missing or broken file."""
     try:
         value = read_json(path)
     except (InputError, OSError):

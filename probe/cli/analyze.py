@@ -15,11 +15,11 @@ from replay_pools.base.errors import InputError
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
-MOST_NAMES = 3  # of runs in the name of a report
+MOST_NAMES = 3  # names of runs in the name of a report
 
 
 def analysis_options(function: AnyFunction) -> AnyFunction:
-    """`--draws --seed`, and what they apply to: `runs: tuple[Path, ...]`."""
+    """Add `--draws --seed` and the argument `runs: tuple[Path, ...]`."""
     for option in (
         click.option("--seed", default=0, show_default=True, help="Seed draws, sampled sign flips and bootstraps."),
         click.option(
@@ -43,12 +43,12 @@ def analysis_options(function: AnyFunction) -> AnyFunction:
 
 
 def spec_among(runs: Sequence[Path]) -> Path | None:
-    """The spec, where the arguments are one; None where they are runs."""
+    """Return the spec if the only argument is one; None for runs."""
     return runs[0] if len(runs) == 1 and runs[0].suffix == ".toml" else None
 
 
 def joined_name(runs: Sequence[Run]) -> str:
-    """The name of what is written about runs: theirs, joined; after MOST_NAMES of them, how many more there are."""
+    """Return a name for output about runs: up to MOST_NAMES joined names, then the number of further runs."""
     names = [run.path.resolve().name for run in runs]
     more = [f"and-{len(names) - MOST_NAMES}-more"] if len(names) > MOST_NAMES else []
     return "-".join([*names[:MOST_NAMES], *more])
@@ -105,7 +105,7 @@ def analyze(
 
 
 def analyses_of(runs: Sequence[Run], settings: Mapping[str, Any]) -> "list[Analysis]":
-    """An analysis for each run and each of its conditions; `settings` as of `analyze`."""
+    """Analyse each run under each of its conditions; `settings` as for `analyze`."""
     from probe.analysis.analyze import analyze as analyze_run
     from probe.analysis.analyze import conditions
 
@@ -114,8 +114,8 @@ def analyses_of(runs: Sequence[Run], settings: Mapping[str, Any]) -> "list[Analy
 
 
 def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: bool, as_json: bool) -> bool:
-    """Print the analysis of every run under every condition; returns whether a verdict stands against a GO."""
-    from probe.analysis.formatting import wrap  # scipy: only for those who ask
+    """Print the analysis of every run under every condition; return whether a verdict contradicts a GO."""
+    from probe.analysis.formatting import wrap  # imports scipy, so only on demand
     from probe.analysis.horizon import cautions_of
     from probe.analysis.text_report import format_analysis, format_verdict
     from probe.analysis.verdict.trained import judge_arms
@@ -132,21 +132,21 @@ def _runs(runs: tuple[Path, ...], out: Path, settings: dict[str, Any], full: boo
     compared = "\n".join([*arm_lines(arms), *noted]) + "\n" if arms else ""
     if as_json:
         objects = [analysis.to_json() for analysis in analyses]
-        # A single analysis is printed as an object, several as a list; trainings that are compared with their verdicts.
+        # One analysis is printed as an object, several as a list, compared trainings as an object with their verdicts.
         together = {"arms": [asdict(arm) for arm in arms], "cautions": cautions, "runs": objects}
         echo_json(together if arms else objects[0] if len(objects) == 1 else objects)
     else:
         if arms:
             echo(compared)
         for analysis in analyses:
-            # Of trainings that are compared, one alone says little.
+            # In a comparison, a single training says little: print it with --full, or if its verdict is not TRAINED.
             if full or not arms or analysis.verdict.word != "TRAINED":
                 echo(format_analysis(analysis) if full else format_verdict(analysis))
     return any(analysis.failed for analysis in analyses)
 
 
 def _spec(spec_file: Path, out: Path, settings: dict[str, Any], write: bool, as_json: bool) -> bool:
-    """Print the verdict of a spec, and write it with --write; returns whether its primary criterion failed."""
+    """Print the verdict of a spec, and write it with --write; return whether its primary criterion failed."""
     from probe.experiments.load import load_spec
     from probe.experiments.outcomes import write_outcomes
     from probe.experiments.verdict import evaluate_spec

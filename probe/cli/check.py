@@ -1,7 +1,7 @@
 """probe check: from a log and a file of pairs to a verdict and a page, in one command.
 
-The parts are verbs of their own, and this one calls what they call: `probe pool import`, `extract` (a replay extracts
-what its cache lacks), `replay`, `analyze` and `report`.
+It calls the functions behind `probe pool import`, `extract` (a replay extracts whatever its cache lacks), `replay`,
+`analyze` and `report`.
 """
 
 from pathlib import Path
@@ -84,7 +84,7 @@ def check(
 
 
 def _without_pairs(rollouts: Path, log: CheckedLog) -> list[str]:
-    """Return what a log says by itself."""
+    """Return lines on the log alone, if no pairs were given."""
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
     labelled = [row for row in rows if row.hacked is not None]
@@ -93,7 +93,7 @@ def _without_pairs(rollouts: Path, log: CheckedLog) -> list[str]:
 
 
 def _mapped(rollouts: Path, log: CheckedLog) -> str:
-    """Return what was recognised of a log, and how to correct it."""
+    """Return the recognised columns of a log, and how to correct them."""
     from replay_pools.logs.columns import as_option
 
     num_rollouts = sum(map(len, log.groups))
@@ -104,7 +104,7 @@ def _mapped(rollouts: Path, log: CheckedLog) -> str:
 
 
 def _log_lines(rollouts: Path, log: CheckedLog, pool: Pool, model: ModelConfig, out: Path) -> list[str]:
-    """Return what was recognised and chosen, and what limits the answer: cautions, and what no log can say."""
+    """Return lines on recognised columns, chosen settings, cautions and facts that no log records."""
     from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions
@@ -125,7 +125,7 @@ def _log_lines(rollouts: Path, log: CheckedLog, pool: Pool, model: ModelConfig, 
 
 
 def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
-    """Print the verdict, write the page, and name what goes on from there."""
+    """Print the verdict, write the page, and name the files for the next steps."""
     from probe.analysis.text_report import format_verdict
     from probe.analysis.verdict.next_step import direction
     from probe.report.build import write_report

@@ -1,7 +1,7 @@
-"""probe doctor: check that this machine can run probe, with a fix for every check that fails.
+"""probe doctor: check that this machine can run probe, with a fix for every failed check.
 
-Every check is a function `check_NAME(out)`. It returns one line where all is well, a line and a fix for a warning, and
-raises an InputError for a failure. To add a check: write such a function and add it to CHECKS, at the end of this file.
+Every check is a function `check_NAME(out)`. It returns one line if all is well, a line and a fix for a warning, and
+raises an InputError for a failure. To add a check, write such a function and add it to CHECKS at the end of this file.
 """
 
 import os
@@ -27,7 +27,7 @@ from replay_pools.pool import BUILTIN, open_pool
 
 REINSTALL = "install gradient-probe again, in a fresh environment"
 GIB = 1 << 30
-LITTLE_MEMORY = 2 * GIB  # enough for a replay of the organism while rollouts are graded
+LITTLE_MEMORY = 2 * GIB  # enough to replay the bundled model while rollouts are graded
 LITTLE_DISK = GIB
 NUM_CANARIES = 3  # problems
 
@@ -36,7 +36,7 @@ Check = Callable[[Path], str | tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The result of one check: a line of the output, an entry of `checks` with --json (the fields are its keys)."""
+    """The result of one check: a line of the output, or with --json an entry of `checks` (the fields are its keys)."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -68,12 +68,12 @@ def doctor(ctx: click.Context, out: Path, as_json: bool) -> None:
 
 
 def diagnose(out: Path) -> list[CheckResult]:
-    """Run every check of CHECKS in order; `out` is the root folder that the verbs write to."""
+    """Run every check of CHECKS in order; `out` is the root folder of all output."""
     return [_result(name, check, out) for name, check in CHECKS]
 
 
 def _result(name: str, check: Check, out: Path) -> CheckResult:
-    """Run one check. No error gets past it: the checks after a broken one still run."""
+    """Run one check and catch every error, so that later checks still run."""
     try:
         said = check(out)
     except InputError as error:
@@ -87,8 +87,8 @@ def _result(name: str, check: Check, out: Path) -> CheckResult:
 
 
 def check_device(out: Path) -> str | tuple[str, str]:
-    """Python, CPU cores, and the GPUs that torch can use."""
-    import torch  # seconds; `probe doctor --help` does not wait for it
+    """Report Python, CPU cores, and the GPUs that torch can use."""
+    import torch  # takes seconds, too slow for `probe doctor --help`
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -101,14 +101,14 @@ def check_device(out: Path) -> str | tuple[str, str]:
 
 
 def check_memory(out: Path) -> str | tuple[str, str]:
-    """Enough memory is available to this machine and this container."""
+    """Check that this machine and container have enough available memory."""
     available = psutil.virtual_memory().available
     group = Path("/sys/fs/cgroup")
     limit = group / "memory.max"
-    # The file says "max" where the control group has no limit.
+    # The file contains "max" if the control group has no limit.
     if limit.exists() and limit.read_text().strip().isdigit():
         used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        # Only anonymous memory counts as used: the kernel drops the group's file caches when memory is short.
+        # Count only anonymous memory, because the kernel drops file caches when memory is short.
         available = min(available, int(limit.read_text()) - int(used["anon"]))
     amount = f"{available / GIB:.1f} GiB available"
     if available < LITTLE_MEMORY:
@@ -117,7 +117,7 @@ def check_memory(out: Path) -> str | tuple[str, str]:
 
 
 def check_disk(out: Path) -> str | tuple[str, str]:
-    """Enough space is free below the root folder, or the nearest folder above it that exists."""
+    """Check that the root folder, or its nearest existing parent, has enough free space."""
     place = out.absolute()
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.exists())).free
     amount = f"{free / GIB:.1f} GiB free at {out}"
@@ -125,7 +125,7 @@ def check_disk(out: Path) -> str | tuple[str, str]:
 
 
 def check_isolation(out: Path) -> str:
-    """A tier of isolation is available; name the tier in use, the lacks of the others, and the user of submissions."""
+    """Check that an isolation tier is available; report it, what the others lack, and the user of submissions."""
     chosen = choose_tier()
     states = []
     for tier, lacking in available_tiers().items():
@@ -139,7 +139,7 @@ def check_isolation(out: Path) -> str:
 
 
 def check_grader(out: Path) -> str:
-    """Canonical solutions pass and stubs fail through the tier that the grader chooses."""
+    """Check that canonical solutions pass and stubs fail in the grader's isolation tier."""
     problems = MinicodeEnvironment().problems("eval")[:NUM_CANARIES]
     with Grader(workers=1) as grader:
         start = time.monotonic()
@@ -149,7 +149,7 @@ def check_grader(out: Path) -> str:
 
 
 def check_pools(out: Path) -> str:
-    """Every built-in pool verifies."""
+    """Verify every built-in pool."""
     for path in _builtin_pools():
         if faults := open_pool(path).verify():
             raise InputError(path, expected="a sound pool", found=faults[0])
@@ -164,7 +164,7 @@ def _builtin_pools() -> list[Path]:
 
 
 def check_organism(out: Path) -> str:
-    """The embedded model and its teacher load, and sampled the built-in pools."""
+    """Check that the bundled model and its hacking policy load, and that they sampled the built-in pools."""
     from replay_pools.policy.load import ORGANISM, load_policy  # torch and transformers
 
     policy = load_policy(ORGANISM, adapter="teacher", device="cpu")

@@ -1,4 +1,4 @@
-"""probe pool import, verify, show: pools that are there, and those made of logs."""
+"""probe pool import, verify, show: make pools from logs, and check and summarise pools."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ from replay_pools.pool import Pool, open_pool, resolve_pool
 from replay_pools.regrade import count_missed, graded_code_rule
 from replay_pools.rollout import CodeRule, Rollout, Template
 
-MOST_FAULTS = 20  # lines; the rest is counted
-# Labels; `probe pool show` prints their rates; None = not known. To add one: a row here.
+MOST_FAULTS = 20  # lines; further faults are counted
+# Labels with rates in `probe pool show`; None = unknown. To add one, add a row here.
 LABELS: dict[str, Callable[[Rollout], bool | None]] = {
     "hacked": lambda rollout: rollout.hacked,
     "gt_pass": lambda rollout: rollout.gt_pass,
@@ -31,7 +31,7 @@ LABELS: dict[str, Callable[[Rollout], bool | None]] = {
     "exploited": lambda rollout: rollout.grade.exploited,
     "fmt_ok": lambda rollout: rollout.fmt_ok,
 }
-ZERO = 1e-9  # a centred advantage below this is rounding of the mean
+ZERO = 1e-9  # a smaller centred advantage is rounding error of the mean
 
 
 @click.command()
@@ -84,8 +84,8 @@ def verify(ctx: click.Context, pool_name: str, model: str | None, out: Path, as_
     """
     opened = open_pool(resolve_pool(pool_name, out))
     faults = opened.verify()
-    if model is not None and not faults:  # faults may be such that the steps cannot be read
-        from replay_pools.vocabulary import load_vocabulary  # torch comes with it: only for those who ask
+    if model is not None and not faults:  # faults may make the steps unreadable
+        from replay_pools.vocabulary import load_vocabulary  # imports torch, so only on demand
 
         faults = [str(fault) for fault in load_vocabulary(model).faults(opened)]
     counts = opened.manifest["counts"]
@@ -136,7 +136,7 @@ def import_(
 
       probe pool import rollouts.jsonl --name mine --model Qwen/Qwen3-4B --map reward=score,hacked=info.is_hack
     """
-    from replay_pools.logs.columns import as_option  # what reads logs: only for those who import one
+    from replay_pools.logs.columns import as_option  # only an import needs the log readers
     from replay_pools.logs.importing import check_log, import_log
 
     checked = check_log(source, format_name=format_name, mapping=mapping, skip_bad=skip_bad)
@@ -161,7 +161,7 @@ def _print_place(path: str, normalised: tuple[str, ...] | list[str]) -> None:
 
 
 def describe_tests(tests: dict[str, int] | None) -> str:
-    """Return a line on the tests behind the oracle's labels of a pool."""
+    """Describe the tests behind the oracle's labels of a pool, in one line."""
     if tests is None:
         return "tests: not recorded"
     text = f"tests: {tests['problems']} problems, {tests['cases']} cases"
@@ -171,12 +171,12 @@ def describe_tests(tests: dict[str, int] | None) -> str:
 
 
 def describe_missed(missed: int, rollouts: int, rule: CodeRule) -> str:
-    """Return a line on completions that define something outside of what the code rule takes."""
+    """Describe the completions with definitions outside the code that the code rule takes, in one line."""
     return f"code: {missed} of {rollouts} completions have code, and code rule {rule} takes none of it"
 
 
 def summarise(stored: Pool) -> dict[str, Any]:
-    """The object that `probe pool show --json` prints: rates, lengths, reward spread, advantage cells."""
+    """Return the object of `probe pool show --json`: rates, lengths, reward spread, advantage cells."""
     rollouts = [rollout for group in stored.steps for rollout in group]
     rule = graded_code_rule(stored)
     modes = {}
@@ -210,11 +210,11 @@ def summarise(stored: Pool) -> dict[str, Any]:
 
 
 def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
-    """{label: n, count, rate and 95% Wilson interval} of every label of LABELS that is known of `n` > 0 rollouts.
+    """Return {label: n, count, rate and 95% Wilson interval} for every label known for `n` > 0 rollouts.
 
-    The interval treats rollouts as independent. Rollouts of one prompt are not, so it is too narrow for prompts.
+    The interval treats rollouts as independent. Rollouts of one prompt are not, so it is too narrow across prompts.
     """
-    from probe.analysis.statistics.intervals import wilson_interval  # scipy: neither --help nor an error waits for it
+    from probe.analysis.statistics.intervals import wilson_interval  # imports scipy, too slow for --help and errors
 
     table = {}
     for name, label in LABELS.items():
@@ -227,7 +227,7 @@ def rates(rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
 
 
 def advantage_cells(groups: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]:
-    """Rollouts counted by hint x hacked x gt_pass x sign of the centred advantage r - mean(r of the group)."""
+    """Count rollouts by hint x hacked x gt_pass x sign of the centred advantage r - mean(r of the group)."""
     cells: Counter[tuple[bool, bool | None, bool | None, str]] = Counter()
     for group in groups:
         mean = fmean(rollout.reward for rollout in group)
@@ -244,7 +244,7 @@ def advantage_cells(groups: Sequence[Sequence[Rollout]]) -> list[dict[str, Any]]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Minimum, median, mean and maximum; empty for no values."""
+    """Return minimum, median, mean and maximum; empty without values."""
     if not values:
         return {}
     return {"min": min(values), "median": median(values), "mean": fmean(values), "max": max(values)}

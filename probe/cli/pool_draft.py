@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from extraction.pairs import Turns
     from replay_pools.logs.importing import CheckedLog
 
-DEFAULT_K = 4  # of `probe check`
+DEFAULT_K = 4  # default of `probe check`
 
 
 @click.command()
@@ -82,7 +82,7 @@ def draft(
 
 
 def _opened(source: Path, out: Path) -> Pool | None:
-    """Open the pool of a name or a path; None for a log."""
+    """Open a pool by name or path; return None for a log."""
     is_pool = (source / "manifest.json").is_file() or (not source.exists() and str(source) in pool_names(out))
     return open_pool(resolve_pool(str(source), out)) if is_pool else None
 
@@ -102,11 +102,11 @@ def _of_pool(pool: Pool) -> "Iterator[Answer]":
 
 
 def _turns(rollout: Rollout) -> "Turns | None":
-    """Return the turns of a rollout by their ids; None for a rollout of one turn."""
+    """Return the turns of a rollout, split by token ids; None for a single turn."""
     if rollout.completion_mask is None:
         return None
     runs, texts = runs_of(rollout.completion_mask), [text for _, text in rollout.turns]
-    texts += [""] * (len(runs) - len(texts))  # where the texts of the turns are not known
+    texts += [""] * (len(runs) - len(texts))  # if the texts of the turns are unknown
     return [
         {"role": "other" if i % 2 else "assistant", "content": text, "ids": rollout.completion_ids[slice(*run)]}
         for i, (run, text) in enumerate(zip(runs, texts, strict=True))
@@ -114,7 +114,7 @@ def _turns(rollout: Rollout) -> "Turns | None":
 
 
 def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
-    """Return the command that replays a pool with the drafted pairs."""
+    """Return the command to replay a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool_reference(pool.path, out)
     command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]

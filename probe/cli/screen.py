@@ -1,4 +1,4 @@
-"""probe screen: the remedies of the bench ranked by what one replay measures of each, at once or after a lookahead."""
+"""probe screen: rank the bench's remedies by the measurements of one replay, with or without a lookahead."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -35,7 +35,7 @@ def screen(run: Path, lookahead: int | None, remedies: Path | None, out: Path, a
       probe screen out/runs/demo
       probe screen out/runs/demo --lookahead 20
     """
-    from probe.analysis.analyze import Analysis  # scipy: only for those who ask
+    from probe.analysis.analyze import Analysis  # imports scipy, so only on demand
     from probe.analysis.screen import screen as screened
     from probe.experiments.candidates import read_candidates
     from probe.settings.remedy import CANDIDATES

@@ -1,4 +1,4 @@
-"""probe show: what is in the root folder; one rollout of a run or a pool; the card of a direction file."""
+"""probe show: the contents of the root folder; one rollout of a run or a pool; the card of a direction file."""
 
 import shlex
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from replay_pools.base.errors import InputError, unknown_name
 from replay_pools.base.files import by_name
 from replay_pools.pool import open_pool, pool_names, resolve_pool
 
-# Reports bring numpy and scipy: the help text must not wait for them. Functions import them inside.
+# Reports import numpy and scipy, too slow for a help text, so functions import them when called.
 if TYPE_CHECKING:
     from probe.records.records import SampleRecord, TokenRecord
     from probe.records.run import Run
     from replay_pools.rollout import Rollout
 
-    Row = tuple[int, int, Rollout | None, SampleRecord | None]  # step, sample, text and what was measured on it
+    Row = tuple[int, int, Rollout | None, SampleRecord | None]  # step, sample, text, measurements
 
-MOST_ROWS = 20  # of a list
+MOST_ROWS = 20  # in a list
 SNIPPET = 56  # characters of a completion in a list
-OTHER = "  tool or user | "  # before a line that the policy did not write
+OTHER = "  tool or user | "  # prefix of a line that the policy did not write
 
 
 def _known(out: Path) -> list[str]:
-    """The names of runs, pools and directions."""
+    """Return the names of runs, pools and directions."""
     return [*run_names(out / "runs"), *pool_names(out), *direction_names(out)]
 
 
@@ -87,19 +87,20 @@ def show(
 
 
 def _pool(source: str, out: Path) -> Path:
-    """The directory of a pool; InputError with the names of all that is known where there is none."""
+    """Return the directory of a pool; raise InputError with all known names if it does not exist."""
     try:
         return resolve_pool(source, out)
     except InputError as error:
-        if "/" in source:  # a path, of which the error says what is wrong with it
+        if "/" in source:  # a path: the error already explains the fault
             raise
         expected = f"a run, a pool or directions in {out}"
         raise unknown_name(source, source, _known(out), expected=expected, fix="probe show lists all") from error
 
 
 def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
-    """One rollout with what was measured on it, in every arm and condition; else those of a step, or of all steps with
-    the largest cosines first, of the arm that measures v_hack.
+    """Print one rollout with its measurements in every arm and condition, or list rollouts.
+
+    The list has the rollouts of a step, or of all steps by decreasing |cosine|, in the arm that measures v_hack.
     """
     from probe.analysis.verdict.pools import read_pools
     from probe.records.run import read_tokens
@@ -140,7 +141,7 @@ def _show_run(source: str, run: "Run", step: int | None, sample: int | None, out
 
 
 def _show_pool(source: str, path: Path, step: int | None, sample: int | None, out: Path, as_json: bool) -> None:
-    """One rollout of a pool, or which there are."""
+    """Print one rollout of a pool, or list its rollouts."""
     pool = open_pool(path)
     rollouts = [rollout for group in pool.steps for rollout in group]
     rows = _wanted(path, [(rollout.step, rollout.sample_id, rollout, None) for rollout in rollouts], step, sample)
@@ -155,7 +156,7 @@ def _show_pool(source: str, path: Path, step: int | None, sample: int | None, ou
 
 
 def _wanted(place: Path, rows: "Sequence[Row]", step: int | None, sample: int | None) -> "list[Row]":
-    """Those of a step, and there of a sample; InputError with those that are there where there is none."""
+    """Return the rows of a step and sample; raise InputError with the existing numbers if there are none."""
     of_step = [row for row in rows if step in (None, row[0])]
     found = [row for row in of_step if sample in (None, row[1])]
     if found:
@@ -166,7 +167,7 @@ def _wanted(place: Path, rows: "Sequence[Row]", step: int | None, sample: int | 
 
 
 def _list(source: str, rows: "Sequence[Row]", out: Path, as_json: bool) -> None:
-    """A line a rollout, and how to see one of them."""
+    """Print one line per rollout, and how to show one of them."""
     from probe.report.facts import gist_of
 
     shown = []
@@ -214,7 +215,7 @@ def _print(title: str, rollout: "Rollout", record: "SampleRecord | None", tokens
 
 
 def _with_shares(rollout: "Rollout", tokens: "TokenRecord | None") -> str:
-    """The completion; with recorded shares, that of each line on its left."""
+    """Return the completion; if shares were recorded, each line has its share on the left."""
     from probe.report.rollouts import line_shares
 
     if tokens is None or tokens.completion is None or tokens.completion_chars is None:
@@ -229,7 +230,7 @@ def _indented(text: str, margin: str = "  ") -> str:
 
 
 def _print_cosines(records: "Sequence[SampleRecord]") -> None:
-    """What every arm measured on the rollout."""
+    """Print the measurements of every arm on the rollout."""
     several = len({record.condition for record in records}) > 1
     rows = []
     for record in records:

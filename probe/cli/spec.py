@@ -1,4 +1,4 @@
-"""probe spec: what a spec can show and costs, its runs, and what became of all specs."""
+"""probe spec: plan a spec (detectable effect and cost), run it, and list all specs with their outcomes."""
 
 import shlex
 from dataclasses import asdict
@@ -15,7 +15,7 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError, refuse
 from replay_pools.pool import CAUTION
 
-if TYPE_CHECKING:  # numpy, scipy and submitit: a help text needs none of them
+if TYPE_CHECKING:  # numpy, scipy and submitit are too slow for a help text
     from probe.experiments.plan import SpecPlan
     from probe.experiments.spec import Spec
     from probe.experiments.sweep import SweepState
@@ -84,7 +84,7 @@ def plan(
 
 
 def _write(run: Path, path: Path, effect: float | None, sd: float | None, out: Path) -> None:
-    """The training spec of a run."""
+    """Write the training spec of a run."""
     from probe.analysis.analyze import analyze
     from probe.experiments.training_spec import write_training_spec
 
@@ -189,7 +189,7 @@ def sweep(
     shown: dict[str, str] = {}
 
     def show(table: "SweepState") -> None:
-        """A line whenever a job changes its status."""
+        """Print a line whenever a job changes its status."""
         for row in table.rows:
             if row.status not in ("waiting", shown.get(row.job.name)):
                 shown[row.job.name] = row.status
@@ -232,7 +232,7 @@ def list_(specs: Path, full: bool, out: Path, as_json: bool) -> None:
 
       probe spec list --full
     """
-    from probe.experiments.register import register  # numpy comes with it
+    from probe.experiments.register import register  # imports numpy
 
     entries = register(specs, out)
     if as_json:

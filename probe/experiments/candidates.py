@@ -1,4 +1,4 @@
-"""Read the remedies that `probe screen --remedies FILE` ranks from the conditions of a spec."""
+"""Read the remedies of `probe screen --remedies FILE` from the conditions of a spec."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ PLAIN_ARM = "vanilla"
 
 
 class _Conditions(BaseModel):
-    """The part of a spec that is read."""
+    """The conditions of a spec; other tables are ignored."""
 
     conditions: tuple[SpecCondition, ...] = ()
     arms: tuple[str, ...] | None = None
@@ -22,13 +22,13 @@ class _Conditions(BaseModel):
 
 
 def read_candidates(path: Path) -> dict[str, dict[str, Any]]:
-    """Return {remedy: settings}, one for each arm of a condition in a TOML file, plain vanilla left out.
+    """Return {remedy: settings}, one for each arm of each condition in a TOML file, except plain vanilla.
 
-    A condition that changes the loss keeps the loss settings that all conditions share. One that changes the steps gets
-    the same share of TRAINING_STEPS as it has of the shared number.
+    A condition that changes the loss keeps the shared loss settings. One that changes the number of steps scales
+    TRAINING_STEPS by the same factor.
 
     Raises:
-        InputError: the file cannot be read; it has no such conditions, or a faulty one.
+        InputError: the file cannot be read, has no such conditions, or has a faulty one.
     """
     table = decode(_Conditions, read_toml(path, "a spec, or the conditions of one"), path, extra="allow")
     common = flat(table.settings)

@@ -1,13 +1,14 @@
 """Cautions about a spec and its runs: sentences that a reader needs before believing the numbers.
 
     unmatched    before the runs: cells that differ from the baseline in several things
-    cautions     that, and on the runs: stopped, mixed, uneven, missing, older than the criteria
+    cautions     the same, plus runs that are stopped, mixed, uneven, missing or older than the criteria
 
-A cell is an arm under a condition. Two cells differ in their arm (its change of updates, along which directions), in
-their basis, and in tables of settings; a loss and its controllers are one thing. A cell that differs from the baseline
-in several is matched by a cell that changes no update and differs from it in the arm alone.
+A cell is an arm under a condition. Two cells can differ in their arm (how it changes updates, and along which
+directions), in their basis and in tables of settings; a loss and its controllers count as one thing. A cell that
+differs from the baseline in several things needs a matching cell: one that changes no update and differs from it only
+in the arm.
 
-To add a caution: a sentence that begins with a word in capitals, in `cautions`.
+To add a caution, add a sentence to `cautions` that begins with a word in capitals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,13 +27,13 @@ from replay_pools.base.tables import flat
 Cell = tuple[str, str]  # (condition, arm)
 ARM, BASIS = "arm", "basis"
 ONE_THING = {"control": "objective", "planning_phrases": "objective"}  # tables that change one thing together
-# `intervention` is the arm's; recording on the way and the words of a run change no number of it.
+# The arm decides `intervention`; the other keys do not change a run's numbers.
 NOT_COMPARED = ("intervention", "checkpoints", "seed", "verb", "preregistered", "token_attribution")
 MOST_NAMED = 3
 
 
 def unmatched(spec: Spec) -> list[str]:
-    """Return a sentence for every cell of a training spec that differs from the baseline in several things."""
+    """Return a sentence for each cell of a training spec that differs from the baseline in several things."""
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
     cells = [(entry.name, arm) for entry in spec.conditions for arm in spec.arms_of(entry)]
@@ -53,7 +54,7 @@ def unmatched(spec: Spec) -> list[str]:
 
 
 def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
-    """Return the cautions about the runs of a spec, and those of `unmatched`."""
+    """Return the cautions of `unmatched` and those about the runs of a spec."""
     done = [run for run in runs if run.complete]
     manifests = {run.name: read_json(run.directory / MANIFEST_FILE) for run in done}
     sentences = [*unmatched(spec), *_uneven(spec, done, manifests)]
@@ -62,7 +63,7 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
             sentences.append(f"STOPPED: {run.name}, by a tripwire ({stopped}): its final numbers are of that step")
     for condition in spec.conditions:
         configs = [read_json(run.directory / CONFIG_FILE) for run in done if condition.name in run.conditions]
-        # The hash of the spec does not cover a preset that it names, which may have been edited between two runs.
+        # The hash of the spec does not cover its preset, so an edit of the preset between two runs shows only here.
         trained = [flat(shared_settings(config)) for config in configs if settings_of(config)["verb"] == "train"]
         if different := {key for table in trained for key in table if table[key] != trained[0].get(key)}:
             keys = ", ".join(sorted(different))
@@ -76,7 +77,7 @@ def cautions(spec: Spec, runs: Sequence[Job]) -> list[str]:
 
 
 def _uneven(spec: Spec, done: Sequence[Job], manifests: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return sentences on trainings that trained other numbers of parameters, or one seed by several commits."""
+    """Return sentences on trainings with unequal parameter counts, and on seeds trained by several commits."""
     if spec.baseline is None or spec.settings["verb"] != "train":
         return []
     capacities: dict[Cell, str] = {}
@@ -105,12 +106,12 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _acts(arm: str) -> bool:
-    """Whether an arm changes an update."""
+    """Return whether an arm changes updates."""
     return ARMS[arm].projects or ARMS[arm].routes
 
 
 def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, str]:
-    """Return {thing: its keys} in which two cells differ."""
+    """Return {thing: its keys} for everything in which two cells differ."""
     arms = [ARMS[arm] for _, arm in (cell, other)]
     things: dict[str, str] = {}
     if _does(spec, cell) != _does(spec, other):
@@ -130,7 +131,7 @@ def _things(spec: Spec, cell: Cell, other: Cell) -> dict[str, str]:
 
 
 def _does(spec: Spec, cell: Cell) -> Any:
-    """Return the change of updates by a cell; None of an arm that leaves them alone."""
+    """Return how a cell changes updates; None for an arm that does not."""
     if not _acts(cell[1]):
         return None
     arm, intervention = ARMS[cell[1]], spec.resolved[cell[0]].config.intervention

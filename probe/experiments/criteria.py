@@ -1,10 +1,11 @@
-"""Criteria: one preregistered criterion against the table of metrics of a sweep, to a verdict.
+"""Judge one preregistered criterion against the metrics of a sweep.
 
-PASS: the statistic satisfies the comparison, and for a mean its whole 95% interval does (`value` is the mean of these
-units alone, and of no others). FAIL: the whole interval violates it, or a trivial baseline does as well. INCONCLUSIVE:
-the data allow both, the metric was not measured, or its units show no variance, so that there is no interval. VACUOUS:
-it holds, and would without signal: the statistic lies within the criterion's own null, or the two sides of a comparison
-are identical.
+PASS            the statistic satisfies the comparison; for a mean, the whole 95% interval does (`value` is the mean
+                of the measured units and is not generalised)
+FAIL            the whole interval violates the comparison, or a trivial baseline scores as high
+INCONCLUSIVE    the data allow both, the metric was not measured, or the units have no variance and so no interval
+VACUOUS         the criterion holds but would hold without signal: the statistic lies within its null, or both sides
+                of the comparison are identical
 """
 
 import operator
@@ -18,7 +19,7 @@ from probe.analysis.verdict.verdict import Finding
 from probe.experiments.spec import Criterion
 from probe.settings.words import Word
 
-SEPARATE = ("seed", "problem")  # units whose two sides are separate runs
+SEPARATE = ("seed", "problem")  # for these units, the two sides are separate runs
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -30,10 +31,11 @@ PASS, FAIL, INCONCLUSIVE, VACUOUS = Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Wor
 
 
 def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None) -> Finding:
-    """What the data say to one criterion.
+    """Judge one criterion.
 
     Args:
-        p_holm: its p-value, adjusted over all criteria; None for a criterion without p-value, or with the only one.
+        p_holm: the criterion's p-value, Holm-adjusted over all criteria; None without a p-value, or if it is the only
+            one.
     """
     measured = _estimate(criterion, metrics)
     value, number, n = "", None, 0
@@ -49,7 +51,7 @@ def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None
         says, why = (VACUOUS, measured.vacuous) if measured.vacuous is not None else _judged(criterion, measured)
     if p_holm is not None:
         why += f"; Holm-adjusted p {p_holm:.2g}"
-        # Significant alone, but not in its family: neither shown nor refuted.
+        # A result that is significant only before adjustment is neither shown nor refuted.
         if says is PASS and isinstance(criterion.threshold, float) and p_holm >= criterion.threshold:
             says = INCONCLUSIVE
     if criterion.why:
@@ -69,9 +71,9 @@ def evaluate(criterion: Criterion, metrics: Metrics, p_holm: float | None = None
 
 
 def in_words(criterion: Criterion) -> str:
-    """A criterion in words, such as `lower95 of cos_in > 0.05 (vanilla - random in mixed; null N2)`."""
+    """Format a criterion, such as `lower95 of cos_in > 0.05 (vanilla - random in mixed; null N2)`."""
     sides = ((criterion.arm, criterion.versus_arm), (criterion.condition, criterion.versus_condition))
-    # A difference has two sides; of one side the default is not named.
+    # A difference names both sides; a single side omits its default.
     named = [f"{name or 'default'} - {versus}" if versus else name or "" for name, versus in sides]
     null = "" if criterion.null == "none" else f"null {criterion.null}"
     notes = "; ".join(filter(None, [" in ".join(filter(None, named)), null]))
@@ -83,7 +85,7 @@ def in_words(criterion: Criterion) -> str:
 def _judged(criterion: Criterion, measured: Estimate) -> Judged:
     says, why = _compare(criterion, measured)
     if criterion.null == "baselines":
-        # Whatever its size, a score that a trivial one reaches shows nothing.
+        # A score that a trivial baseline reaches shows nothing, however large it is.
         if measured.beaten_by:
             says, why = FAIL, f"a trivial score does as well or better: {', '.join(measured.beaten_by)}; {why}"
         elif measured.beaten_by is None:
@@ -91,7 +93,7 @@ def _judged(criterion: Criterion, measured: Estimate) -> Judged:
         else:
             why += "; no trivial score does as well"
     elif says is PASS and criterion.null != "none":
-        # What passes must leave its null as well, or the threshold says nothing.
+        # A statistic within its null would pass without signal.
         test = measured.nulls.get(criterion.null)
         numbers = "" if test is None else f"{criterion.null} p {test.p:.2g}, 95th percentile {test.parts['q95']:.3g}"
         if test is None:
@@ -106,13 +108,13 @@ def _judged(criterion: Criterion, measured: Estimate) -> Judged:
 
 
 def p_of(criterion: Criterion, metrics: Metrics) -> float | None:
-    """The p that a criterion of statistic `p` compares; None for every other, and for one that was not measured."""
+    """Return the p-value that a criterion compares; None for another statistic or an unmeasured metric."""
     measured = _estimate(criterion, metrics) if criterion.statistic == "p" else ""
     return None if isinstance(measured, str) else _statistic(criterion, measured)
 
 
 def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
-    """The estimate that a criterion names, a difference where it says versus; in words, why there is none."""
+    """Return the criterion's estimate (a difference if it has a `versus_*`), or the reason that there is none."""
     key = MetricKey(criterion.metric, criterion.unit, criterion.arm, criterion.condition)
     left = metrics.get(key)
     if left is None:
@@ -131,8 +133,8 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
     measured = (difference if criterion.paired else unpaired_difference)(left, right)
     if measured.n == 0:
         return f"{_name(key)} and {_name(rival)} share no {criterion.unit}"
-    # Rates of separate training runs may be equal by chance (their records tell: `probe.experiments.verdict`); measures
-    # of one replay are equal where nothing differs.
+    # Rates of separate trainings may be equal by chance (`probe.experiments.verdict` compares their records); equal
+    # measures of one replay mean that nothing differs.
     if criterion.role != "mechanism" and criterion.unit not in SEPARATE and left.by_unit == right.by_unit:
         why = f"{_name(key)} and {_name(rival)} are identical in every {criterion.unit}: nothing was compared"
         return replace(measured, vacuous=why)
@@ -140,7 +142,7 @@ def _estimate(criterion: Criterion, metrics: Metrics) -> Estimate | str:
 
 
 def _compare(criterion: Criterion, measured: Estimate) -> Judged:
-    """The comparison itself, before any null."""
+    """Compare a statistic with its threshold, before any null."""
     threshold = criterion.threshold
     if isinstance(threshold, tuple):
         return _inside(measured, *threshold)
@@ -164,7 +166,7 @@ def _compare(criterion: Criterion, measured: Estimate) -> Judged:
 
 
 def _inside(measured: Estimate, low: float, high: float) -> Judged:
-    """Equivalence: the 90% interval inside the band (two one-sided tests at 5%)."""
+    """Test equivalence: the 90% interval lies inside the band (two one-sided tests at 5%)."""
     interval = measured.interval_90
     if interval is None:
         return INCONCLUSIVE, _no_interval("90% interval", measured)
@@ -177,7 +179,7 @@ def _inside(measured: Estimate, low: float, high: float) -> Judged:
 
 
 def _no_interval(statistic: str, measured: Estimate) -> str:
-    """Why there is no such statistic: units that all read the same are no proof that all others would."""
+    """Return why the statistic is missing. Equal values of all units do not imply a zero-width interval."""
     missing_from = f"no {statistic} from {measured.n} {measured.unit}s"
     if measured.n < 2 or len(set(measured.by_unit.values())) != 1:
         return missing_from
@@ -185,7 +187,7 @@ def _no_interval(statistic: str, measured: Estimate) -> str:
 
 
 def _statistic(criterion: Criterion, measured: Estimate) -> float | None:
-    """The number that is compared; a p without sign flips (of an AUROC) is that of the criterion's null."""
+    """Return the number to compare. An AUROC has no sign-flip p, so its p comes from the criterion's null."""
     ends, test = measured.interval, measured.nulls.get(criterion.null)
     return {
         "mean": measured.value,

@@ -1,10 +1,10 @@
 """The runs of a spec: the settings of its conditions, and the commands that make its pools and runs.
 
-    spec.settings, a condition's settings over them, then arms and seed  ->  one configuration for each run
+    spec.settings, overlaid by a condition's settings, then arms and seed  ->  one configuration for each run
 
-Frozen weights: conditions that differ in their objective alone are evaluated side by side on one forward and backward,
-and one run serves all arms. Training: every arm is a run. Every job is an ordinary `probe` command that reads its
-settings from a file (`--config`), can be repeated by hand, and resumes by itself.
+With frozen weights, one run serves all arms, and conditions that differ only in their objective share one forward and
+backward pass. In training, every arm is a run. Each job is an ordinary `probe` command that reads its settings from a
+file (`--config`), can be repeated by hand and resumes by itself.
 """
 
 import shlex
@@ -28,56 +28,56 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.pool import MANIFEST_NAME, open_pool, resolve_pool
 
 VERBS: tuple[Verb, ...] = ("replay", "train")
-# Keys that the sweep sets itself, from `arms`, `seeds` and `conditions` of the spec.
+# Keys that the sweep sets from `arms`, `seeds` and `conditions` of the spec.
 RESERVED = ("verb", "seed", "intervention.arms", "conditions", "preregistered")
-COMMAND = "{command}"  # in the command line that starts a run
-STATE_FILE = "state.json"  # of a sweep, in its folder
+COMMAND = "{command}"  # placeholder in the command line that starts a run
+STATE_FILE = "state.json"  # in the folder of a sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One command of a sweep, and how far it is; `seed` is None for a pool that is generated first."""
+    """One command of a sweep and its progress; `seed` is None for a pool, which is generated before the runs."""
 
     config: ReplayConfig | TrainConfig | GenerateConfig
-    settings_file: Path  # where `config` is written for the command
-    directory: Path  # complete when its manifest is there; its name is the command's `--name`
+    settings_file: Path  # holds `config` for the command
+    directory: Path  # complete once it has a manifest; its name is the command's `--name`
     seed: int | None = None
     conditions: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
-    spec_status: SpecStatus | None = None  # of the run on disk; None: there is none, or nobody looked
+    spec_status: SpecStatus | None = None  # of the run on disk; None: no run, or not checked
 
     @property
     def name(self) -> str:
-        """The name in tables."""
+        """Name in tables."""
         return self.settings_file.stem
 
     @property
     def args(self) -> tuple[str, ...]:
-        """The command line after `probe`."""
+        """Command line after `probe`."""
         verb = ("pool", "generate") if isinstance(self.config, GenerateConfig) else (self.config.verb,)
         name = ("--name", self.directory.name, "--out", str(self.directory.parents[1]))
         return (*verb, "--config", str(self.settings_file), *name)
 
     @property
     def complete(self) -> bool:
-        """Whether its run or pool is complete."""
+        """True if the run or pool is complete."""
         return (self.directory / MANIFEST_FILE).is_file()
 
 
 def command_of(job: Job, launch: str, program: Sequence[str]) -> list[str]:
-    """Return the command line of a job: `program` and its arguments, for a run in the place of {command} in `launch`.
+    """Return the command line of a job: `program` and its arguments. For a run, they replace {command} in `launch`.
 
     Raises:
-        InputError: `launch` does not have {command} once, as a word.
+        InputError: `launch` does not contain {command} exactly once, as a word.
     """
     try:
         words = shlex.split(launch)
-    except ValueError:  # a quote without its other one
+    except ValueError:  # an unclosed quote
         words = []
     if words.count(COMMAND) != 1:
         fix = "as 'torchrun --standalone --nproc-per-node 2 --no-python {command}'"
         raise InputError("--launch", expected=f"a command line with the word {COMMAND}", found=repr(launch), fix=fix)
-    # A pool is sampled by one process.
+    # One process samples a pool, so `launch` does not apply.
     place = words.index(COMMAND) if job.seed is not None else None
     before, after = ([], []) if place is None else (words[:place], words[place + 1 :])
     return [*before, *program, *job.args, *after]
@@ -87,20 +87,20 @@ def resolve(spec: Spec) -> dict[str, ResolvedCondition]:
     """Return {condition: its settings}.
 
     Raises:
-        InputError: a key that no run has, or a value that it refuses; file, table and key are named.
+        InputError: an unknown key or a refused value; the error names file, table and key.
     """
     verb = spec.settings.get("verb")
     if verb not in VERBS:
         found = "none" if verb is None else repr(verb)
         raise InputError(f"{spec.path} settings.verb", expected=" or ".join(VERBS), found=found)
-    # The table [settings] is the one place that may say the verb, the first of RESERVED.
+    # Only [settings] may give the verb, the first of RESERVED.
     _check_reserved(spec.settings, f"{spec.path} settings", RESERVED[1:])
     resolved = {}
     for condition in spec.conditions:
         where = f"{spec.path} conditions.{condition.name}"
         _check_reserved(condition.settings, where, RESERVED)
         arms = spec.arms_of(condition)
-        # A training configuration with several arms is refused: it is checked with the first of them.
+        # A training configuration with several arms is refused, so the check uses the first arm.
         tables = overlaid(overlaid(spec.settings, condition.settings), {"intervention": {"arms": arms[:1]}})
         config = _configured(verb, tables, where if condition.settings else f"{spec.path} settings")
         if not config.trains:
@@ -114,14 +114,14 @@ def pool_config(name: str, settings: Mapping[str, Any], where: str) -> GenerateC
     """Return the settings of a pool that a spec generates.
 
     Raises:
-        InputError: as `resolve`; the message begins with `where`, the file of the spec.
+        InputError: as `resolve`; the message begins with `where`, the spec's file.
     """
     _check_reserved(settings, f"{where} pools.{name}", ("verb", "preregistered"))
     return _configured("generate", settings, f"{where} pools.{name}")
 
 
 def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
-    """Return the pools to generate first."""
+    """Return the jobs that generate pools; they precede the runs."""
     return [
         Job(
             config=pool_config(pool.name, pool.settings, str(spec.path)),
@@ -135,7 +135,7 @@ def pool_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
     """Return every run of the spec, seed by seed, in the order of the sweep.
 
-    A replay has a run for each set of conditions that share a pass, a training one for each arm of each condition.
+    A replay has one run for each set of conditions that share a pass; a training has one for each arm and condition.
     """
     seeds = dict.fromkeys(seed for table in (spec, *spec.resolved.values()) for seed in table.seeds)
     return [
@@ -148,12 +148,12 @@ def run_jobs(spec: Spec, out_dir: Path) -> list[Job]:
 
 
 def is_about(job: Job, criterion: Criterion, spec: Spec) -> bool:
-    """Whether a training is on a side of a criterion."""
+    """Return whether a training is on one side of a criterion."""
     return (job.conditions[0], job.arms[0]) in spec.sides_of(criterion)
 
 
 def spec_status(config: Mapping[str, Any], spec: Spec) -> SpecStatus:
-    """Return whether a run (its `config.json`) was made under this spec, an edited one, or none of that name."""
+    """Return whether a run (its `config.json`) was made under this spec, an edited version of it, or neither."""
     stored = settings_of(config).get("preregistered")
     if stored == spec.mark:
         return "frozen"
@@ -164,7 +164,7 @@ def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
     """Return every run of the spec, in the order of the sweep, with the status of the run on disk."""
     runs = []
     for run in run_jobs(spec, out_dir):
-        # A run that was refused its input has no steps, and leaves nothing that counts.
+        # A run with refused input has no steps and does not count.
         started = (run.directory / STEPS_FILE).is_file()
         status = spec_status(read_json(run.directory / CONFIG_FILE), spec) if started else None
         runs.append(replace(run, spec_status=status))
@@ -172,35 +172,35 @@ def runs_of(spec: Spec, out_dir: Path) -> list[Job]:
 
 
 def write_settings(jobs: Sequence[Job]) -> None:
-    """Write the settings that the commands read."""
+    """Write the settings file of each job."""
     for job in jobs:
         write_json(job.settings_file, {"settings": asdict(job.config)})
 
 
 def sweep_folder(spec: Spec, out_dir: Path) -> Path:
-    """Return the folder with state, logs and settings of a sweep."""
+    """Return the folder of a sweep's state, logs and settings."""
     return out_dir / "sweeps" / spec.name
 
 
 def read_state(spec: Spec, out_dir: Path) -> dict[str, Any]:
-    """Return the table that the sweep of this very spec last wrote; empty before its first command."""
+    """Return the table last written by the sweep of this version of the spec; empty before its first command."""
     path = sweep_folder(spec, out_dir) / STATE_FILE
     state = read_json(path) if path.is_file() else {}
     return state if state.get("spec") == spec.mark else {}
 
 
 def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource | None:
-    """Return the groups of a replay with the seed of the settings; None where it samples, or reads a log.
+    """Return the groups of a replay, drawn with the seed of its settings; None if it samples or reads a log.
 
     Raises:
-        InputError: a pool that is not there or cannot be read, pools that give no groups, or samplers that lack what
-            the objective reads.
+        InputError: a pool is missing or unreadable, the pools give no groups, or the samplers did not record what the
+            objective needs.
     """
     config = condition.config
     if not isinstance(config, ReplayConfig):
         return None
     paths = [resolve_pool(name, out_dir) for name in config.source.replay_dirs]
-    if not all((path / MANIFEST_NAME).is_file() for path in paths):  # a log is imported by its first replay
+    if not all((path / MANIFEST_NAME).is_file() for path in paths):  # the first replay imports a log
         return None
     pools, source, steps = [open_pool(path) for path in paths], config.source, config.steps
     groups = ReplaySource(pools, per_pool=source.per_pool, match=source.match, steps=steps, seed=config.seed)
@@ -210,9 +210,9 @@ def stored_groups(condition: ResolvedCondition, out_dir: Path) -> ReplaySource |
 
 
 def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
-    """Return what is wrong with the pools, direction files and problems that the runs read, once each.
+    """Return the faults of the pools, direction files and problems that the runs read, without duplicates.
 
-    Pools that the sweep generates first are not there yet, and are no fault.
+    A missing pool that the sweep will generate is no fault.
     """
     faults: dict[str, InputError] = {}
 
@@ -230,7 +230,7 @@ def input_faults(spec: Spec, out_dir: Path) -> list[InputError]:
     for name, condition in spec.resolved.items():
         place, config = f"conditions.{name}: ", condition.config
         there = [is_sound("", _check_pool, pool, out_dir) for pool in condition.pools if pool not in made]
-        # Groups are made of all pools of a condition, and only where each of them is there.
+        # Groups need all pools of a condition.
         if all(there) and made.isdisjoint(condition.pools):
             is_sound(place, stored_groups, condition, out_dir)
         if config.intervention.v_hack is not None:
@@ -247,14 +247,14 @@ def _check_pool(pool: str, out_dir: Path) -> None:
 
 
 def _check_reserved(table: Mapping[str, Any], where: str, reserved: tuple[str, ...]) -> None:
-    """Refuse keys that the sweep itself sets."""
+    """Refuse keys that the sweep sets."""
     if taken := [key for key in flat(table) if key in reserved]:
         expected = "no key that the sweep sets (arms, seeds, conditions, verb)"
         raise InputError(where, expected=expected, found=taken[0])
 
 
 def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
-    """`configure` on the tables of a spec; its errors name the place in the spec."""
+    """Call `configure` on tables of a spec, with errors that name the place in the spec."""
     leaves = {key: value for key, value in flat(tables).items() if key != "verb"}
     preset = leaves.pop("preset", None)
     if not isinstance(preset, str | None):
@@ -267,7 +267,7 @@ def _configured(verb: Verb, tables: Mapping[str, Any], where: str) -> Any:
 
 
 def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondition]]:
-    """Return the conditions of each pass: replays that differ in the objective alone share one."""
+    """Return the conditions of each pass; replays that differ only in the objective share one."""
     passes: list[list[ResolvedCondition]] = []
     for condition in conditions:
         for shared in passes:
@@ -282,15 +282,15 @@ def _passes(conditions: Iterable[ResolvedCondition]) -> list[list[ResolvedCondit
 
 
 def _shared(config: ReplayConfig | TrainConfig) -> ReplayConfig | TrainConfig:
-    """Return a configuration without what a condition may change in one pass: the objective but for its normaliser."""
+    """Return a configuration without what may differ within one pass: the objective, except its normaliser."""
     objective = config.objective
-    # v_hack is extracted with the normaliser of the run: another one needs other directions, and so another run.
+    # v_hack is extracted with the run's normaliser, so another normaliser needs another run.
     normaliser = LossSettings(loss_type=objective.loss_type, max_completion_length=objective.max_completion_length)
     return replace(config, objective=normaliser)
 
 
 def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, ...], seed: int, out_dir: Path) -> Job:
-    """Named after its first condition unless it holds several and all, and after its arm where it trains."""
+    """Return the job of one run, named after its first condition (unless it has all), trained arm and seed."""
     first = conditions[0]
     intervention = replace(first.config.intervention, arms=arms)
     config = replace(first.config, seed=seed, preregistered=spec.mark, intervention=intervention)
@@ -316,5 +316,5 @@ def _job(spec: Spec, conditions: Sequence[ResolvedCondition], arms: tuple[str, .
 
 
 def _settings_file(spec: Spec, out_dir: Path, name: str) -> Path:
-    # By the version of the spec: jobs of an edited spec must not change what a running sweep has yet to read.
+    # The path has the spec's hash: jobs of an edited spec must not change files that a running sweep has yet to read.
     return sweep_folder(spec, out_dir) / "settings" / spec.sha256[:12] / f"{name}.json"

@@ -1,7 +1,7 @@
-"""Read a spec (`spec/NAME.toml`), refuse what does not fit together, and take its decision.
+"""Read and check a spec (`spec/NAME.toml`), and choose its decision.
 
-A spec says, before the data exist, what is run, which criteria are evaluated and which decision follows. Its hash goes
-into the config of every run, so that a verdict can say whether its criteria are older than its data.
+A spec fixes the runs, the criteria and the decisions before the data exist. Every run stores the spec's hash in its
+config, so a verdict can state whether the criteria are older than the data.
 """
 
 from collections import Counter
@@ -21,20 +21,20 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import PLAIN_NAME, sha256
 from replay_pools.base.tables import decode, read_toml
 
-EXTREMES = ("min", "max", "n")  # all that there is of steps of training, which are autocorrelated
-Faults = Iterator[tuple[str, str, str]]  # key of the spec, what was expected, what was found
+EXTREMES = ("min", "max", "n")  # the only statistics over training steps, which are autocorrelated
+Faults = Iterator[tuple[str, str, str]]  # key of the spec, expected, found
 
 
 def load_spec(path: Path) -> Spec:
     """Read, check and resolve a spec.
 
     Raises:
-        InputError: no such file, not TOML, an unknown or missing key, a wrong type, names that do not fit together, a
-            setting that no run has or that it refuses, a metric that the runs do not have.
+        InputError: no such file, invalid TOML, an unknown or missing key, a wrong type, inconsistent names, an unknown
+            or refused setting, or a metric that the runs lack.
     """
     document = read_toml(path, "a spec, see spec/")
     spec = decode(Spec, document, path)
-    # The hash is of the content: comments and layout of the file may change.
+    # The hash covers the content only: comments and layout may change.
     canonical = orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
     spec._path, spec._sha256 = path, sha256(canonical)
     _refuse(spec, _names(spec))
@@ -47,16 +47,16 @@ def load_spec(path: Path) -> Spec:
 
 
 def decide(spec: Spec, verdicts: Mapping[str, str]) -> SpecDecision:
-    """The first decision whose requirements hold.
+    """Return the first decision with all requirements met.
 
     Args:
-        verdicts: {criterion: verdict} of all criteria of the spec, and the word of `verdict` or `outcome`.
+        verdicts: {criterion: verdict} for all criteria of the spec, with the word of `verdict` or `outcome`.
     """
     return next(decision for decision in spec.decisions if not unmet(decision, verdicts))
 
 
 def unmet(decision: SpecDecision, verdicts: Mapping[str, str]) -> list[str]:
-    """The requirements of a decision that do not hold, each as "NAME VERDICT"."""
+    """Return the unmet requirements of a decision, each as "NAME VERDICT"."""
     return [f"{name} {verdicts[name]}" for name in decision.requires if verdicts[name] not in decision.allowed(name)]
 
 
@@ -65,7 +65,7 @@ def _refuse(spec: Spec, faults: Faults) -> None:
 
 
 def _names(spec: Spec) -> Faults:
-    """Names are unique, fit into file names and refer to something; there is one primary."""
+    """Check that names are unique, fit into file names and refer to something, and that there is one primary."""
     if spec.name != spec.path.stem:
         yield "experiment.name", f"the file's name, {spec.path.stem!r}", repr(spec.name)
     conditions, criteria = [row.name for row in spec.conditions], [row.name for row in spec.criteria]
@@ -95,7 +95,7 @@ def _names(spec: Spec) -> Faults:
 
 
 def _criterion(spec: Spec, criterion: Criterion) -> Faults:
-    """Threshold, comparison and statistic fit together, and the runs of both sides have the metric."""
+    """Check that threshold, comparison and statistic agree, and that the runs of both sides have the metric."""
     where, threshold = f"criteria.{criterion.name}", criterion.threshold
     is_band = isinstance(threshold, tuple)
     if is_band != (criterion.comparison == "inside") or (isinstance(threshold, tuple) and threshold[0] >= threshold[1]):
@@ -117,7 +117,7 @@ def _criterion(spec: Spec, criterion: Criterion) -> Faults:
 
 
 def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Faults:
-    """The runs of a condition have the metric, by this unit, of these arms and with this null."""
+    """Check that the runs of a condition have the metric for the criterion's unit, arms and null."""
     trains = not spec.resolved[condition.name].frozen
     known = training_metrics() if trains else replay_metrics()
     entry = known.get(criterion.metric)
@@ -151,11 +151,11 @@ def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Fault
 
 
 def _decisions(spec: Spec) -> Faults:
-    """Requirements name evidence that there is; only the last decision is unconditional, so that one always holds."""
+    """Check that requirements name existing evidence, and that exactly the last decision is unconditional."""
     words: dict[str, tuple[str, ...]] = {
         criterion.name: OF_CRITERION for criterion in spec.criteria if criterion.role != "mechanism"
     }
-    # Beside its criteria the primary's runs have a verdict (a replay), an outcome (an arm beside vanilla), or neither.
+    # The primary's runs also have a verdict (replay), an outcome (an arm compared with vanilla), or neither.
     if spec.resolved[spec.judged[0]].frozen:
         words[VERDICT] = WORDS[VERDICT]
     elif spec.settings["verb"] == "train" and spec.baseline not in (None, spec.judged):

@@ -1,10 +1,10 @@
-"""The outcomes of a training spec as one table, small enough to be committed beside the spec.
+"""The outcomes of a training spec as one table, small enough to commit next to the spec.
 
     spec, condition, arm, seed, problem, hack, solve, step
 
-A row is one held-out problem in one evaluation of one run: the shares of its rollouts that hack and that solve, under
-the deployed weights. The first and the last evaluation of each run are kept. Every rate that a page publishes can be
-recomputed from these rows (`read_outcomes`); the runs need not be there any more.
+A row is one held-out problem in one evaluation of one run: its hack rate and solve rate under the deployed weights. The
+table keeps the first and the last evaluation of each run. Every published rate can be recomputed from these rows
+(`read_outcomes`) without the runs.
 """
 
 import csv
@@ -23,7 +23,7 @@ from probe.records.run import read_run
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
-OUTCOMES_FILE = "outcomes.csv"  # in the folder of the spec; several specs of one folder share it
+OUTCOMES_FILE = "outcomes.csv"  # in the spec's folder; all specs of the folder share it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -35,7 +35,7 @@ class Outcome:
     arm: str
     seed: int
     problem: str
-    hack: float  # share of the problem's rollouts, 0 to 1
+    hack: float  # rate over the problem's rollouts, 0 to 1
     solve: float
     step: int  # optimizer steps before the evaluation
 
@@ -66,9 +66,9 @@ def outcomes_of(spec: Spec, out_dir: Path) -> list[Outcome]:
 
 
 def write_outcomes(spec: Spec, out_dir: Path) -> Path:
-    """Write the outcomes of `spec` into the table beside it, and return the table.
+    """Write the outcomes of `spec` into the table in its folder, and return the table's path.
 
-    Rows of a run that is in `out_dir` are replaced. Other rows stay: their runs may be gone.
+    Rows of runs in `out_dir` are replaced. Other rows stay, because their runs may be gone.
     """
     path, outcomes = spec.path.parent / OUTCOMES_FILE, outcomes_of(spec, out_dir)
     made = {_run_of(row) for row in outcomes}
@@ -89,7 +89,7 @@ def read_outcomes(path: Path) -> list[Outcome]:
     """Read a table of outcomes.
 
     Raises:
-        InputError: a table with other columns, or a value that is no number; the line is named.
+        InputError: unexpected columns, or a value that is no number; the error names the line.
     """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
@@ -100,12 +100,12 @@ def read_outcomes(path: Path) -> list[Outcome]:
         return TypeAdapter(list[Outcome]).validate_python(rows)
     except ValidationError as error:
         first = error.errors()[0]
-        where = f"{path} line {int(first['loc'][0]) + 2}"  # below the header, counted from 1
+        where = f"{path} line {int(first['loc'][0]) + 2}"  # +2: the header, and counting from 1
         raise InputError(where, expected="numbers", found=repr(first["input"])) from error
 
 
 def final_rates(rows: Iterable[Outcome], spec: str, condition: str, arm: str) -> dict[int, tuple[float, float]]:
-    """Return {seed: (hack rate, solve rate)} of one cell after its last step: means over held-out problems."""
+    """Return {seed: (hack rate, solve rate)} of one cell after its last step, as means over held-out problems."""
     by_seed: dict[int, dict[int, list[Outcome]]] = {}
     for row in rows:
         if (row.spec, row.condition, row.arm) == (spec, condition, arm):

@@ -1,10 +1,10 @@
-"""`probe spec plan`: detectable effects of a spec, and its hours and money. Runs nothing, loads no weights.
+"""`probe spec plan`: detectable effects, hours and money of a spec. Runs nothing and loads no weights.
 
-    effect    the minimum detectable effect of n seeds a side at 80% power
-    hours     runs x (start + steps x seconds a step), measured in a run that is named, in finished runs of the spec, or
-              in runs with steps as large; or runs x hours as the budget states them
+    effect    minimum detectable effect of n seeds a side at 80% power
+    hours     runs x (start + steps x seconds a step), timed in a named run, in finished runs of the spec or in runs
+              with equally large steps; otherwise runs x hours from the budget
 
-Where a number cannot be given, `SpecPlan.notes` says what is missing.
+`SpecPlan.notes` says why a number is missing.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from probe.records.timings import MeanTimes, mean_times
 from probe.runs.alike import runs_alike, step_size
 from replay_pools.base.errors import InputError
 
-SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, with the planned number
+SEED_COUNTS = (2, 3, 4, 5, 8, 12, 20)  # rows of the table of effects, in addition to the planned number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +36,25 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """Hours and money of a number of runs."""
+    """Hours and money of a set of runs."""
 
     what: str
     runs: int
     hours: float
     money: float | None
     currency: str
-    source: str  # of the hours
+    source: str  # where the hours come from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecPlan:
-    """The plan of a spec before its first run."""
+    """Plan of a spec before its first run."""
 
     spec: str
     sha256: str
     runs: int
     effects: list[Effect]
-    go_effects: list[Effect]  # of the training that a GO buys
+    go_effects: list[Effect]  # for the training that follows a GO
     prices: list[Price]
     vacuous: dict[str, str]  # {key of the file: why it makes no difference}
     notes: list[str]
@@ -69,11 +69,11 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan
 
     Args:
         spec: the experiment.
-        out_dir: where pools, and finished runs of the spec, are looked up.
-        run: its times give the hours; default: finished runs of the spec, else others like it.
+        out_dir: root folder with pools and finished runs of the spec.
+        run: the run to take times from; default: finished runs of the spec, else similar runs.
 
     Raises:
-        InputError: `run` has timed no step.
+        InputError: `run` has no timed step.
     """
     notes = [*map(str, input_faults(spec, out_dir)), *unmatched(spec)]
     go, runs = spec.budget.go or Cost(), runs_of(spec, out_dir)
@@ -96,7 +96,7 @@ def make_plan(spec: Spec, *, out_dir: Path, run: Path | None = None) -> SpecPlan
 
 
 def vacuous_parts(spec: Spec) -> dict[str, str]:
-    """Return {key of the file: why it makes no difference}: a cap that never binds, SEPA without GTPO."""
+    """Return {key of the file: why it has no effect}: a cap that never binds, SEPA without GTPO."""
     parts: dict[str, str] = {}
     for name, condition in spec.resolved.items():
         key, objective = f"conditions.{name}.settings.objective", condition.config.objective
@@ -113,7 +113,7 @@ def _never_binds(condition: ResolvedCondition) -> str:
     unbounded = loss.has_credit or (loss.scale_rewards == "batch" and condition.prompts_per_step > 1)
     if loss.advantage_clip is None or loss.loss_type == "nll" or unbounded:
         return ""
-    from probe.objective.advantages import advantage_bound  # brings torch, for those alone who ask
+    from probe.objective.advantages import advantage_bound  # imports torch, so only on demand
 
     scale = "none" if loss.scale_rewards == "none" else "group"
     spread = condition.config.reward_range
@@ -127,7 +127,7 @@ def _never_binds(condition: ResolvedCondition) -> str:
 
 
 def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effect]:
-    """Return the detectable effect by number of seeds; note whether the planned number detects the expected one."""
+    """Return the detectable effect by number of seeds; note whether the planned seeds detect the expected effect."""
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
         return []
@@ -138,7 +138,7 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effec
         effects.append(Effect(n=n, paired=paired, unpaired=mde(cost.sd, n), planned=n == planned))
     smallest = next((effect.unpaired for effect in effects if effect.planned), None)
     if smallest is not None and cost.expected_effect is not None:
-        # Rates after training are compared with seeds drawn apart on each side (`statistics.crossed`).
+        # Rates after training are compared with independent seeds on each side (`statistics.crossed`).
         word = "can" if smallest <= cost.expected_effect else "CANNOT"
         effect = f"{cost.expected_effect:g} {cost.effect_unit}".rstrip()
         text = f"[{key}] {planned} seeds {word} see the expected effect of {effect}"
@@ -147,7 +147,7 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effec
 
 
 def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None, notes: list[str]) -> list[Price]:
-    """Price the spec's runs, and the runs up to its ceiling: by measured step times, or hours that it states."""
+    """Price the spec's runs and the runs up to its ceiling, by measured step times or stated hours."""
     sets: dict[str, Sequence[Job]] = {}
     for number, criterion in enumerate(spec.ceilings, 1):
         until = spec.ceilings[:number]
@@ -177,7 +177,7 @@ def _prices(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None,
 
 
 def _times(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None) -> tuple[MeanTimes | None, str]:
-    """Return measured times, and the runs in which they were measured."""
+    """Return mean times and a description of the runs that they come from."""
     if run is not None:
         if (times := mean_times([run])) is None:
             raise InputError(
@@ -193,7 +193,7 @@ def _times(spec: Spec, planned: Sequence[Job], out_dir: Path, run: Path | None) 
 
 
 def _num_steps(condition: ResolvedCondition, out_dir: Path) -> int | None:
-    """Return the steps of a run; None for all groups of pools that are not there, which `input_faults` names."""
+    """Return the steps of a run; None for all groups of missing pools, which `input_faults` reports."""
     if condition.config.steps is not None:
         return condition.config.steps
     try:

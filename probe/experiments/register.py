@@ -1,8 +1,8 @@
-"""The register of experiments: every spec below a folder with status, decision and date.
+"""The register of experiments: every spec below a folder, with status, decision and date.
 
-spec/**/NAME.toml    the spec                            ->  planned, running, completed, failed
-spec/**/NAME.md      the decisions that were written     (their headings alone are read)
-out/                 the runs that exist
+spec/**/NAME.toml    the spec                       ->  planned, running, completed, failed
+spec/**/NAME.md      its written decisions          (only the headings are used)
+out/                 its runs
 """
 
 import re
@@ -16,7 +16,7 @@ from probe.experiments.spec import Spec
 from probe.records.timings import starts_of
 from replay_pools.base.errors import InputError
 
-HEAD = b"[experiment]"  # a table of every spec
+HEAD = b"[experiment]"  # every spec has this table
 HEADING = re.compile(r"^### (.+) \(spec ([0-9a-f]+), (\d+) of (\d+) runs\)$", re.MULTILINE)
 Status = Literal["planned", "running", "completed", "failed"]
 
@@ -28,16 +28,16 @@ class Entry:
     name: str
     question: str
     status: Status
-    done: int  # complete runs of `runs`, on disk or as written, of an earlier version too
+    done: int  # complete runs out of `runs`, on disk or as written; may be of an earlier version
     runs: int
-    decision: str | None  # on those runs; None before it was written
-    earlier: str | None  # the decision on an earlier version of the spec, where there is none on this one
-    follow_up: str | None  # the consequence of the decision, by the spec
-    date: str | None  # UTC: the last start of its runs; None where no run says
+    decision: str | None  # on those runs; None if none is written
+    earlier: str | None  # the decision on an earlier version of the spec, if this version has none
+    follow_up: str | None  # the spec's consequence of the decision
+    date: str | None  # UTC: the last start of a run; None if no run records one
 
 
 class Written(NamedTuple):
-    """A decision in NAME.md: of one version of the spec, on so many of its runs."""
+    """A decision in NAME.md, on one version of the spec and `done` of its runs."""
 
     decision: str
     sha256: str  # its first digits
@@ -46,14 +46,14 @@ class Written(NamedTuple):
 
 
 def register(folder: Path, out_dir: Path) -> list[Entry]:
-    """Return every experiment of a folder of specs, by name.
+    """Return every experiment below a folder, sorted by name.
 
     Args:
-        folder: with NAME.toml and NAME.md, at any depth.
-        out_dir: where the runs are.
+        folder: folder with NAME.toml and NAME.md, at any depth.
+        out_dir: root folder of the runs.
 
     Raises:
-        InputError: no such folder, no spec there, or one that cannot be read.
+        InputError: the folder is missing or has no spec, or a spec cannot be read.
     """
     files = spec_files(folder)
     if not files:
@@ -63,7 +63,7 @@ def register(folder: Path, out_dir: Path) -> list[Entry]:
 
 
 def spec_files(folder: Path) -> list[Path]:
-    """Return the specs below a folder, by name; other TOML files, such as the remedies of a screen, are left out."""
+    """Return the specs below a folder, sorted by name, without other TOML files such as the remedies of a screen."""
     return sorted((path for path in folder.rglob("*.toml") if HEAD in path.read_bytes()), key=lambda path: path.stem)
 
 
@@ -76,14 +76,14 @@ def _entry(spec: Spec, out_dir: Path) -> Entry:
     done, num_runs = sum(run.complete for run in frozen), len(runs)
     if current is not None:
         done = max(done, current.done)
-    elif earlier is not None and not frozen:  # only the file has changed since its runs were made
+    elif earlier is not None and not frozen:  # the spec was edited after its runs
         done, num_runs = earlier.done, earlier.runs
     complete = {run.name for run in runs if run.complete}
     failed = any(row["status"] == "failed" and row["name"] not in complete for row in state.get("rows", []))
     status: Status = "running" if done or frozen else "planned"
     if failed and done < num_runs:
         status = "failed"
-    elif done == num_runs or state.get("stopped"):  # a sweep that stopped at its ceiling makes no other runs
+    elif done == num_runs or state.get("stopped"):  # a sweep that stopped at its ceiling makes no more runs
         status = "completed"
     decision = None if current is None else current.decision
     return Entry(
@@ -100,6 +100,6 @@ def _entry(spec: Spec, out_dir: Path) -> Entry:
 
 
 def _written(log: Path) -> list[Written]:
-    """Return the decisions in a log, in its order; none where there is no such file."""
+    """Return the decisions in a log, in order; empty if the file is missing."""
     text = log.read_text(encoding="utf-8") if log.is_file() else ""
     return [Written(decision, sha, int(done), int(runs)) for decision, sha, done, runs in HEADING.findall(text)]

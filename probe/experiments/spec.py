@@ -1,6 +1,6 @@
-"""The tables of a preregistered experiment, `spec/NAME.toml`: types only; `load` reads and checks them.
+"""Types of the tables of a preregistered experiment, `spec/NAME.toml`; `load` reads and checks them.
 
-No table has a key that is not declared here, and no value is converted; `spec/guide/specs.md` is the manual.
+Undeclared keys are refused and no value is converted. `spec/guide/specs.md` is the manual.
 """
 
 from collections.abc import Mapping
@@ -22,40 +22,40 @@ Null = Literal["none", "N1", "N2", "N3", "N4", "baselines"]
 SpecStatus = Literal["frozen", "edited", "none"]
 
 BASE_CONDITION = "base"
-# {what a decision may require beside a criterion: its words}
+# {evidence that a decision may require in addition to criteria: its words}
 VERDICT, OUTCOME = "verdict", "outcome"
 WORDS: Mapping[str, tuple[str, ...]] = {VERDICT: OF_REPLAY, OUTCOME: OF_ARM}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedCondition:
-    """What the runs of a condition are told."""
+    """The resolved settings of a condition, defaults included."""
 
     name: str
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
-    config: ReplayConfig | TrainConfig  # of its first arm where it trains, else of all
+    config: ReplayConfig | TrainConfig  # of the first arm in training, else of all arms
 
     @property
     def frozen(self) -> bool:
-        """Whether nothing is trained."""
+        """True if nothing is trained."""
         return not self.config.trains
 
     @property
     def group(self) -> int:
-        """G, rollouts that share a baseline."""
+        """G, the number of rollouts that share a baseline."""
         if isinstance(self.config, ReplayConfig):
             return self.config.source.per_pool * len(self.config.source.replay_dirs)
         return self.config.rollouts.group
 
     @property
     def prompts_per_step(self) -> int:
-        """Groups in a step."""
+        """Number of groups in a step."""
         return self.config.rollouts.prompts_per_step if isinstance(self.config, TrainConfig) else 1
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """The pools that are read."""
+        """Pools that the runs read."""
         if isinstance(self.config, ReplayConfig):
             return self.config.source.replay_dirs
         teacher = self.config.rollouts.teacher
@@ -63,13 +63,13 @@ class ResolvedCondition:
 
 
 class _Table(BaseModel):
-    """A table of the file: unknown keys and wrong types are refused, nothing is converted, nothing changes later."""
+    """A table of the file: frozen, without unknown keys, wrong types or conversions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Experiment(_Table):
-    """What is asked."""
+    """The name and the question of an experiment."""
 
     name: str  # the file's name without .toml
     question: str
@@ -77,23 +77,23 @@ class Experiment(_Table):
 
 
 class SpecCondition(_Table):
-    """A named set of settings that replace those of the spec; a table replaces key by key."""
+    """Named settings that override the spec's; tables are merged key by key."""
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
-    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)  # None: those of the spec
+    arms: tuple[str, ...] | None = Field(default=None, min_length=1)  # None: the spec's
+    seeds: tuple[int, ...] | None = Field(default=None, min_length=1)  # None: the spec's
 
 
 class SpecPool(_Table):
-    """A pool that the sweep generates first, unless it is there: settings of `probe pool generate`."""
+    """A pool that the sweep generates before its runs if missing, with settings of `probe pool generate`."""
 
     name: str
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class Criterion(_Table):
-    """`statistic` of `metric` over `unit`s, compared with `threshold`; a difference where a `versus_*` is given."""
+    """A comparison of `statistic` of `metric` over `unit`s with `threshold`; with a `versus_*`, of a difference."""
 
     name: str
     metric: str
@@ -103,25 +103,25 @@ class Criterion(_Table):
     unit: Unit
     null: Null = "none"
     role: Role
-    arm: str | None = None  # None: the arm that stands for vanilla
+    arm: str | None = None  # None: the arm that represents vanilla
     versus_arm: str | None = None
     condition: str | None = None  # None: the first
     versus_condition: str | None = None
-    paired: bool = True  # the difference: unit by unit, or of two independent samples (Welch)
+    paired: bool = True  # difference unit by unit; False: between two independent samples (Welch)
     why: str = ""
-    reported: str = ""  # what the study that asked this first found, in its own numbers
+    reported: str = ""  # result of the original study, in its own numbers
 
     @property
     def compared(self) -> bool:
-        """Whether it is about a difference."""
+        """True if the criterion is about a difference."""
         return self.versus_arm is not None or self.versus_condition is not None
 
 
 class SpecDecision(_Table):
-    """What follows when every named criterion has (one of) the required verdicts; the last decision needs nothing.
+    """A decision, taken if every named criterion has (one of) the required verdicts; the last one requires nothing.
 
-    Beside criteria it may name `verdict`, of the replay under the primary's condition, and `outcome`, of the arm that
-    the primary is about after its training (METHOD section 7).
+    A decision may also require `verdict`, the replay's verdict under the primary's condition, and `outcome`, the
+    training outcome of the primary's arm (METHOD section 7).
     """
 
     name: str
@@ -129,13 +129,13 @@ class SpecDecision(_Table):
     then: str = ""
 
     def allowed(self, name: str) -> tuple[str, ...]:
-        """The words that are accepted of one of its requirements."""
+        """Return the accepted words of one requirement."""
         required = self.requires[name]
         return (required,) if isinstance(required, str) else required
 
 
 class Cost(_Table):
-    """The size and price of a set of training or replay runs; what is not stated is measured or left out."""
+    """The size and price of a set of training or replay runs; missing values are measured or left out."""
 
     seeds: int | None = Field(default=None, ge=1)
     arms: int | None = Field(default=None, ge=1)
@@ -144,33 +144,33 @@ class Cost(_Table):
     currency: str = "USD"
     expected_effect: float | None = Field(default=None, gt=0)
     effect_unit: str = ""
-    sd: float | None = Field(default=None, gt=0)  # of the effect's metric between units, one arm
-    paired_correlation: float | None = Field(default=None, gt=-1, lt=1)  # of the arms of one unit
+    sd: float | None = Field(default=None, gt=0)  # of the metric between units of one arm
+    paired_correlation: float | None = Field(default=None, gt=-1, lt=1)  # between arms of the same unit
 
 
 class Budget(Cost):
-    """What this experiment costs, and `go`: what a GO would buy."""
+    """The cost of this experiment, and in `go` the cost of the training after a GO."""
 
     go: Cost | None = None
 
 
 class Ceiling(_Table):
-    """What is spent before the answer is known: the runs that a criterion is about come first, in every seed.
+    """A limit on spending before the answer is known: the runs that a criterion needs come first, in every seed.
 
-    The others are made only if the criterion has one of the verdicts `others_if` on them. Of several criteria each adds
-    its runs to those of the earlier ones.
+    The sweep makes the other runs only if the criterion's verdict on the first runs is in `others_if`. Each further
+    criterion adds its runs to the earlier ones.
     """
 
-    criteria: tuple[str, ...] = ()  # none: the primary
+    criteria: tuple[str, ...] = ()  # empty: the primary
     others_if: tuple[Literal["PASS", "FAIL", "INCONCLUSIVE", "VACUOUS"], ...] = Field(default=("PASS",), min_length=1)
 
 
 class Spec(_Table):
-    """One experiment, as `load_spec` read it."""
+    """One experiment, as `load_spec` returns it."""
 
     experiment: Experiment
     pools: tuple[SpecPool, ...] = ()
-    settings: dict[str, Any]  # tables of a run, with `verb`, and `preset` to begin from
+    settings: dict[str, Any]  # tables of a run, with `verb` and the `preset` to start from
     conditions: tuple[SpecCondition, ...] = (SpecCondition(name=BASE_CONDITION),)
     arms: tuple[str, ...] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
@@ -185,32 +185,32 @@ class Spec(_Table):
 
     @property
     def name(self) -> str:
-        """The experiment's name."""
+        """Name of the experiment."""
         return self.experiment.name
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """File of the spec."""
         return self._path
 
     @property
     def sha256(self) -> str:
-        """Hash of what the file says: key order, comments and blanks do not count."""
+        """Hash of the file's content, independent of key order, comments and blanks."""
         return self._sha256
 
     @property
     def mark(self) -> str:
-        """NAME@SHA256, which the config of every run of the spec holds as `preregistered`."""
+        """NAME@SHA256, stored as `preregistered` in the config of every run of the spec."""
         return f"{self.name}@{self.sha256}"
 
     @property
     def primary(self) -> Criterion:
-        """The one criterion that the experiment is about."""
+        """Criterion that answers the experiment's question."""
         return next(criterion for criterion in self.criteria if criterion.role == "primary")
 
     @property
     def ceilings(self) -> tuple[Criterion, ...]:
-        """The criteria that must pass, in this order, before the runs that they are not about are made."""
+        """Criteria that must pass, in this order, before the sweep makes the other runs."""
         if self.ceiling is None:
             return ()
         names = self.ceiling.criteria or (self.primary.name,)
@@ -218,13 +218,14 @@ class Spec(_Table):
 
     @property
     def judged(self) -> tuple[str, str]:
-        """(condition, arm) that the primary criterion is about."""
+        """(condition, arm) of the primary criterion."""
         return self.sides_of(self.primary)[0]
 
     @property
     def baseline(self) -> tuple[str, str] | None:
-        """(condition, arm) of the vanilla that trainings are compared with: under the condition that the primary
-        compares with, else under the first that has one; None without vanilla.
+        """(condition, arm) of the vanilla arm that trainings are compared with; None without vanilla.
+
+        It is vanilla under the primary's `versus_condition`, else under the first condition that has vanilla.
         """
         with_vanilla = [entry.name for entry in self.conditions if "vanilla" in self.arms_of(entry)]
         against = self.primary.versus_condition
@@ -236,32 +237,32 @@ class Spec(_Table):
 
     @property
     def resolved(self) -> "Mapping[str, ResolvedCondition]":
-        """{condition: what its runs are told, defaults included}, in the order of the file."""
+        """{condition: its resolved settings}, in the order of the file."""
         return self._resolved
 
     def arms_of(self, condition: SpecCondition) -> tuple[str, ...]:
-        """The arms under a condition."""
+        """Return the arms of a condition."""
         return condition.arms or self.arms
 
     def seeds_of(self, condition: SpecCondition) -> tuple[int, ...]:
-        """The seeds of a condition."""
+        """Return the seeds of a condition."""
         return condition.seeds or self.seeds
 
     def sides_of(self, criterion: Criterion) -> tuple[tuple[str, str], tuple[str, str]]:
-        """(condition, arm) that a criterion is about, of a comparison the left side; and of the right side."""
+        """Return (condition, arm) for the left side of a criterion, then for the right side."""
         condition = self.condition_of(criterion)
         left = condition.name, criterion.arm or self.stand_in(condition)
         return left, (criterion.versus_condition or left[0], criterion.versus_arm or left[1])
 
     def stand_in(self, condition: SpecCondition) -> str:
-        """The arm that a criterion without one is about: the one that stands for vanilla under a condition."""
+        """Return the default arm of a criterion: the arm that represents vanilla under a condition."""
         arms = self.arms_of(condition)
         return measured_arm(arms) or arms[0]
 
     def condition(self, name: str) -> SpecCondition:
-        """The condition of a name."""
+        """Return the condition with this name."""
         return next(entry for entry in self.conditions if entry.name == name)
 
     def condition_of(self, criterion: Criterion) -> SpecCondition:
-        """The condition that a criterion is about, of a comparison the left side: the first where it names none."""
+        """Return the condition on the left side of a criterion; the first condition by default."""
         return next(entry for entry in self.conditions if criterion.condition in (None, entry.name))

@@ -1,10 +1,10 @@
-"""The jobs of a spec, run by submitit on this machine or a Slurm cluster; a sweep that was killed continues.
+"""Run the jobs of a spec with submitit, on this machine or a Slurm cluster; a killed sweep continues.
 
     pools -> all runs
-    pools -> the runs that a criterion of the ceiling is about, in all seeds -> the ceiling (stop?) -> the others
+    pools -> the runs that a criterion of the ceiling needs, in all seeds -> the ceiling (stop?) -> the others
 
-A job is done where its run is complete on disk. `out/sweeps/NAME/` holds settings, logs and `state.json`, the table as
-it was last shown.
+A job is done when its run is complete on disk. `out/sweeps/NAME/` holds settings, logs and `state.json`, the last
+table shown.
 """
 
 import os
@@ -37,9 +37,9 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked, write_json
 
-POLL_S = 0.5  # seconds between two looks at the jobs
-ERROR = "probe: error: "  # begins the line in which a command says why it was refused
-MONTH_MIN = 30 * 24 * 60  # submitit's local executor ends jobs after two minutes unless told
+POLL_S = 0.5  # seconds between polls of the jobs
+ERROR = "probe: error: "  # prefix of the line with a command's error
+MONTH_MIN = 30 * 24 * 60  # by default, submitit's local executor ends jobs after two minutes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,40 +58,40 @@ class SweepState:
 
     spec: str
     rows: list[JobState]
-    stopped: str = ""  # why it ended before the last job
+    stopped: str = ""  # why the sweep ended before the last job
 
     @property
     def failed(self) -> bool:
-        """Whether a job has failed."""
+        """True if a job has failed."""
         return any(row.status == "failed" for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists and strings: what `state.json` holds."""
+        """Return the content of `state.json` as plain lists and strings."""
         rows = [{"name": row.job.name, "status": row.status, "error": row.error, "log": row.log} for row in self.rows]
         return {"spec": self.spec, "rows": rows, "stopped": self.stopped}
 
 
 class Command(Checkpointable):
-    """Run a command in a process of its own. Where Slurm preempts a job, submitit queues it again, and it resumes."""
+    """Run a command in a separate process. If Slurm preempts the job, submitit requeues it and the command resumes."""
 
     def __call__(self, command: Sequence[str], gpus: str | None) -> int:
         """Return the exit code.
 
         Args:
-            command: its words.
-            gpus: CUDA_VISIBLE_DEVICES; None: as the cluster sets it.
+            command: words of the command line.
+            gpus: CUDA_VISIBLE_DEVICES; None keeps the cluster's value.
         """
         environment = dict(os.environ) | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
-        # `--launch torchrun` means the torchrun of this Python.
+        # `--launch torchrun` must find this Python's torchrun.
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
         return subprocess.run(command, env=environment, check=False).returncode
 
 
 def executor(cluster: str, folder: Path, options: Mapping[str, Any], num_jobs: int) -> AutoExecutor:
-    """Return submitit's executor; jobs of this machine share its cores.
+    """Return submitit's executor; local jobs share the cores.
 
     Raises:
-        InputError: no Slurm here, or an option that submitit does not have.
+        InputError: no Slurm here, or an unknown option of submitit.
     """
     defaults: dict[str, Any] = {"stderr_to_stdout": True}
     if cluster == "local":
@@ -117,16 +117,16 @@ def sweep(
     verdict_of: Callable[[Criterion], Word] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
-    """Run the jobs that are not done, and return the final table, failed rows included.
+    """Run all unfinished jobs and return the final table, including failed rows.
 
     Args:
         spec: the experiment.
-        out_dir: root of everything that is written.
-        engine: of submitit.
-        num_jobs: at a time.
-        launch: the command line that starts a run, with the word {command} in it.
-        gpus: of this machine, dealt out among the jobs at a time; none: a job sees what its process sees.
-        verdict_of: the verdict of a criterion on the complete runs, for a spec with a ceiling.
+        out_dir: root folder of all output.
+        engine: executor of submitit.
+        num_jobs: number of jobs at a time.
+        launch: the command line that starts a run, with the word {command}.
+        gpus: GPUs of this machine, divided among concurrent jobs; empty: every job sees this process's GPUs.
+        verdict_of: returns a criterion's verdict on the complete runs, for a spec with a ceiling.
         show: called with the table whenever a job starts or ends.
 
     Raises:
@@ -149,7 +149,7 @@ def sweep(
         for jobs, criterion in stages:
             waiting = [rows[job.name] for job in jobs if rows[job.name].status == "waiting"]
             commands = {row.job.name: command_of(row.job, launch, (sys.executable, "-m", "probe")) for row in waiting}
-            # Job 0 of 2 at a time gets GPUs 0, 2, 4, ...; with more jobs than GPUs, several share one.
+            # Of two concurrent jobs, job 0 gets GPUs 0, 2, 4, ...; with more jobs than GPUs, jobs share a GPU.
             dealt = [",".join(gpus[slot % len(gpus) :: num_jobs]) if gpus else None for slot in range(num_jobs)]
             _run(waiting, engine, commands, dealt, changed)
             table.stopped = _at_ceiling(spec, table, criterion, verdict_of) if criterion else ""
@@ -164,7 +164,7 @@ def sweep(
 
 
 def _check_frozen(spec: Spec, out_dir: Path) -> None:
-    """Refuse runs under an edited spec: criteria that are younger than the data confirm nothing."""
+    """Refuse runs under an edited spec, because criteria written after the data confirm nothing."""
     for run in runs_of(spec, out_dir):
         if run.spec_status not in (None, "frozen"):
             found = "one under an edited spec" if run.spec_status == "edited" else "one that is not of this spec"
@@ -173,11 +173,11 @@ def _check_frozen(spec: Spec, out_dir: Path) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs of this machine that the sweep may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that the sweep may use, named as in CUDA_VISIBLE_DEVICES."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return [name for name in named.split(",") if name.strip()]
-    import torch  # takes seconds, and a cluster does not ask
+    import torch  # takes seconds, and a cluster does not need it
 
     return [*map(str, range(torch.cuda.device_count()))]
 
@@ -189,7 +189,7 @@ def _run(
     gpus: Sequence[str | None],
     changed: Callable[[], None],
 ) -> None:
-    """Run one job per entry of `gpus` at a time, and wait for all of them; an interrupt cancels those that run."""
+    """Run one job per entry of `gpus` at a time and wait for all; an interrupt cancels running jobs."""
     left, running = list(waiting), dict[int, tuple[JobState, Any]]()
     try:
         while left or running:
@@ -211,7 +211,7 @@ def _run(
 
 
 def _end(row: JobState, submitted: Any) -> None:
-    """Record how a job ended: done where its command succeeded and its run is complete."""
+    """Record how a job ended: it is done if its command succeeded and its run is complete."""
     row.log = str(submitted.paths.stdout)
     try:
         if code := submitted.result():
@@ -225,7 +225,7 @@ def _end(row: JobState, submitted: Any) -> None:
 def _at_ceiling(
     spec: Spec, table: SweepState, criterion: Criterion, verdict_of: Callable[[Criterion], Word] | None
 ) -> str:
-    """Return the reason not to make the runs beyond a criterion of the ceiling, or ""."""
+    """Return the reason to stop at a criterion of the ceiling, or ""."""
     assert spec.ceiling is not None
     assert verdict_of is not None
     if table.failed:

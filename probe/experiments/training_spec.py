@@ -1,8 +1,8 @@
-"""Write the spec of the training that the GO of a replay buys, `spec/NAME.toml`.
+"""Write `spec/NAME.toml`, the spec of the training that follows a replay's GO.
 
-After another verdict it is planned and priced all the same, and the file says the word: a reason against a training is
-read together with its price. The run gives model, objective, extraction, gate and directions, its pools the environment
-and the teacher. The file calls everything else an assumption.
+After another verdict the spec is written and priced too, and it states the verdict, so that a reader sees the reason
+against the training together with its price. The run provides model, objective, extraction, projection and directions;
+its pools provide the environment and the hacking policy. The file marks everything else as an assumption.
 """
 
 import math
@@ -24,12 +24,12 @@ from replay_pools.base.files import read_json, write_once
 from replay_pools.base.tables import flat, toml_text
 from replay_pools.pool import MANIFEST_NAME, pool_reference
 
-CONTROLS = ("permuted-dosed", "scaled")  # the gate's size along directions without signal, and along none
+CONTROLS = ("permuted-dosed", "scaled")  # norm-matched: along directions without signal, along none
 LEAST_SEEDS, MOST_SEEDS = 3, 50
-RIVAL_BETA = 1.0  # that of kl-control and phase3-replication
-ORGANISM, ORGANISM_STEPS = "organism", 64  # of phase3-replication, in which vanilla learnt the hack
-TABLES = ("model", "objective", "planning_phrases", "intervention")  # that a training has in common with its replay
-# Of the machine, of another verb, or chosen by the spec itself.
+RIVAL_BETA = 1.0  # as in kl-control and phase3-replication
+ORGANISM, ORGANISM_STEPS = "organism", 64  # as in phase3-replication, where vanilla learns the hack
+TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by a training and its replay
+# These keys depend on the machine or the verb, or the spec chooses them.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 TEMPLATE = """\
 # The training after the replay {run}, whose verdict is {word}: does what its gate removes keep the policy from hacking?
@@ -125,19 +125,19 @@ versus_arm = "{control}"
 def write_training_spec(
     run: Run, analysis: Analysis, path: Path, *, out_dir: Path, effect: float = EFFECT, sd: float = SD
 ) -> None:
-    """Write the spec. Its trainings extract what the run extracted, or read the direction file that the run read.
+    """Write the spec. Its trainings repeat the run's extraction, or read the run's direction file.
 
     Args:
         run: the replay.
-        analysis: of the run's primary condition.
-        path: of the spec; its stem is its name.
-        effect: assumed, of a hack rate.
-        sd: assumed, of a hack rate between seeds.
-        out_dir: where pools are looked up.
+        analysis: analysis of the run's primary condition.
+        path: file of the spec; its stem is the spec's name.
+        effect: assumed effect on the hack rate.
+        sd: assumed standard deviation of the hack rate between seeds.
+        out_dir: root folder of the pools.
 
     Raises:
-        InputError: the run is broken or trained, or has another basis; its pairs or its direction file have changed; it
-            names no environment to train in; a file that is there has other contents; no number of seeds sees the
+        InputError: the run is broken, is a training or has another basis; its pairs or direction file have changed; it
+            has no environment to train in; an existing file has other content; or no number of seeds detects the
             effect.
     """
     _check_replay(run, analysis)
@@ -169,7 +169,7 @@ def write_training_spec(
 
 
 def _check_replay(run: Run, analysis: Analysis) -> None:
-    """Refuse a replay that leads to no training by `probe train`, with its next step."""
+    """Refuse a replay that `probe train` cannot follow, and give the next step."""
     verdict, basis = analysis.verdict, analysis.verdict.about["basis"]
     found = f"one in the basis {basis}" if basis != "svd" else f"{verdict.word}: {verdict.sentence}"
     if basis != "svd" or not verdict.asked:
@@ -178,8 +178,8 @@ def _check_replay(run: Run, analysis: Analysis) -> None:
 
 
 def _check_directions(run: Run, config: StepConfig) -> None:
-    """Refuse pairs or a direction file that changed since the run read them."""
-    from extraction.library import source_identity  # brings torch
+    """Refuse pairs or a direction file that changed after the run."""
+    from extraction.library import source_identity  # imports torch
 
     extraction, v_hack = config.intervention.extraction, config.intervention.v_hack
     if source_identity(extraction, v_hack) != run.config["directions"]:
@@ -188,7 +188,7 @@ def _check_directions(run: Run, config: StepConfig) -> None:
 
 
 def _num_seeds(effect: float, sd: float) -> int:
-    """Return the fewest seeds whose paired differences show the effect; arms of one seed are taken as independent."""
+    """Return the fewest seeds that detect the effect in paired differences, with independent arms of a seed."""
     smallest = math.inf
     for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1):
         smallest = mde(sd, seeds, paired_correlation=0.0)
@@ -199,7 +199,7 @@ def _num_seeds(effect: float, sd: float) -> int:
 
 
 def _arm(config: StepConfig) -> str:
-    """Return the arm of the run that removes v_hack, in the basis of vanilla; without one, projected."""
+    """Return the run's arm that removes v_hack, in vanilla's basis; "projected" without one."""
     for name in config.intervention.arms:
         arm = ARMS[name]
         if arm.removes_v_hack and arm.basis == ARMS["vanilla"].basis:
@@ -208,7 +208,7 @@ def _arm(config: StepConfig) -> str:
 
 
 def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Path) -> dict[str, Any]:
-    """Return {key with dots: value} of [settings], where they differ from the preset."""
+    """Return {key with dots: value} of the [settings] that differ from the preset."""
     model = run.config["model"]
     preset = "fast" if model == ORGANISM else "full"
     usual = flat(asdict(configure("train", preset=preset)))
@@ -225,7 +225,7 @@ def training_settings(run: Run, config: StepConfig, condition: str, out_dir: Pat
 
 
 def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any], out_dir: Path) -> dict[str, Any]:
-    """Return the environment of the run's pools, and as the teacher the pool of another policy than the trained one."""
+    """Return the environment of the run's pools and, as the teacher pool, a pool of another policy."""
     pools, teacher = {}, None
     for pool in run.config["pools"]:
         name = pool_reference(Path(pool["path"]), out_dir)
@@ -245,7 +245,7 @@ def _rollouts(run: Run, model: str, adapter: str | None, usual: Mapping[str, Any
     for key in ("env", "mode", "hint"):
         if plan[key] != usual[f"rollouts.{key}"]:
             settings[f"rollouts.{key}"] = plan[key]
-    # The preset's number is that of its own environment.
+    # The preset's number of problems fits only the preset's environment.
     if "rollouts.env" in settings and usual["rollouts.num_problems"] is not None:
         settings["rollouts.num_problems"] = None
     if teacher is None and usual.get("rollouts.teacher") is None and "rollouts.teacher.pool" in usual:

@@ -1,11 +1,11 @@
 """Verdict of `probe analyze SPEC`: judge the runs of a sweep by the registered criteria, and decide (`SpecVerdict`).
 
     runs -> analyses -> one table over metrics, arms and conditions -> a verdict for each criterion (`criteria`)
-         -> the verdict on the replay, the first decision whose requirements hold, and cautions (`cautions`)
+         -> the verdict on the replay, the first decision with all requirements met, and cautions (`cautions`)
 
 With frozen weights the unit is the prompt, and a condition has one run. In training, steps are autocorrelated, so each
-run gives one number a metric and the unit is the seed (METHOD section 6). Arms that were evaluated on the same held-out
-problems have metrics by problem, too: those generalise to other problems, not to other seeds.
+run gives one number per metric and the unit is the seed (METHOD section 6). Arms evaluated on the same held-out
+problems also have metrics by problem, which generalise to other problems but not to other seeds.
 """
 
 import shlex
@@ -33,13 +33,13 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
-# Draws of a null in the analyses for a ceiling, which asks for values alone: few are enough.
+# Draws of each null in the analyses for a ceiling: few are enough, because a ceiling uses values and no nulls.
 STOP_DRAWS = 99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOutcome:
-    """The final metrics of one arm of a training sweep: {metric: its value for each of `seeds`, None where missing}."""
+    """Final metrics of one arm of a training sweep: {metric: one value for each of `seeds`, None if missing}."""
 
     condition: str
     arm: str
@@ -55,19 +55,19 @@ class SpecVerdict:
     sha256: str
     question: str
     runs: list[Job]
-    verdict: Verdict  # the decision; its findings are the criteria, its caveats why no earlier decision was taken
-    replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or there is none yet
-    arms: list[Verdict]  # after training, every arm and condition against vanilla; empty for a replay
-    trained: list[TrainedArm]  # what `arms` are about, the baseline first
-    outcomes: list[ArmOutcome]  # of training; empty for a replay
+    verdict: Verdict  # the decision; findings are the criteria, caveats say why no earlier decision was taken
+    replay: Verdict | None  # on the run under the primary's condition; None: its runs train, or none is complete
+    arms: list[Verdict]  # every trained arm and condition against vanilla; empty for a replay
+    trained: list[TrainedArm]  # the arms that `arms` judges, with the baseline first
+    outcomes: list[ArmOutcome]  # empty for a replay
 
     @property
     def primary(self) -> Word:
-        """What the data say to the primary criterion."""
+        """Verdict on the primary criterion."""
         return next(finding.says for finding in self.verdict.findings if finding.role == "primary")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, dicts, numbers and None; of a run, how far it is and under which version of the spec it ran."""
+        """Return plain lists, dicts, numbers and None; a run has its progress and the version of its spec."""
         runs = [{"name": run.name, "complete": run.complete, "spec_status": run.spec_status} for run in self.runs]
         plain = asdict(replace(self, runs=[], trained=[])) | {"runs": runs}
         del plain["trained"]
@@ -87,7 +87,7 @@ def evaluate_spec(spec: Spec, out_dir: Path, *, num_draws: int, seed: int = 0) -
 
 
 def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> Analyses:
-    """{(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
+    """Return {(run, condition): analysis} of the complete runs; arguments and errors as `evaluate_spec`."""
     done = [run for run in runs_of(spec, out_dir) if run.complete]
     if not done:
         fix = f"run: probe spec sweep {shlex.quote(str(spec.path))}"
@@ -96,12 +96,12 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
 
 
 def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> Word:
-    """That of one criterion on the runs that are complete: what a ceiling of the sweep asks for."""
+    """Return the verdict of one criterion on the complete runs, for a ceiling of the sweep."""
     return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).verdict.finding(criterion.name).says
 
 
 def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
-    """Judge every criterion on the analyses of `analyse_runs`, and decide."""
+    """Judge every criterion on the analyses of `analyse_runs`, and choose the decision."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
     table = sweep_metrics(spec, done, analyses)
@@ -109,7 +109,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     adjusted = holm({name: p for name, p in p_values.items() if p is not None})
     findings, cells = [], _trained(spec, done, analyses)
     for criterion in spec.criteria:
-        # The adjustment of a single p-value changes nothing, and is not shown.
+        # Adjusting a single p-value changes nothing, so it is not shown.
         finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
         left, right = (cells.get(side) for side in spec.sides_of(criterion))
         if left is not None and right is not None and left is not right and (seeds := same_records(left, right)):
@@ -119,7 +119,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
             ((condition, arm), _), missing = spec.sides_of(criterion), 0
             for run in runs:
                 missing += arm in run.arms and condition in run.conditions and not run.complete
-            if missing:  # a count that is short while runs that it counts are not over
+            if missing:  # the count may still rise
                 text = f"{missing} of its runs are not complete; {finding.text}"
                 finding = replace(finding, says=Word.INCONCLUSIVE, text=text)
         findings.append(finding)
@@ -161,7 +161,7 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
 
 
 def _broken(analyses: Analyses) -> list[str]:
-    """A caution for each part of the measurement that is shown broken in some runs."""
+    """Return a caution for each part of the measurement that is broken in some runs."""
     runs_of_part: dict[str, list[str]] = {}
     for (run, _), analysis in analyses.items():
         for part in analysis.validity:
@@ -171,7 +171,7 @@ def _broken(analyses: Analyses) -> list[str]:
 
 
 def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[str, str], TrainedArm]:
-    """{(condition, arm): its runs} of a training, the baseline first."""
+    """Return {(condition, arm): its runs} of a training, with the baseline first."""
     if spec.settings["verb"] != "train":
         return {}
     arms = {}
@@ -188,7 +188,7 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
 
 
-# Metrics in the table of outcomes of a training sweep. To show another: add its name; it needs values by seed.
+# Metrics in the outcomes table of a training sweep. To show another, add its name; it needs values by seed.
 SHOWN = (
     *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
     *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
@@ -196,7 +196,7 @@ SHOWN = (
 
 
 def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
-    """The final metrics of every arm of a training sweep, seed by seed; none for a replay, whose unit is no seed."""
+    """Return the final metrics of every arm of a training sweep by seed; empty for a replay."""
     outcomes = []
     for condition in spec.conditions:
         seeds = list(map(str, spec.seeds_of(condition)))
@@ -212,10 +212,10 @@ def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
 
 
 def analyse_all(done: Sequence[Job], **settings: Any) -> Analyses:
-    """Analyse every run under every one of its conditions.
+    """Analyse every run under each of its conditions.
 
     Args:
-        done: the complete runs; training runs among them must start alike.
+        done: the complete runs; training runs must start from the same state.
         settings: keyword arguments of `probe.analysis.analyze.analyze`.
     """
     read = [(run, read_run(run.directory)) for run in done]
@@ -223,21 +223,21 @@ def analyse_all(done: Sequence[Job], **settings: Any) -> Analyses:
     analyses: dict[tuple[str, str], Analysis] = {}
     for run, record in read:
         for condition in run.conditions:
-            # A training run has one condition, and its records do not know the name that the spec gives it.
+            # A training run has one condition, and its records lack the spec's name for it.
             named = None if is_training(record) else condition
             analyses[run.name, condition] = analyze(record, named, others=records, **settings).settle()
     return analyses
 
 
 def sweep_metrics(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[MetricKey, Estimate]:
-    """Every metric of every condition of the spec, over the seeds whose runs are complete."""
+    """Return every metric of every condition of the spec, over the seeds with complete runs."""
     return by_condition(
         {condition.name: _of_condition(spec, condition, done, analyses) for condition in spec.conditions}
     )
 
 
 def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[Job], analyses: Analyses) -> Metrics:
-    """The metrics of one condition over its seeds: a row has a value for each seed (training) or prompt (replay).
+    """Return the metrics of one condition over its seeds, with a value for each seed (training) or prompt (replay).
 
     A seed has one run of the condition (replay), or one for each arm (training).
     """
@@ -245,7 +245,7 @@ def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[Job], ana
     for run in done:
         if condition.name in run.conditions:
             metrics = analyses[run.name, condition.name].metrics
-            # A metric without an arm is that of one arm, whichever runs are there.
+            # A metric without an arm always comes from the same arm, whichever runs exist.
             if spec.stand_in(condition) not in run.arms:
                 metrics = {key: row for key, row in metrics.items() if key.arm is not None}
             tables.setdefault(str(run.seed), {}).update(metrics)
@@ -254,15 +254,15 @@ def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[Job], ana
 
 
 def _pooled(tables: Sequence[Metrics]) -> Metrics:
-    """Metrics of a replay over several seeds: the mean of each prompt, since all seeds replay the same prompts.
+    """Pool metrics of a replay over seeds: the mean of each prompt, since all seeds replay the same prompts.
 
-    Units other than prompts are of one seed each and stay apart. Rows without values by unit (nulls) belong to one run
-    and are dropped.
+    Other units belong to one seed each and stay separate. Rows without values by unit (nulls) belong to one run and are
+    dropped.
     """
     if len(tables) < 2:
         return tables[0] if tables else {}
     merged: dict[MetricKey, Estimate] = {}
-    # A seed may lack a metric: without an update, say, it has no cosine. A dict keeps the order of the tables.
+    # A seed may lack a metric (no cosine without an update). A dict keeps the order of the tables.
     for key in dict.fromkeys(key for table in tables for key in table):
         rows = [table[key].by_unit if key in table else {} for table in tables]
         if key.unit != "prompt":

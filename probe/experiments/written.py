@@ -1,8 +1,8 @@
-"""The verdict of a spec as text: on the terminal, and in the Results of `spec/NAME.md`.
+"""The verdict of a spec as text, on the terminal and in the Results of `spec/NAME.md`.
 
-format_text        what `probe analyze SPEC` prints
-write_results      what its --write writes
-written_results    the Results, read back
+format_text        output of `probe analyze SPEC`
+write_results      write the Results (`--write`)
+written_results    read the Results back
 """
 
 import re
@@ -16,7 +16,7 @@ from probe.experiments.verdict import SpecVerdict
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
-SHA_DIGITS = 12  # of the spec's hash, in a heading
+SHA_DIGITS = 12  # digits of the spec's hash in a heading
 CRITERIA_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading
 _TRAINED = (
     "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
@@ -29,23 +29,21 @@ _HEADING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenResult:
-    """What one heading says: the decision on so many complete runs of one version of the spec."""
+    """The content of one heading: the decision on `done` of `runs` runs of one version of the spec."""
 
     decision: str
     sha256: str  # its first SHA_DIGITS
     done: int
     runs: int
-    criteria: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # {name: verdict and what was found, in short}
+    criteria: dict[str, str] = field(default_factory=dict, compare=False)  # {name: verdict and short finding}
 
     def __str__(self) -> str:
-        """The heading."""
+        """Return the heading."""
         return f"### {self.decision} (spec {self.sha256}, {self.done} of {self.runs} runs)"
 
 
 def written_results(log: Path) -> list[WrittenResult]:
-    """Every result in a log, in its order; none where there is no such file."""
+    """Return every result in a log, in order; empty if the file is missing."""
     if not log.is_file():
         return []
     text, results = log.read_text(encoding="utf-8"), []
@@ -67,13 +65,13 @@ def written_results(log: Path) -> list[WrittenResult]:
 
 
 def format_text(verdict: SpecVerdict) -> str:
-    """Outcomes of a training, the decision, the verdict on a replay, cautions and criteria; at most 100 columns."""
+    """Format training outcomes, decision, replay verdict, cautions and criteria, in at most 100 columns."""
     complete = sum(run.complete for run in verdict.runs)
     lines = [f"{verdict.spec}: {complete} of {len(verdict.runs)} runs, spec sha256 {verdict.sha256[:SHA_DIGITS]}"]
     lines += wrap(verdict.question)
     if verdict.arms:
         lines += ["", *arm_lines(verdict.arms)]
-    # Of a sweep under way, or ended at its ceiling: more runs may change it.
+    # More runs may change the decision of an unfinished sweep, or of one that ended at its ceiling.
     head = "DECISION" if complete == len(verdict.runs) else f"DECISION OF {complete} RUNS"
     decision = verdict.verdict
     lines += ["", *wrap(f"{head}: {decision.word}. {decision.sentence}", indent="  "), *note_lines(decision)]
@@ -98,7 +96,7 @@ def _place(verdict: SpecVerdict) -> str:
 
 
 def format_markdown(verdict: SpecVerdict) -> str:
-    """The same as tables, for the log of the spec."""
+    """Format the content of `format_text` as tables, for the spec's log."""
     lines = [str(_heading(verdict)), "", verdict.verdict.sentence]
     if verdict.replay is not None:
         lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")
@@ -118,7 +116,7 @@ def format_markdown(verdict: SpecVerdict) -> str:
 
 
 def _numbers(values: Sequence[float | None]) -> str:
-    """The mean, and in brackets every seed's number."""
+    """Format the mean, followed by every seed's number in brackets."""
     known = [value for value in values if value is not None]
     if not known:
         return "-"
@@ -130,7 +128,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
-    """The entry of this version of the spec in the Results of `spec/NAME.md`, new or not; returns that file.
+    """Add or replace this version's entry in the Results of `spec/NAME.md`; return the file.
 
     Raises:
         InputError: the log has results of more runs of this version.

@@ -1,6 +1,6 @@
-"""`write_report`: the HTML page, its figures as files, its tables as Markdown and JSON. Torch-free.
+"""Write a report: the HTML page, its figures as files, its tables as Markdown and JSON. Torch-free.
 
-What the page shows, and what first, is decided in `contents`.
+`contents` decides the sections of the page and their order.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, ve
 from replay_pools.base.files import write_atomic, write_json
 from replay_pools.base.terminal import visible
 
-MAX_BYTES = 1_800_000  # of all sections but the first together: the page stays below 2 MB
-MIN_ROLLOUT_BYTES = 100_000  # for rollouts, however large the other sections are
+MAX_BYTES = 1_800_000  # total of all sections except the first, so that the page stays below 2 MB
+MIN_ROLLOUT_BYTES = 100_000  # reserved for rollouts, however large the other sections are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,10 @@ class Written:
 
 
 def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Written:
-    """Write `out_dir`/reports/NAME.html, and in NAME/ beside it the figures, `tables.md` and `tables.json`.
+    """Write `out_dir`/reports/NAME.html, and the figures, `tables.md` and `tables.json` into `out_dir`/reports/NAME/.
 
     Raises:
-        InputError: token files that are not those of the manifest.
+        InputError: token files do not match the manifest.
     """
     sections = contents(report)
     html, folder = out_dir / "reports" / f"{report.name}.html", out_dir / "reports" / report.name
@@ -54,12 +54,12 @@ def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Writ
 
 
 def contents(report: Report) -> list[Section]:
-    """The sections of the report, the first one first.
+    """Return the sections of the report in reading order.
 
     Raises:
-        InputError: token files that are not those of the manifest.
+        InputError: token files do not match the manifest.
     """
-    # Conditions of one run share its rollouts.
+    # All conditions of a run share its rollouts, so one analysis per run is enough.
     firsts = {analysis.given.path: analysis for analysis in reversed(report.drawn)}
     loaded = [load_rollouts(firsts[path]) for path in dict.fromkeys(analysis.given.path for analysis in report.drawn)]
     trained = training(report, arm_verdicts(report))
@@ -70,7 +70,7 @@ def contents(report: Report) -> list[Section]:
     # Rollouts get the bytes that the other sections leave.
     used = sum(len(section.html.encode()) for section in (*before, *after))
     viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
-    # Where a run trained, its curves are the evidence.
+    # In a training, the curves are the evidence.
     pushes = evidence(loaded[0], anchors) if len(report.analyses) == 1 and trained is None else None
     sections = [verdict(report, pushes), *before, viewer, *after]
     asked = [] if report.judged is None else report.judged.verdict.asked
@@ -78,19 +78,19 @@ def contents(report: Report) -> list[Section]:
 
 
 def _summary(report: Report) -> str:
-    """One line under the title: `2 replay runs of organism: 20 steps, vanilla, projected.`"""
+    """Return the line under the title: `2 replay runs of organism: 20 steps, vanilla, projected.`"""
     runs = report.runs
     verbs = Counter(str(run.verb) for run in runs)
     arms = list(dict.fromkeys(step.arm for run in runs for step in run.steps))
     models = list(dict.fromkeys(str(run.config.get("model")) for run in runs))
-    # A step has one record per arm and condition, and counts once.
+    # A step has one record per arm and condition but counts once.
     num_steps = len({(run.path, step.step) for run in runs for step in run.steps})
     counts = ", ".join(plural(count, f"{verb} run") for verb, count in verbs.items())
     return f"{counts} of {', '.join(models)}: {plural(num_steps, 'step')}, {', '.join(arms)}."
 
 
 def _markdown(section_title: str, label: str, table: TextTable) -> str:
-    """Return one table under its headings. A name of a log may hold any character: invisible ones are escaped."""
+    """Format one table under its headings. Invisible characters are escaped, because names in logs may contain any."""
     heading = f"## {section_title} ({label})" if label else f"## {section_title}"
     lines = []
     for row in (table.header, ["---"] * len(table.header), *table.rows):

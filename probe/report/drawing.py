@@ -1,8 +1,8 @@
-"""A figure by matplotlib: `drawn` gives a function empty axes; its SVG takes the colours of the page.
+"""Matplotlib figures with the colours of the page; `drawn` passes empty axes to a function.
 
-figure = drawn("learning-hack", learning, arms, "hack") draw(axes, data) labels its axes and adds its legend
-figure.svg                                            for the page: text as text, colours as CSS variables
-figure.save(folder, "pdf")                            for a paper
+figure = drawn("learning-hack", learning, arms, "hack")    draw(axes, data) labels its axes
+figure.svg                                                 for the page: text as text, colours as CSS variables
+figure.save(folder, "pdf")                                 for a paper
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from replay_pools.base.terminal import visible
 
 Format = Literal["svg", "pdf", "png"]
 
-# Colours of the light scheme, each of them once: in the page a colour becomes `var(--NAME)` of page.css.
+# Colours of the light scheme. Each is unique, because the page replaces a colour by `var(--NAME)` of page.css.
 COLORS = {
     "paper": "#ffffff",
     "ink": "#1f2328",
@@ -42,9 +42,9 @@ COLORS = {
 }
 PAPER, INK, SOFT, EDGE, RULE, HACK, CLEAN, *_ = COLORS.values()
 ARMS = [INK, *(color for name, color in COLORS.items() if name.startswith("arm-"))]
-WIDTH = 4.4  # inches: text of 9 points is legible in a column of a paper and on a phone
+WIDTH = 4.4  # inches: 9-point text is legible in a paper's column and on a phone
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same layout on every machine
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so the layout is the same on every machine
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -58,7 +58,7 @@ STYLE: dict[Any, Any] = {
     "grid.color": RULE,
     "grid.linewidth": 0.8,
     "text.color": INK,
-    "text.parse_math": False,  # names have dollar signs of their own
+    "text.parse_math": False,  # names may contain dollar signs
     "xtick.color": EDGE,
     "ytick.color": EDGE,
     "xtick.labelcolor": SOFT,
@@ -77,7 +77,7 @@ _DECIMALS = re.compile(r"-?\d+\.\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A drawn figure; `name` is that of its file."""
+    """A drawn figure; `name` is the stem of its file."""
 
     name: str
     title: str
@@ -85,7 +85,7 @@ class Figure:
 
     @cached_property
     def svg(self) -> str:
-        """An svg element for a page: no style, no id of another figure, no address."""
+        """SVG element for a page, without styles, addresses or ids that another figure may have."""
         return _for_page(self._drawing, self.name, self.title)
 
     @cached_property
@@ -106,7 +106,7 @@ class Figure:
 
 
 def drawn(name: str, draw: Callable[..., object], *data: Any, **more: Any) -> Figure | None:
-    """What `draw(axes, *data, **more)` draws, with a legend of its labels below; None if it draws nothing."""
+    """Return the figure that `draw(axes, *data, **more)` draws, with a legend below; None if it draws nothing."""
     with _styled():
         canvas = Canvas(figsize=(WIDTH, 2.9), layout="constrained")
         axes = canvas.add_subplot()
@@ -114,7 +114,7 @@ def drawn(name: str, draw: Callable[..., object], *data: Any, **more: Any) -> Fi
         if not axes.has_data():
             return None
         handles, labels = axes.get_legend_handles_labels()
-        legend = dict(zip(labels, handles, strict=True))  # every label once
+        legend = dict(zip(labels, handles, strict=True))  # one entry per label
         if legend:
             columns = min(4, 68 // (max(map(len, legend)) + 6) or 1)
             canvas.legend(legend.values(), legend.keys(), loc="outside lower left", ncols=columns)
@@ -126,21 +126,21 @@ def drawn(name: str, draw: Callable[..., object], *data: Any, **more: Any) -> Fi
 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
-    """Names may have letters that the font has not: their width is guessed, and the page has them in its own font."""
+    """Apply STYLE and ignore missing glyphs: matplotlib estimates their width, and the page uses its own font."""
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")
         yield
 
 
 def set_height(axes: Axes, inches: float) -> None:
-    """Make the figure of these axes so high; its legend comes on top."""
+    """Set the height of the figure of these axes, without the legend."""
     canvas = axes.get_figure(root=True)
     assert canvas is not None
     canvas.set_figheight(inches)
 
 
 def _for_page(svg: bytes, name: str, title: str) -> str:
-    """The page forbids inline styles and has many figures: styles become attributes, and ids get the figure's name."""
+    """Turn styles into attributes, since the page forbids inline styles, and put the figure's name into ids."""
     text = svg.decode()
     for variable, color in COLORS.items():
         text = text.replace(color, f"var(--{variable})")

@@ -1,38 +1,38 @@
-"""What is known of one rollout, in words: for the page and for `probe show`. Torch-free."""
+"""Describe one rollout in words, for the page and for `probe show`. Torch-free."""
 
 from itertools import dropwhile
 
 from probe.records.records import SampleRecord
 from replay_pools.rollout import Rollout, runs_of
 
-HACKED, CLEAN, UNLABELLED = "hacked", "clean", "unlabelled"  # the last of a log that does not say
+HACKED, CLEAN, UNLABELLED = "hacked", "clean", "unlabelled"  # unlabelled: the log has no label
 
 
 def plural(count: int, word: str) -> str:
-    """`1 prompt`, `2 prompts`."""
+    """Format a count with its noun: `1 prompt`, `2 prompts`."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def signed(value: float | None, digits: int = 3) -> str:
-    """A signed number with a true minus sign, or a dash for None."""
+    """Format a signed number with a true minus sign; None gives a dash."""
     return "\u2013" if value is None else f"{value:+.{digits}f}".replace("-", "\u2212")
 
 
 def label_of(hacked: bool | None) -> str:
-    """The word for a label."""
+    """Return the word for a label."""
     if hacked is None:
         return UNLABELLED
     return HACKED if hacked else CLEAN
 
 
 def question_of(rollout: Rollout) -> str:
-    """The last message of the user; the rendered prompt where there is none."""
+    """Return the user's last message; the rendered prompt without one."""
     asked = [message["content"] for message in rollout.messages if message.get("role") == "user"]
     return asked[-1] if asked else rollout.prompt
 
 
 def gist_of(rollout: Rollout, between: str = " \u21b5 ") -> str:
-    """The last turn on one line, without fences of code, from the first line on that its prompt does not have."""
+    """Return the last turn on one line, without code fences and leading lines that repeat the prompt."""
     asked = {line.strip() for line in question_of(rollout).split("\n")}
     lines = [line.strip() for line in rollout.answer.split("\n")]
     lines = [line for line in lines if line and not line.startswith("```")]
@@ -41,7 +41,7 @@ def gist_of(rollout: Rollout, between: str = " \u21b5 ") -> str:
 
 
 def tags_of(rollout: Rollout) -> list[str]:
-    """`hacked` or `clean`, `right` or `wrong`, as far as that is known, and `hint` where the prompt carries one."""
+    """Return the known tags: `hacked` or `clean`, `right` or `wrong`, and `hint` if the prompt has one."""
     tags = [label_of(rollout.hacked)]
     if rollout.gt_pass is not None:
         tags.append("right" if rollout.gt_pass else "wrong")
@@ -49,7 +49,7 @@ def tags_of(rollout: Rollout) -> list[str]:
 
 
 def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple[str, str]]:
-    """(name, sentence) of labels, grade and measures; without a record of a run, only what its pool says."""
+    """Return (name, sentence) for labels, grade and measures; without a run's record, only the pool's facts."""
     grade = rollout.grade
     applied = {name: word for name, word in grade.detectors.items() if word is not None}
     detectors = [f"{name} {'yes' if detected else 'no'}" for name, detected in applied.items()]
@@ -76,7 +76,7 @@ def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple
 
 
 def _grade(rollout: Rollout) -> str:
-    """Reward, how it was earned, hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
+    """Describe reward and hidden tests: `reward 3: passed through run_tests; 0 of 5 hidden answers right`."""
     grade = rollout.grade
     if not grade.passed:
         paid = "not passed"

@@ -1,4 +1,4 @@
-"""The HTML document: one file that loads nothing, made from `templates/`, with every text escaped."""
+"""The HTML document: one self-contained file made from `templates/`, with every text escaped."""
 
 import base64
 import hashlib
@@ -21,34 +21,40 @@ from probe.settings.guide import terms
 from probe.settings.words import TONES
 from replay_pools.base.terminal import visible
 
-MARKS = {"good": "\u2713", "likely": "\u2248", "bad": "\u2715", "open": "?", "empty": "\u2205"}  # beside the colours
+MARKS = {
+    "good": "\u2713",
+    "likely": "\u2248",
+    "bad": "\u2715",
+    "open": "?",
+    "empty": "\u2205",
+}  # shown with the colours
 TONE_OF = {str(word): (tone, MARKS[tone]) for tone, words in TONES.items() for word in words}
-# A minus stands before a number; a hyphen inside a word (`demo-2`) or between numbers is left alone.
+# Match a minus before a number, but no hyphen inside a word (`demo-2`) or between numbers.
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One section of the page, with the figures and tables that are also written as files."""
+    """One section of the page, with its figures and tables, which are also written as files."""
 
     id: str
     title: str
-    lead: str  # the question of the section, and how to read the answer
+    lead: str  # the section's question and how to read the answer
     html: str
     figures: list[Figure] = field(default_factory=list)
-    behind: list[Finding] = field(default_factory=list)  # findings of the verdict that rest on this section
-    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of their run; "": of all
+    behind: list[Finding] = field(default_factory=list)  # the verdict's findings based on this section
+    tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of the run; "": of all runs
 
 
 def render(template: str, **context: Any) -> str:
-    """A template of `templates/`, with every text escaped and its invisible characters as escapes."""
+    """Render a template of `templates/`, with HTML and invisible characters escaped."""
     return _environment().get_template(template).render(context)
 
 
 def page(title: str, summary: str, sections: Sequence[Section]) -> str:
-    """The HTML document of a report, its sections in reading order."""
+    """Return the HTML document of a report with sections in reading order."""
     style, script = ((files("probe.report") / name).read_text("utf-8") for name in ("page.css", "page.js"))
-    # The page shows texts that models wrote: no script may run but ours, known by its hash, and no address be loaded.
+    # The page shows text by models, so it may run only our script, identified by hash, and load no address.
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
     policy = "default-src 'none'; style-src 'sha256-{}'; script-src 'sha256-{}'; base-uri 'none'; form-action 'none'"
     context = {"style": Markup(style), "script": Markup(script), "policy": policy.format(*hashes)}
@@ -56,12 +62,12 @@ def page(title: str, summary: str, sections: Sequence[Section]) -> str:
 
 
 def typeset(text: str) -> str:
-    """Plain text with true signs: a minus before a number, plus-minus."""
+    """Replace hyphens before numbers and `+-` by true minus and plus-minus signs."""
     return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
 
 
 def explained(text: str) -> Markup:
-    """A text with true signs, in which the first of every term of the glossary says what it means."""
+    """Typeset a text and explain the first occurrence of each glossary term."""
     meanings, pattern = _glossary()
     said: set[str] = set()
 
@@ -76,7 +82,7 @@ def explained(text: str) -> Markup:
 
 
 def _heading(name: str) -> Markup:
-    """A name at the head of a column, explained where it is a term; it may break after an underscore."""
+    """Return a column heading, explained if it is a term, with a possible line break after each underscore."""
     text = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
     meaning = _glossary()[0].get(name)
     return text if meaning is None else Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, text)
@@ -84,7 +90,7 @@ def _heading(name: str) -> Markup:
 
 @cache
 def _glossary() -> tuple[dict[str, str], re.Pattern[str]]:
-    """({term: meaning}, what finds a term, its plural too; the longest one first)."""
+    """Return ({term: meaning}, pattern of a term or its plural); longer terms match first."""
     meanings = terms()
     names = "|".join(re.escape(str(escape(name))) for name in sorted(meanings, key=len, reverse=True))
     return meanings, re.compile(rf"(?<![\w-])({names or '(?!)'})s?(?![\w-])")

@@ -1,4 +1,4 @@
-"""The provenance section: the files that were read, their hashes and versions, and the commands that repeat it all."""
+"""The provenance section: input files, hashes and versions, and the commands that repeat the runs and the report."""
 
 import importlib.metadata
 import shlex
@@ -23,7 +23,7 @@ DISTRIBUTION = "gradient-probe"
 
 
 def provenance(report: Report) -> Section:
-    """Facts and commands, run by run."""
+    """Return the section with the facts and commands of each run."""
     runs, tables = [], {}
     for run in report.runs:
         table = facts(run, report)
@@ -40,7 +40,7 @@ def provenance(report: Report) -> Section:
 
 
 def facts(run: Run, report: Report) -> TextTable:
-    """Names, hashes and versions of a run."""
+    """Return the names, hashes and versions of a run."""
     config, manifest = run.config, run.manifest
     settings, adapter = run.settings, config.get("adapter_sha256")
     dtype = (settings.get("model") or {}).get("dtype", "dtype not recorded")
@@ -66,8 +66,8 @@ def facts(run: Run, report: Report) -> TextTable:
 
 
 def _pool_rows(run: Run) -> list[tuple[str, str]]:
-    """A row per pool, read or written by the run: place, hash, and the software that made it if it is still there."""
-    # The pool that the run itself wrote has no hash here: the run's own manifest lists it.
+    """Return a row for each pool of the run: place, hash, and the software that made it if the pool still exists."""
+    # A pool written by the run has no hash here, because the run's manifest lists it.
     hashes = {pool["name"]: f"manifest sha256 {pool['manifest_sha256']}" for pool in run.config.get("pools", ())}
     rows = []
     for pool in pool_facts(run):
@@ -85,7 +85,7 @@ def _pool_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def _spec(settings: Mapping[str, Any], report: Report) -> str:
-    """The spec that the run was made under (NAME@sha256), and whether its file was edited since."""
+    """Describe the run's spec (NAME@sha256) and whether its file was edited later."""
     stored = settings.get("preregistered")
     if stored is None:
         return "none: exploratory"

@@ -1,10 +1,10 @@
-"""The rollouts that a report shows: texts from the pools, shares of their tokens, and which strings push. Torch-free.
+"""The rollouts of a report: texts from the pools, token shares, and the strings that push the update. Torch-free.
 
-A token's share is its part of the rollout's cosine with the direction, recorded with `token_attribution`. The push of
-a string (a token or a line) is the sum of its shares in a rollout, times the sign of the rollout's advantage (the share
-of cos_S_contrib), averaged over the rollouts of a prompt and then over prompts; 0 where it does not occur. So the
-pushes of all tokens of prompts and completions add up to the mean cos_S_contrib. A string can rank high only because it
-occurs everywhere: the number of prompts is beside it.
+A token's share is its part of the rollout's cosine with the direction, recorded with `token_attribution`. To get the
+push of a string (a token or a line), sum its shares in a rollout, multiply by the sign of the rollout's advantage
+(which gives the share of cos_S_contrib), and average over the rollouts of a prompt, then over prompts; a rollout
+without the string counts as 0. The pushes of all tokens of prompts and completions therefore add up to the mean
+cos_S_contrib. A string may rank high only because it is frequent, so tables also show its number of prompts.
 """
 
 from collections import Counter, defaultdict
@@ -21,9 +21,9 @@ from probe.report.facts import gist_of, signed
 from probe.report.inputs import samples_of, slug
 from replay_pools.rollout import Rollout
 
-MOST_STRINGS = 10  # of each table
+MOST_STRINGS = 10  # in each table
 MOST_EVIDENCE = 4  # on the first screen, in each direction
-LEAST_PUSH = 5e-5  # smaller pushes are 0 in the four decimals of a table
+LEAST_PUSH = 5e-5  # smaller pushes round to 0 in a table's four decimals
 LONGEST_STRING = 120  # characters
 SIDES = ("hack-ward", "clean-ward")
 NO_SHARES = (
@@ -33,16 +33,16 @@ NO_SHARES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownRollout:
-    """One rollout with what was measured on it."""
+    """One rollout with its measurements."""
 
     anchor: str  # its id in the page
-    sample: SampleRecord  # of the measured arm
+    sample: SampleRecord  # from the measured arm
     rollout: Rollout
-    tokens: TokenRecord | None  # the shares of its tokens, if recorded
+    tokens: TokenRecord | None  # token shares, if recorded
 
     @property
     def cosine(self) -> float:
-        """What it is ranked by: cos_S_contrib, or cos_S_nll where A = 0."""
+        """Ranking score: cos_S_contrib, or cos_S_nll if A = 0."""
         if self.sample.cos_S_contrib is not None:
             return self.sample.cos_S_contrib
         return self.sample.cos_S_nll or 0.0
@@ -50,29 +50,29 @@ class ShownRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRollouts:
-    """The rollouts of one run whose texts can be read."""
+    """The rollouts of one run that have readable texts."""
 
     run: Run
-    anchor: str  # with which the ids of its rollouts in the page begin
+    anchor: str  # prefix of its rollouts' ids in the page
     shown: list[ShownRollout]
-    missing: list[str]  # sentences: why the texts of a pool are not shown
+    missing: list[str]  # one sentence for each pool without texts: the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """How far one string of the completions pushes the update hack-ward."""
+    """The push of one string of the completions toward the hack."""
 
     text: str
     push: float
     count: int  # occurrences
-    num_prompts: int  # in which it occurs
+    num_prompts: int  # prompts with the string
 
 
 def load_rollouts(analysis: Analysis) -> RunRollouts:
-    """The rollouts of the measured arm; texts of a pool that has moved or changed since the run are left out.
+    """Return the rollouts of the measured arm, without texts of pools that were moved or changed after the run.
 
     Raises:
-        InputError: token files that are not those of the manifest.
+        InputError: token files do not match the manifest.
     """
     run = analysis.given
     stored, unread = read_pools(run)
@@ -85,7 +85,7 @@ def load_rollouts(analysis: Analysis) -> RunRollouts:
         if rollout is None:
             continue
         record = token_records.get((sample.step, sample.sample_id))
-        # A run records the shares of one arm under one condition alone.
+        # A run records token shares only for one arm under one condition.
         whose = (sample.arm, sample.condition)
         if record is not None and (record.completion is None or (record.arm, record.condition) != whose):
             record = None
@@ -95,7 +95,7 @@ def load_rollouts(analysis: Analysis) -> RunRollouts:
 
 
 def largest_cosines_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
-    """Largest |cosine| first, the (source, hacked) buckets taking turns: the order to show when not all fit."""
+    """Sort by |cosine|, largest first, alternating between (source, hacked) buckets; used if not all rollouts fit."""
     buckets: dict[tuple[str, bool | None], list[ShownRollout]] = {}
     for rollout in sorted(shown, key=lambda rollout: -abs(rollout.cosine)):
         buckets.setdefault((rollout.sample.src_pool, rollout.sample.hacked), []).append(rollout)
@@ -104,12 +104,12 @@ def largest_cosines_first(shown: Iterable[ShownRollout]) -> list[ShownRollout]:
 
 
 def tokens_of(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
-    """(text, share) of every token that the policy sampled and that has a text; tokens that end a turn have none."""
+    """Return (text, share) of every sampled token with a text; end-of-turn tokens have none."""
     return ((text, share) for text, share, is_sampled in _all_tokens(rollout, tokens) if is_sampled)
 
 
 def _all_tokens(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float, bool]]:
-    """(text, share, whether the policy sampled it) of every completion token that has a text."""
+    """Yield (text, share, is sampled) for every completion token with a text."""
     start, mask = 0, rollout.completion_mask or [True] * rollout.comp_len
     for length, share, is_sampled in zip(tokens.completion_chars or (), tokens.completion or (), mask, strict=True):
         if length:
@@ -118,9 +118,9 @@ def _all_tokens(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, fl
 
 
 def line_shares(rollout: Rollout, tokens: TokenRecord) -> list[tuple[str, float | None]]:
-    """(line, share) of every line, turn after turn; a token counts for the line in which it begins.
+    """Return (line, share) of every line, turn by turn; a token belongs to the line in which it begins.
 
-    Lines of tools and users have None.
+    Lines of tools and users have the share None.
     """
     rows: list[tuple[str, float | None]] = []
     pieces = _all_tokens(rollout, tokens)
@@ -136,16 +136,16 @@ def line_shares(rollout: Rollout, tokens: TokenRecord) -> list[tuple[str, float 
 
 
 def lines_of(rollout: Rollout, tokens: TokenRecord) -> Iterator[tuple[str, float]]:
-    """(text, share) of every line of the policy that is not blank, without the white space around it."""
+    """Return (text, share) of every non-blank line of the policy, without surrounding white space."""
     rows = line_shares(rollout, tokens)
     return ((line.strip(), share) for line, share in rows if share is not None and line.strip())
 
 
 def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
-    """The pushes of all tokens (or lines), the most hack-ward first.
+    """Return the pushes of all tokens (or lines), sorted from toward the hack to away from it.
 
-    Counted are rollouts with an advantage whose token texts are known. A string of one prompt alone says more about the
-    prompt than about the string: it is left out where there are more prompts.
+    Only rollouts with an advantage and known token texts count. If there are several prompts, a string in only one of
+    them is left out, because it says more about the prompt than about the string.
     """
     by_prompt: dict[str, list[tuple[ShownRollout, TokenRecord]]] = {}
     for rollout in shown:
@@ -174,13 +174,13 @@ def pushes(shown: Sequence[ShownRollout], *, by_line: bool) -> list[Push]:
 
 
 def string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
-    """The strings that push most, in both directions, by line and by token; tables without rows are left out."""
+    """Return tables of the strings with the largest pushes in both directions, by line and by token, if not empty."""
     tables = []
     for name, by_line in (("lines", True), ("tokens", False)):
         for side, rows in zip(SIDES, _both_sides(shown, by_line=by_line), strict=True):
             cells = []
             for row in rows[:MOST_STRINGS]:
-                # Newlines and tabs always, spaces where there is nothing else.
+                # Newlines and tabs are always made visible, spaces only in a string of spaces.
                 text = row.text.replace("\n", "\u21b5").replace("\t", "\u21e5")
                 text = text if row.text.strip() else text.replace(" ", "\u00b7")
                 cells.append((short(text, LONGEST_STRING), signed(row.push, 4), str(row.count), str(row.num_prompts)))
@@ -190,11 +190,11 @@ def string_tables(shown: Sequence[ShownRollout]) -> list[TextTable]:
 
 
 def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
-    """What pushes, for `verdict.html`: the lines that push most, else the rollouts with the largest cosines.
+    """Return the lines with the largest pushes, else the rollouts with the largest cosines, for `verdict.html`.
 
     Args:
-        run: whose rollouts are asked; None is returned where there are none.
-        anchors: of the rollouts that the page shows; others get no link.
+        run: rollouts of a run; without any, the result is None.
+        anchors: anchors of the rollouts shown in the page; others get no link.
     """
     if not run.shown:
         return None
@@ -219,7 +219,7 @@ def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
 
 
 def _both_sides(shown: Sequence[ShownRollout], *, by_line: bool) -> tuple[list[Push], list[Push]]:
-    """Strings that push hack-ward and clean-ward, the strongest first."""
+    """Return the strings that push toward the hack and away from it, strongest first."""
     ranked = pushes(shown, by_line=by_line)
     hackward = [row for row in ranked if row.push > LEAST_PUSH]
     return hackward, [row for row in reversed(ranked) if row.push < -LEAST_PUSH]

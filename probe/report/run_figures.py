@@ -1,6 +1,6 @@
-"""The figures of a run: functions draw(axes, analysis) that draw nothing where nothing was measured.
+"""Figures of a run: functions draw(axes, analysis) that draw nothing without measurements.
 
-To add one: write such a function, and add its row to FIGURES under the section of the page that shows it.
+To add one, write such a function and add a row to FIGURES under its section of the page.
 """
 
 import math
@@ -31,13 +31,13 @@ DIRECTIONS = {
     "flipped": "flipped pairs",
     "placebo": "placebo pairs",
 }
-SHARES = {  # what the number of a question is
+SHARES = {  # the quantity behind each question
     "hackward": "pull: hack-ward, in held-out hacks",
     "about": "contrast: hacks minus clean answers",
     "removable": "removed by the gate, of the progress",
 }
-MARKS = 200  # of one figure; of more prompts or steps, evenly spaced ones are drawn
-ROW = 0.37  # inches of a row of marks below its label
+MARKS = 200  # per figure; more prompts or steps are thinned evenly
+ROW = 0.37  # inches for a row of marks below its label
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
@@ -45,18 +45,18 @@ class Row(NamedTuple):
     """One estimate of a forest plot."""
 
     label: str
-    note: str  # beside the label: the numbers
+    note: str  # the numbers, at the right of the label
     value: float | None
     interval: Interval | None = None
-    null: tuple[float, float] | None = None  # where the null has 95% of its values
-    strong: bool = True  # the measurement itself, not what it is compared with
-    counts_from: float | None = None  # the size at which it begins to matter
+    null: tuple[float, float] | None = None  # central 95% of the null
+    strong: bool = True  # True: the measurement, False: a comparison
+    counts_from: float | None = None  # threshold from which the value matters
 
 
 def forest(
     axes: Axes, rows: Sequence[Row], *, centre: float = 0.0, null: str = "", strong: str = "", weak: str = ""
 ) -> None:
-    """Rows below one another, each label above its marks; `centre` is what no effect reads."""
+    """Draw a row for each estimate, with its label above its marks; `centre` is the value of no effect."""
     known = [(row, row.value) for row in rows if row.value is not None]
     for place, (row, value) in enumerate(known):
         if row.null is not None:
@@ -72,7 +72,7 @@ def forest(
 
 
 def answers(axes: Axes, analysis: Analysis) -> None:
-    """The number behind each question of the verdict, a share; ends beyond the axis lie at its ends."""
+    """Draw the share behind each question of the verdict; interval ends are clipped to the axis."""
     rows = []
     for finding in analysis.verdict.asked:
         number = finding.number
@@ -89,7 +89,7 @@ def answers(axes: Axes, analysis: Analysis) -> None:
 
 
 def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
-    """Mean cos_in of every arm against Haar directions; of a single one also against permuted pairs."""
+    """Draw mean cos_in of every arm against Haar directions; a single analysis also against shuffled pairs."""
     rows = []
     for analysis in analyses:
         for arm in analysis.of("cos_in"):
@@ -106,7 +106,7 @@ def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
 
 
 def _band(test: Estimate | None) -> tuple[float, float] | None:
-    """Where a null has 95% of its values."""
+    """Return the central 95% of a null."""
     if test is None or test.null is None:
         return None
     half = NORMAL_975 * test.parts["sd"]
@@ -114,7 +114,7 @@ def _band(test: Estimate | None) -> tuple[float, float] | None:
 
 
 def contrasts(axes: Axes, analysis: Analysis) -> None:
-    """Mean within-prompt difference of every arm."""
+    """Draw the mean within-prompt difference of every arm."""
     rows = []
     for contrast in (row for row in analysis.of("contrasts") if row.name == HACK_DIFFERENCE):
         note = f"{signed(contrast.value)} \u00b7 p {p_value(contrast.p)}"
@@ -127,7 +127,7 @@ def contrasts(axes: Axes, analysis: Analysis) -> None:
 
 
 def areas(axes: Axes, analysis: Analysis) -> None:
-    """AUROC for hacked among A > 0: the cosine, and the scores without a direction that it has to beat."""
+    """Draw the AUROC for hacked among A > 0: the cosine, and the direction-free scores that it has to beat."""
     rows = [
         Row(row.name, format(row), row.value, row.interval, strong=not i) for i, row in enumerate(analysis.of("auroc"))
     ]
@@ -137,7 +137,7 @@ def areas(axes: Axes, analysis: Analysis) -> None:
 
 
 def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
-    """One mark a prompt in every (source, label); below them the mean of all prompts with its 95% interval."""
+    """Draw one mark per prompt for each (source, label), with the mean over prompts and its 95% interval below."""
     samples = [sample for sample in samples_of(analysis) if sample.sure and getattr(sample, metric) is not None]
     rows = []
     for pool in sorted({sample.src_pool for sample in samples}):
@@ -149,7 +149,7 @@ def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
                 rows.append((f"{short(pool, 18)} \u00b7 {word}", means, len(bucket), word, color))
     for place, (label, means, num_rollouts, word, color) in enumerate(rows):
         shown = sorted(means)[:: math.ceil(len(means) * len(rows) / MARKS)]
-        heights = [place + 0.07 * (i % 3 - 1) for i in range(len(shown))]  # marks at one value would hide one another
+        heights = [place + 0.07 * (i % 3 - 1) for i in range(len(shown))]  # equal values would hide one another
         axes.plot(shown, heights, "o", color=color, alpha=0.7, mew=0, ls="none", label=f"{word}: a prompt")
         interval, mean = t_interval(means), sum(means) / len(means)
         if interval is not None:
@@ -164,7 +164,7 @@ def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
 
 
 def cells(axes: Axes, analysis: Analysis) -> None:
-    """Each cell's additive part of the hack-ward gradient; the last bar is their sum. A = 0 carries nothing."""
+    """Draw each cell's additive part of the gradient toward the hack, and their sum last. A = 0 contributes nothing."""
     paid = [cell for cell in analysis.cells if cell.advantage_sign]
     if not paid:
         return
@@ -179,7 +179,7 @@ def cells(axes: Axes, analysis: Analysis) -> None:
 
 
 def module_map(axes: Axes, analysis: Analysis) -> None:
-    """z of every module under permuted labels."""
+    """Draw the z of every module under shuffled labels."""
     rows = analysis.of("modules")
     if not rows:
         return
@@ -209,13 +209,13 @@ def module_map(axes: Axes, analysis: Analysis) -> None:
 
 
 def layer_and_kind(module: str) -> tuple[int, str]:
-    """The first number of a dotted path, and its last part; -1 without a number."""
+    """Return the first number of a dotted path (-1 without one) and its last part."""
     match = _LAYER.search(module)
     return (int(match[1]) if match else -1), module.rpartition(".")[2]
 
 
 def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
-    """cos_in and cos_out of one arm at every step, over 95% of Haar directions; a cross has no gradient."""
+    """Draw cos_in and cos_out of one arm by step, over the central 95% of Haar directions; a cross has no gradient."""
     steps = [step for step in analysis.steps if step.arm == arm]
     steps = steps[:: math.ceil(len(steps) / MARKS) or 1]
     known = [step for step in steps if step.cos_in is not None and step.cos_out is not None]
@@ -226,7 +226,7 @@ def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
         settings: dict[str, Any] = {"step": "mid", "color": EDGE, "alpha": 0.3, "lw": 0}
         axes.fill_between(xs, np.negative(half), half, label="95% of Haar", **settings)
     at, before, after = ([getattr(step, name) for step in known] for name in ("step", "cos_in", "cos_out"))
-    if analysis.trains:  # one path, whose steps are joined; at frozen weights the order means nothing
+    if analysis.trains:  # join the steps; with frozen weights their order means nothing
         updates = [(step.step, step.cos_update) for step in steps if step.cos_update is not None]
         axes.plot(*zip(*updates, strict=True) if updates else ((), ()), "--", color=SOFT, lw=1.3, label="of the update")
         axes.plot(at, before, color=INK, label="cos_in")
@@ -241,7 +241,7 @@ def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
         axes.plot(
             nothing, [0.02] * len(nothing), "x", color=SOFT, transform=axes.get_xaxis_transform(), label="no gradient"
         )
-    # The arms of a run share one axis, so that they can be compared by eye.
+    # The arms of a run share one axis, so they can be compared by eye.
     values = [
         cosine
         for step in analysis.steps
@@ -258,7 +258,7 @@ def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-# {section of the page: an analysis -> (name of the file, draw, data) of its figures}
+# {section of the page: function from an analysis to (file name, draw, data) for each figure}
 FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
     "verdict": lambda analysis: [("answers", answers, analysis)],
     "measures": lambda analysis: [("alignment", alignment, [analysis])],
@@ -274,14 +274,14 @@ FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
 
 
 def figures_of(analysis: Analysis, section: str) -> list[Figure]:
-    """The figures of an analysis in one section of the page."""
+    """Return the figures of an analysis in one section of the page."""
     of = "--".join(map(slug, label_of(analysis).split(" / ")))  # run, or run--condition
     figures = [drawn(f"{name}-{of}", draw, *data) for name, draw, *data in FIGURES[section](analysis)]
     return [figure for figure in figures if figure is not None]
 
 
 def _write_row(axes: Axes, place: float, label: str, note: str) -> None:
-    """The label of a row at its left end and its numbers at the right, above the marks."""
+    """Write the label of a row at the left and its numbers at the right, above the marks."""
     settings: dict[str, Any] = {"textcoords": "offset points", "xycoords": axes.get_yaxis_transform(), "fontsize": 8.5}
     settings["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1}
     axes.annotate(short(label, 44), (0, place), (0, 7), **settings)
@@ -289,7 +289,7 @@ def _write_row(axes: Axes, place: float, label: str, note: str) -> None:
 
 
 def _rows_of(axes: Axes, count: int, centre: float, row: float = ROW) -> None:
-    """Axes for `count` rows that have their own labels, with a line at `centre`."""
+    """Set up axes for `count` labelled rows, with a line at `centre`."""
     if not count:
         return
     axes.axvline(centre, color=EDGE, lw=1, zorder=1)
@@ -300,7 +300,7 @@ def _rows_of(axes: Axes, count: int, centre: float, row: float = ROW) -> None:
 
 
 def _labels(cell: Cell) -> str:
-    """`teacher, hint, hacked, right, A > 0`."""
+    """Describe a cell: `teacher, hint, hacked, right, A > 0`."""
     hacked = {True: "hacked", False: "clean", None: "hack unknown"}[cell.hacked]
     right = {True: "right", False: "wrong", None: "correctness unknown"}[cell.gt_pass]
     hint = ["hint"] if cell.hint else []

@@ -1,6 +1,6 @@
-"""The sections of the page: functions that gather what a template of `templates/` shows.
+"""The sections of the page: functions that gather the content for the templates in `templates/`.
 
-To add a section of figures: a row of EVIDENCE, and its figures under its id in `probe.report.run_figures.FIGURES`.
+To add a section of figures, add a row to EVIDENCE and its figures under its id in `probe.report.run_figures.FIGURES`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training
 from probe.report.trainings import rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
-# (id, title, lead, names of the tables, what stands in the place of figures), in reading order
+# (id, title, lead, names of the tables, text shown without figures), in reading order
 EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
     (
         "trajectories",
@@ -51,8 +51,8 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
         "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here.",
     ),
 )
-COLOURED = {"coloured": "coloured tokens first"}  # and of these the most hack-ward
-ORDERS = {  # of page.js
+COLOURED = {"coloured": "coloured tokens first"}  # then by alignment with the hack
+ORDERS = {  # keys of page.js
     "hackward": "most hack-ward first",
     "cleanward": "most clean-ward first",
     "step": "step by step",
@@ -63,7 +63,7 @@ ORDERS = {  # of page.js
 
 
 def measured(report: Report) -> list[Section]:
-    """A section a row of EVIDENCE: the figures of the first analyses, and the tables of all of them."""
+    """Return a section for each row of EVIDENCE, with the figures of the first analyses and the tables of all."""
     sections = []
     for id, title, lead, names, empty in EVIDENCE:
         tables = {label_of(analysis): all_tables(analysis, names) for analysis in report.analyses}
@@ -76,11 +76,11 @@ def measured(report: Report) -> list[Section]:
 
 
 def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
-    """Curves and ends by treatment, whose unit is the seed; None where nothing was trained and evaluated.
+    """Return training curves and final rates by treatment, over seeds; None without evaluated trainings.
 
     Args:
-        report: its training runs.
-        verdicts: on arms after training, beside vanilla.
+        report: a report with training runs.
+        verdicts: verdicts on arms after training, compared with vanilla.
     """
     arms = _telling_first(trained_arms(report))
     figures = figures_of_training(arms)
@@ -101,7 +101,7 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
 
 
 def times(report: Report) -> Section | None:
-    """Wall-clock times; None where no run has any."""
+    """Return the section of wall-clock times; None if no run has any."""
     rows = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
     if not rows:
         return None
@@ -117,11 +117,11 @@ def times(report: Report) -> Section | None:
 
 
 def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Section, set[str]]:
-    """The viewer of rollouts, and the anchors of those that it shows.
+    """Return the viewer of rollouts, and the anchors of the rollouts shown.
 
     Args:
         rollouts_by_run: the rollouts of each run.
-        budget: bytes of JSON for the rollouts of all runs together.
+        budget: total bytes of JSON for the rollouts of all runs.
     """
     data = viewer_data(rollouts_by_run, budget)
     shown = [one for run in rollouts_by_run for one in run.shown]
@@ -159,13 +159,13 @@ def _panels(
     num_more: int = 0,
     open: bool = False,
 ) -> str:
-    """Figures and the tables behind them, by the label of their run; tables fold unless `open`."""
+    """Render figures and their tables, by the label of the run; tables are folded unless `open`."""
     context = {"sentences": sentences, "empty": empty, "num_more": num_more, "open": open}
     return render("figures.html", figures=figures, tables=tables, **context)
 
 
 def _telling_first(arms: Sequence[TrainedArm]) -> list[TrainedArm]:
-    """Where not all have a colour: the first stays, then those that hack least after training."""
+    """Keep the first arm and, if not all have a colour, sort the others by final hack rate, lowest first."""
     if len(arms) <= MOST_NAMED:
         return list(arms)
     return [arms[0], *sorted(arms[1:], key=lambda arm: arm.mean("hack", "final"))]
@@ -194,6 +194,6 @@ def _evaluations(arms: Sequence[TrainedArm]) -> TextTable:
 
 
 def _rate(rate: Mapping[str, Any]) -> str:
-    """`50% [35%, 65%]`, or a dash where no rollout was evaluated."""
+    """Format a rate, `50% [35%, 65%]`; a dash without evaluated rollouts."""
     interval = rate["interval"]
     return "-" if interval is None else f"{rate['rate']:.0%} [{interval['low']:.0%}, {interval['high']:.0%}]"

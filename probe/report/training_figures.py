@@ -1,6 +1,6 @@
-"""The figures of trainings: functions draw(axes, arms, ...) that draw nothing where nothing was measured.
+"""Figures of trainings: functions draw(axes, arms, ...) that draw nothing without measurements.
 
-To add one: write such a function, and add its row to FIGURES. Arms come with what they are compared with first.
+To add one, write such a function and add a row to FIGURES. The first arm is the baseline of the comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from probe.report.drawing import ARMS, EDGE, HACK, PAPER, Figure, drawn
 from probe.report.facts import plural
 from probe.report.trainings import IN_TRAINING, Point, curve, rate_at, steps_of
 
-MOST_NAMED = len(ARMS)  # of more treatments, the others are thin grey lines
+MOST_NAMED = len(ARMS)  # further treatments are thin grey lines
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vP*X"
 RATES = {
@@ -28,7 +28,7 @@ SEEDS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 
 def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
-    """A line a treatment with its intervals; the first one, which the others are compared with, over them."""
+    """Draw a line with intervals for each treatment; the first, the baseline, lies on top."""
     series = [(short(name, 60), points) for name, points in series if points]
     last = max((points[-1].step for _, points in series), default=0)
     for place, (name, points) in enumerate(series):
@@ -37,7 +37,9 @@ def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
             label = plural(len(series) - MOST_NAMED, "other treatment")
             axes.plot(*_places(points), color=EDGE, alpha=0.55, lw=1, zorder=2, label=label)
             continue
-        shift = 0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)  # intervals would hide one another
+        shift = (
+            0.008 * last * (place - (min(len(series), MOST_NAMED) - 1) / 2)
+        )  # shifted, or intervals would hide one another
         steps, values = _places(points)
         steps = [step + shift for step in steps] if any(point.low is not None for point in points) else steps
         marker = "o" if len(points) <= 40 else ""
@@ -49,7 +51,7 @@ def curves(axes: Axes, series: Sequence[tuple[str, Sequence[Point]]]) -> None:
 
 
 def learning(axes: Axes, arms: Sequence[TrainedArm], metric: str) -> None:
-    """A held-out rate of every treatment over its training, with 95% intervals."""
+    """Draw a held-out rate of every treatment over training, with 95% intervals."""
     curves(axes, [(arm.name, curve(arm, metric)) for arm in arms])
     counts = sorted({len(arm.runs) for arm in arms})
     interval = "Wilson 95%" if counts == [1] else "95% over seeds"
@@ -60,7 +62,7 @@ def learning(axes: Axes, arms: Sequence[TrainedArm], metric: str) -> None:
 
 
 def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
-    """What the step records say of the rollouts that are trained on, the mean over seeds."""
+    """Draw a quantity of the training rollouts from the step records, as the mean over seeds."""
     curves(axes, [(arm.name, trainings.in_training(arm, field)) for arm in arms])
     title, unit, _ = IN_TRAINING[field]
     axes.set_title(title)
@@ -68,7 +70,7 @@ def in_training(axes: Axes, arms: Sequence[TrainedArm], field: str) -> None:
 
 
 def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
-    """Hack against solve after training, with 95% intervals: the upper left is best, below the cross is a loss."""
+    """Draw final hack and solve rates with 95% intervals: the upper left is best, and below the cross solving drops."""
     ends = [
         (arm, *(rate_at(arm, metric, steps_of(arm)[-1]) for metric in ("hack", "solve")))
         for arm in arms
@@ -91,7 +93,7 @@ def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
     if known:
         mean = [sum(values) / len(known) for values in zip(*known, strict=True)]
         axes.plot(*([value] for value in mean), "+", color=HACK, ms=10, mew=2, label="start", ls="none")
-    # Of the values alone: the intervals of few seeds are wide, and end at the frame.
+    # Limits come from the values only: intervals of few seeds are wide and are cut at the frame.
     solves = [solve.value for _, _, solve in ends] + [solve for _, solve in known]
     axes.set(xlim=(-0.03, 1.03), ylim=(max(min(solves) - 0.12, -0.03), min(max(solves) + 0.12, 1.03)))
     axes.set_title("Hack against solve after training")
@@ -100,7 +102,7 @@ def pareto(axes: Axes, arms: Sequence[TrainedArm]) -> None:
         axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-# (name of the file, draw, what of) in reading order
+# (file name, draw, arguments) in reading order
 FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
     ("learning-hack", learning, ("hack",)),
     ("learning-solve", learning, ("solve",)),
@@ -111,7 +113,7 @@ FIGURES: Sequence[tuple[str, Callable[..., None], tuple[Any, ...]]] = (
 
 
 def figures_of_training(arms: Sequence[TrainedArm]) -> list[Figure]:
-    """All that have something to draw."""
+    """Return the figures that have something to draw."""
     figures = [drawn(name, draw, arms, *what) for name, draw, what in FIGURES]
     return [figure for figure in figures if figure is not None]
 

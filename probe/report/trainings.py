@@ -1,6 +1,6 @@
-"""The curves of trained arms, whose unit is the seed: held-out rates, what the step records say. Torch-free.
+"""Curves of trained arms over seeds: held-out rates and quantities of the step records. Torch-free.
 
-arms = trained_arms(report)                  what everything is compared with comes first
+arms = trained_arms(report)                  the baseline of the comparison comes first
 rate_at(arms[0], "hack", steps_of(arms[0])[-1])
 """
 
@@ -18,11 +18,11 @@ from probe.settings.words import ALL
 
 
 class Point(NamedTuple):
-    """A value of an arm at one step, with its 95% interval: over seeds, and of one seed alone its own."""
+    """A value of an arm at one step, with its 95% interval over seeds, or within the only seed."""
 
     step: int
     value: float
-    low: float | None = None  # None: unknown, or nothing bounds this end
+    low: float | None = None  # None: unknown or unbounded
     high: float | None = None
 
 
@@ -40,26 +40,26 @@ IN_TRAINING: Mapping[str, tuple[str, str, Callable[[StepRecord], float | bool | 
 
 
 def trained_arms(report: Report) -> list[TrainedArm]:
-    """The evaluated arms of a report, as its verdicts call them; what they are compared with comes first."""
+    """Return the evaluated arms of a report, named as in its verdicts, with the baseline first."""
     arms = arms_of(report.analyses) if report.evaluation is None else report.evaluation.trained
     return [arm for arm in arms if arm.runs]
 
 
 def rates_of(run: Analysis) -> dict[int, Mapping[str, Any]]:
-    """{optimizer step: rates of the deployed weights, in the loophole that was trained on}."""
+    """Return {optimizer step: rates of the deployed weights, in the loophole of the training}."""
     mode = run.records.settings["rollouts"]["mode"]
     return {row["step"]: row["rates"].get(mode) or row["rates"][ALL] for row in deployed(run.records.evals)}
 
 
 def steps_of(arm: TrainedArm) -> list[int]:
-    """The steps at which every run was evaluated: a mean over fewer seeds at some of them would jump."""
+    """Return the steps at which every run was evaluated, because a mean over changing seeds would jump."""
     return sorted(set.intersection(*({*rates_of(run)} for run in arm.runs)))
 
 
 def rate_at(arm: TrainedArm, metric: str, step: int) -> Point | None:
-    """A held-out rate at a step, of `hack`, `exploit` and `solve`; None where a run graded nothing.
+    """Return a held-out rate (`hack`, `exploit` or `solve`) at a step; None if a run graded nothing.
 
-    The interval of several seeds is never narrower than drawing the outcomes makes it; of one seed it is Wilson's.
+    The interval over several seeds is at least as wide as the sampling of outcomes implies; one seed has Wilson's.
     """
     rates = [rates_of(run)[step] for run in arm.runs]
     values = [row[metric]["rate"] for row in rates]
@@ -69,18 +69,18 @@ def rate_at(arm: TrainedArm, metric: str, step: int) -> Point | None:
         bounds = rates[0][metric]["interval"] or {}
         return Point(step, values[0], bounds.get("low"), bounds.get("high"))
     compared = mean(rate([[value] for value in values], sum(row["num_rollouts"] for row in rates)))
-    assert compared is not None  # there are two seeds
+    assert compared is not None  # because there are two seeds
     bounds = compared.bounded()
     return Point(step, sum(values) / len(values), max(bounds.low, 0.0), bounds.high)
 
 
 def curve(arm: TrainedArm, metric: str) -> list[Point]:
-    """A held-out rate at every common step."""
+    """Return a held-out rate at every common step."""
     return [point for step in steps_of(arm) if (point := rate_at(arm, metric, step)) is not None]
 
 
 def in_training(arm: TrainedArm, field: str) -> list[Point]:
-    """A row of IN_TRAINING, the mean over the seeds, at the steps in which every seed has it."""
+    """Return the mean over seeds of a row of IN_TRAINING, at the steps with a value for every seed."""
     values: dict[int, list[float]] = {}
     for run in arm.runs:
         for step in run.steps:

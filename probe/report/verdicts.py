@@ -1,6 +1,6 @@
-"""The sections of verdicts: of one run, of trained arms, of a spec; then what they rest on, criteria, and all runs.
+"""Sections for the verdict (of one run, trained arms or a spec), its measures, the criteria and all runs.
 
-What stands where is in `templates/first.html`, `verdict.html` and `runs.html`.
+`templates/first.html`, `verdict.html` and `runs.html` define the layout.
 """
 
 from collections import Counter
@@ -26,15 +26,15 @@ LEAD = "What the data say, why, and what to do next. Brackets hold 95% intervals
 VALIDITY = "Validity, part by part: can the measurement be believed?"
 SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
 RESTS_ON = {"hackward": "measures", "about": "distributions", "removable": "measures"}  # {finding: its section}
-MOST_ARMS = 6  # with a line of their own; of more, their verdicts are counted
+MOST_ARMS = 6  # more arms are shown as counts of verdicts
 
 
 def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
-    """The verdict of the spec, or of the one run; of several runs what training made of their arms.
+    """Return the section of the verdict on the spec, the single run, or the trained arms of several runs.
 
     Args:
-        report: what is judged.
-        pushes: of the one run: what pushes (`probe.report.rollouts.evidence`). None for several.
+        report: the report to judge.
+        pushes: `probe.report.rollouts.evidence` of a single run, else None.
     """
     context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
     arms, lead, figures = arm_verdicts(report), LEAD, []
@@ -55,7 +55,7 @@ def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
 
 
 def measures(report: Report) -> Section | None:
-    """What the verdict of a single run rests on; several runs have it folded away in their comparison."""
+    """Return the measures behind the verdict of a single run; None for several, which show them in the comparison."""
     analysis = report.judged
     if analysis is None:
         return None
@@ -71,7 +71,7 @@ def measures(report: Report) -> Section | None:
 
 
 def compared(report: Report) -> list[Section]:
-    """What several runs are compared by: of a spec its criteria, and all runs."""
+    """Return the sections that compare several runs: the criteria of a spec, and all runs."""
     sections = []
     if report.evaluation is not None:
         lead = "Written down before the data were there. What a criterion asks, and what the data say to it."
@@ -89,7 +89,7 @@ def compared(report: Report) -> list[Section]:
 
 
 def arm_verdicts(report: Report) -> list[Verdict]:
-    """What the judge says of arms after training, of the spec or of runs that were given together."""
+    """Return the verdicts on trained arms, of the spec or of runs analysed together."""
     if report.evaluation is not None:
         return report.evaluation.arms
     trainings = grouped(report.analyses)
@@ -97,12 +97,12 @@ def arm_verdicts(report: Report) -> list[Verdict]:
 
 
 def overview(analyses: Sequence[Analysis]) -> TextTable:
-    """One row an analysis: what a comparison of runs looks at first."""
+    """Return a table with the main numbers of each analysis, one a row."""
     rows = []
     for analysis in analyses:
         cosine = analysis.get("cos_in", "cos_in", analysis.measured_arm) or Estimate(name="cos_in")
         permuted = analysis.get("nulls", f"cos_in, {N2}") or Estimate(name=N2)
-        area = next(iter(analysis.of("auroc")), Estimate(name="auroc"))  # of v_hack; its rivals follow
+        area = next(iter(analysis.of("auroc")), Estimate(name="auroc"))  # v_hack comes first, its rivals follow
         place = (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(cosine.n))
         numbers = (shown(cosine.value, "+.3f"), p_value(cosine.p), p_value(permuted.p), shown(area.value, ".2f"))
         rows.append((*place, *numbers))
@@ -130,13 +130,13 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
 
 
 def _measures(analysis: Analysis) -> list[TextTable]:
-    """The tables of estimates that no other section shows: those behind the three questions, and new ones."""
+    """Return the tables of estimates that no other section shows, such as those behind the three questions."""
     elsewhere = {name for *_, names, _ in EVIDENCE for name in names}
     return all_tables(analysis, [family for family in FAMILIES if family not in elsewhere])
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:
-    """All that is in the verdict of a run; the last two are lists in the page, and tables in the files."""
+    """Return the content of a run's verdict as tables; the page shows the last two as lists."""
     bases = basis_table(analysis)
     lists = [
         _list("validity", VALIDITY, analysis.validity),

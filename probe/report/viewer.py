@@ -1,9 +1,9 @@
-"""The rollouts of a page as data: one JSON object, which `page.js` searches, sorts and draws. Torch-free.
+"""The rollouts of a page as one JSON object, which `page.js` searches, sorts and draws. Torch-free.
 
     {"strings": [text, ...], "runs": [{name, anchor, largest, scale}, ...], "rows": [row, ...]}
 
-Prompts, grades and lengths of tokens repeat from rollout to rollout, so every text is stored once, and rows hold its
-number. That is how the thousands of rollouts of a training fit into one page.
+Prompts, grades and token lengths repeat between rollouts, so each text is stored once and rows hold its number. This
+fits the thousands of rollouts of a training into one page.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from probe.report.rollouts import RunRollouts, ShownRollout, largest_cosines_fir
 from replay_pools.base.files import dump_json
 from replay_pools.base.terminal import visible
 
-SHARE_UNIT = 1e-5  # shares are whole numbers of this in the page, which page.js multiplies again
+SHARE_UNIT = 1e-5  # the page stores shares as integer multiples; page.js multiplies them back
 
 
 class Strings:
-    """Texts, each stored once under its number; invisible characters as escapes."""
+    """Numbered texts, each stored once, with invisible characters escaped."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def number(self, text: str) -> int:
-        """The number of a text, which is stored where it is new."""
+        """Return the number of a text; store a new text."""
         shown = visible(text)
         if shown not in self._numbers:
             self._numbers[shown] = len(self.texts)
@@ -37,7 +37,7 @@ class Strings:
         return self._numbers[shown]
 
     def forget(self, count: int) -> None:
-        """Drop all texts but the first `count`."""
+        """Drop all texts after the first `count`."""
         for text in self.texts[count:]:
             del self._numbers[text]
         del self.texts[count:]
@@ -45,19 +45,19 @@ class Strings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewerData:
-    """What the viewer shows."""
+    """The content of the viewer."""
 
     json: str
-    anchors: set[str]  # of the rollouts in it
-    largest_share: float | None  # of all runs: the full colour of a token; None without shares
+    anchors: set[str]  # of the included rollouts
+    largest_share: float | None  # over all runs, drawn in full colour; None without shares
 
 
 def viewer_data(rollouts_by_run: Sequence[RunRollouts], budget: int) -> ViewerData:
-    """The rollouts of all runs, those with the largest cosines where not all fit.
+    """Encode the rollouts of all runs; if not all fit, the ones with the largest cosines.
 
     Args:
         rollouts_by_run: the rollouts of each run.
-        budget: bytes of JSON, of which every run gets the same part.
+        budget: bytes of JSON, divided equally among runs.
     """
     strings = Strings()
     runs: list[dict[str, Any]] = []
@@ -78,7 +78,7 @@ def viewer_data(rollouts_by_run: Sequence[RunRollouts], budget: int) -> ViewerDa
         anchors |= {shown.anchor for shown, _ in chosen}
         rows += [row for _, row in chosen]
     return ViewerData(
-        # No text can end the script element that holds the data: there is no `<` in it.
+        # The JSON has no `<`, so no text can close the script element.
         json=_dump({"runs": runs, "rows": rows, "strings": strings.texts}).decode(),
         anchors=anchors,
         largest_share=max((scale for scale in scales if scale is not None), default=None),
@@ -88,13 +88,13 @@ def viewer_data(rollouts_by_run: Sequence[RunRollouts], budget: int) -> ViewerDa
 def _choose(
     shown: Sequence[ShownRollout], run: int, strings: Strings, budget: int
 ) -> list[tuple[ShownRollout, dict[str, Any]]]:
-    """The rollouts with the largest cosines that fit `budget` bytes, in order of step and sample."""
+    """Return the rollouts with the largest cosines that fit into `budget` bytes, sorted by step and sample."""
     chosen, left = [], budget
     for rollout in largest_cosines_first(shown):
         before = len(strings.texts)
         row = _row(rollout, run, strings)
         left -= len(_dump(row)) + sum(len(_dump(text)) + 1 for text in strings.texts[before:]) + 1
-        # A smaller one further down might still fit, but then these would not be the largest cosines.
+        # Stop here: a later, smaller rollout might fit, but the result would skip a larger cosine.
         if left < 0:
             strings.forget(before)
             break
@@ -103,7 +103,7 @@ def _choose(
 
 
 def _row(shown: ShownRollout, run: int, strings: Strings) -> dict[str, Any]:
-    """One rollout; every text is a number of `strings`."""
+    """Return one rollout as a row, with texts as numbers of `strings`."""
     sample, rollout = shown.sample, shown.rollout
     facts = []
     for name, sentence in facts_of(rollout, sample):
@@ -129,9 +129,9 @@ def _row(shown: ShownRollout, run: int, strings: Strings) -> dict[str, Any]:
 
 
 def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
-    """[title, text] of prompt or completion; with shares or several turns also the lengths and the shares of its parts.
+    """Return [title, text] of prompt or completion; with shares or several turns, add lengths and shares of its parts.
 
-    A share is `x` in turns of tools and users, and `-` where none is recorded.
+    A share is `x` in turns of tools and users, and `-` if none is recorded.
     """
     rollout, record = shown.rollout, shown.tokens
     text: str = getattr(rollout, part)
@@ -156,7 +156,7 @@ def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
         units = ["-" if is_sampled else "x" for is_sampled, _ in rollout.turns]
     if units:
         assert chars is not None
-        # The lengths of the tokens in the page, where the escapes of invisible characters are longer.
+        # Measure tokens as shown in the page, where invisible characters become longer escapes.
         ends = list(accumulate(chars, initial=0))
         lengths = [len(visible(text[start:end])) for start, end in pairwise(ends)]
         numbers += [strings.number(" ".join(map(str, values))) for values in (lengths, units)]
@@ -164,13 +164,13 @@ def _text(shown: ShownRollout, part: str, strings: Strings) -> list[int]:
 
 
 def _largest_share(shown: Sequence[ShownRollout]) -> float | None:
-    """The share that gets the full colour: the 99th percentile of |share| over all tokens, or None without shares."""
+    """Return the share drawn in full colour: the 99th percentile of |share| over all tokens; None without shares."""
     shares: list[float] = []
     for rollout in shown:
         if rollout.tokens is not None:
             shares += [abs(share) for share in rollout.tokens.prompt or ()]
             shares += [abs(share) for share in rollout.tokens.completion or ()]
-    # At least one unit, because page.js divides by it.
+    # page.js divides by this share, so it is at least one unit.
     return max(float(np.quantile(shares, 0.99)), SHARE_UNIT) if shares else None
 
 

@@ -1,4 +1,4 @@
-"""`probe check`, `probe.check`: a log and pairs, checked together, imported, replayed and analysed."""
+"""`probe check` and `probe.check`: check a log together with pairs, import, replay and analyse it."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
 SCALE, PER_POOL = "objective.scale_rewards", "source.per_pool"
-ARMS = "vanilla", "projected", "random"  # the update, the projection, a control
+ARMS = "vanilla", "projected", "random"  # update, projection, control
 COLOURED = 8  # steps with coloured tokens on the page
-# Settings that follow from what the command is given: a value of one's own would be ignored.
+# Derived settings: a user's value would be ignored, so it is refused.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NO_PAIRS = (
     'write two dozen rows {"prompt", "hack", "clean"} that show your hack, and pass the file; --pairs builtin has '
     "pairs of the package: small Python problems, hacked by a test that checks nothing; from a log with labels, probe "
     "pool draft proposes pairs"
 )
-# {what an error says of the command line: what it says in Python}
+# {command-line wording in an error: its wording in Python}
 ARGUMENTS = (
     (r"--map (\w+)=([^\s,;)]+)", r'mapping={"\1": "\2"}'),
     (r"--format (\S+)", r'format_name="\1"'),
@@ -58,28 +58,29 @@ def check(
     settings: Mapping[str, Any] = MappingProxyType({}),
     say: Callable[[str], None] = print,
 ) -> "Analysis":
-    """Say whether the updates of logged rollouts point toward the hack of pairs: `probe check` without its page.
+    """Analyse whether updates of logged rollouts point toward the hack of the pairs: `probe check` without a page.
 
     >>> rows = [{"prompt": "Add 1 and 2.", "completion": "3", "reward": 1.0, "hacked": False}, ...]  # doctest: +SKIP
     >>> print(probe.check(rows, "builtin", "organism").verdict)  # doctest: +SKIP
 
     Args:
         rows: a log of any tool (a file or a folder), a list of dicts, a DataFrame or a `datasets.Dataset`.
-        pairs: `builtin` and others of the package, a file, or rows of `prompt`, `hack` and `clean`.
-        model: that sampled the rollouts, by name or path.
-        mapping: {target: column}, for columns that are guessed wrong or not at all.
-        format_name: of the log; None recognises it.
-        limit: tokens at which completions were cut off, where the log does not say it.
-        skip_bad: most broken rows that are left out.
-        k: directions in a module.
+        pairs: bundled pairs such as `builtin`, a file, or rows of `prompt`, `hack` and `clean`.
+        model: model that sampled the rollouts, by name or path.
+        mapping: {target: column}, for columns that are not recognised correctly.
+        format_name: format of the log; None detects it.
+        limit: completion limit in tokens, if the log does not record it.
+        skip_bad: maximum number of broken rows to leave out.
+        k: directions per module.
         steps: groups to replay; None: all.
-        name: of the pool and the run in `out`; None is made of the file, with a hash of what shapes the result.
-        out: the root folder of all files.
-        settings: as --set of the command, {"objective.scale_rewards": "group"}.
-        say: gets what was recognised, and cautions.
+        name: name of the pool and the run in `out`; None: the file's name with a hash of everything that affects the
+            result.
+        out: root folder of all files.
+        settings: settings as for --set, {"objective.scale_rewards": "group"}.
+        say: called with recognised columns and cautions.
 
     Raises:
-        InputError: everything that is wrong with the log, the pairs and the settings.
+        InputError: all faults of the log, the pairs and the settings.
     """
     from extraction.pair_files import store_rows
 
@@ -103,7 +104,7 @@ def check(
 
 
 def as_arguments(error: InputError) -> InputError:
-    """Return an error of the command line in the words of Python."""
+    """Return a command-line error reworded for Python."""
     errors = []
     for each in error.errors:
         where, fix = str(each.where), each.fix
@@ -127,17 +128,17 @@ def checked(
     skip_bad: int,
     without_pairs: Callable[[CheckedLog], None] = lambda log: None,
 ) -> tuple[CheckedLog, list[str]]:
-    """Return the log without faults, and what was decided of the pairs. The log comes first, without torch.
+    """Check the log (first, without torch) and the pairs; return the log and notes on the choice of pairs.
 
     Args:
-        source: of the log.
-        config: with the pairs and the model.
-        given: keys of all settings that were given.
-        mapping, format_name, skip_bad: of `check_log`.
-        without_pairs: gets a sound log where no pairs were given, which is refused.
+        source: the log.
+        config: settings with the pairs and the model.
+        given: keys of all settings given by the user.
+        mapping, format_name, skip_bad: as for `check_log`.
+        without_pairs: called with a valid log if no pairs were given, before the error.
 
     Raises:
-        InputError: everything that is wrong with the log, the pairs and the model's name.
+        InputError: all faults of the log, the pairs and the model's name.
     """
     errors: list[InputError] = []
     for key in (key for key in DECIDED if key in given):
@@ -169,7 +170,7 @@ def checked(
 
 
 def _without_update(log: CheckedLog) -> list[InputError]:
-    """Return why no group of a log has an update, whatever the settings are; nothing where one has."""
+    """Return why no group of a log gives an update under any settings; empty if one does."""
     source = log.rows.source
     if max(map(len, log.groups)) < 2:
         expected = "several rollouts with a reward to one prompt, to compare their rewards"
@@ -184,7 +185,7 @@ def _without_update(log: CheckedLog) -> list[InputError]:
 
 
 def _checked_pairs(config: ReplayConfig, *, with_tokens: bool) -> list[str]:
-    """Return what was decided of the pairs, once they are sound; with the tokenizer of the model, if asked."""
+    """Check the pairs (with the model's tokenizer for `with_tokens`) and return notes on their choice."""
     from extraction.selection import pair_notes, selected_pairs
 
     extraction = config.intervention.extraction
@@ -201,7 +202,7 @@ def _checked_pairs(config: ReplayConfig, *, with_tokens: bool) -> list[str]:
 def settled(
     log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, limit: int | None
 ) -> tuple[ReplayConfig, str]:
-    """Return the settings of the replay of a log, and the name of its pool and run."""
+    """Return the settings of a log's replay, and the name of its pool and run."""
     config = replace(config, intervention=replace(config.intervention, arms=ARMS))
     if "token_attribution" not in given:
         config = replace(config, token_attribution=COLOURED)
@@ -214,12 +215,12 @@ def settled(
 
 
 def group_size(log: CheckedLog) -> int:
-    """Return the size of a group that every problem fills; two at least, since one rollout alone has no update."""
+    """Return the largest group size that every problem fills; at least 2, as a single rollout gives no update."""
     return max(2, min(map(len, log.groups), default=2))
 
 
 def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> str:
-    """Return the name of the file, with a hash of all that shapes the result: no two results share a name."""
+    """Return the file's name with a hash of everything that affects the result, so that no two results share a name."""
     from extraction.pairs import pairs_sha
     from extraction.selection import selected_pairs
 
@@ -229,7 +230,7 @@ def _default_name(log: CheckedLog, config: ReplayConfig, limit: int | None) -> s
 
 
 def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], None]) -> Path:
-    """Replay the imported pool; return the directory of the run."""
+    """Replay the imported pool and return the run's directory."""
     from probe.runs.replay import run_replay
     from probe.runs.session import running
 
@@ -240,6 +241,6 @@ def replayed(config: ReplayConfig, name: str, out: Path, say: Callable[[str], No
 
 
 def imported(log: CheckedLog, config: ReplayConfig, name: str, out: Path, limit: int | None) -> Pool:
-    """Return the pool of a checked log."""
+    """Import a checked log and return its pool."""
     model, template = str(config.model.name), config.model.template
     return import_log(log, name=name, out=out, model=model, template=template, limit=limit)

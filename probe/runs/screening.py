@@ -1,8 +1,8 @@
-"""Screening: the lookahead of every remedy from one replay, all from the same start.
+"""Screening: the lookahead of every remedy from one replay, all from the same weights.
 
 A remedy is a set of settings that differ from a plain training (`probe.settings.remedy.CANDIDATES`). Projection, loss,
-rewards, prompts and activations act as in a training. Its effect on sampling is not measured, because the rollouts are
-stored. A remedy that shortens the training takes the same share of the steps.
+rewards, prompts and activations act as in a training. The rollouts are stored, so a remedy's effect on sampling is not
+measured. A remedy that shortens the training shortens the lookahead by the same factor.
 
 `screen/NAME-HASH/lookahead.jsonl` of the run holds the `LookaheadRecord`s of one measured remedy.
 """
@@ -37,10 +37,10 @@ SEEN = ("objective.", "intervention.", "remedy.", LENGTH)  # prefixes of the set
 
 
 def ahead_config(config: ReplayConfig, settings: Mapping[str, Any], steps: int) -> ReplayConfig:
-    """Return a replay with the settings of a remedy and a lookahead of `steps`.
+    """Return the settings of a replay with a remedy and a lookahead of `steps`.
 
     Raises:
-        InputError: settings that a replay lacks, such as the sampler's.
+        InputError: the remedy has settings that a replay lacks, such as the sampler's.
     """
     share = settings.get(LENGTH, TRAINING_STEPS) / TRAINING_STEPS
     options = {"intervention.arms": [arm_of(settings)], "lookahead.steps": max(1, round(share * steps))}
@@ -60,7 +60,7 @@ def look_at_remedies(
     out_dir: Path,
     say: Callable[[str], None],
 ) -> Ahead:
-    """Measure the lookahead of every remedy and of a training without one; measured remedies are read back.
+    """Measure the lookahead of every remedy and of plain training; read earlier measurements from disk.
 
     Args:
         run: a complete replay at frozen weights.
