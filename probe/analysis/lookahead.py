@@ -20,7 +20,7 @@ MEASURES = ("hacks", "honest", "held-out hacks", "held-out clean")
 class Ahead:
     """Results of remedies that took steps from one replay (`probe.runs.screening`)."""
 
-    plain: str  # name of the case without a remedy
+    plain: str  # key of the run without a remedy
     records: Mapping[str, Sequence[LookaheadRecord]]  # by remedy
     seconds: Mapping[str, float]  # CPU time of the steps
     unseen: Mapping[str, str]  # {remedy: reason without a lookahead}
