@@ -62,7 +62,7 @@ def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int
 
 
 def haar_cosine(steps: Iterable[StepRecord], arm: str) -> Estimate | None:
-    """Test the mean cos_in of one arm against Haar directions shared by all steps; None without steps that have both."""
+    """Test the mean cos_in of one arm against Haar directions shared by all steps; None without such steps."""
     pairs = [(step.cos_in, step.haar_sd) for step in steps if step.arm == arm and step.cos_in is not None]
     known = [(cosine, sd) for cosine, sd in pairs if sd]
     if not known:

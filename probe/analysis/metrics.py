@@ -74,7 +74,7 @@ class Estimate:
     minimum: float | None = None
     maximum: float | None = None
     nulls: Mapping[str, Measured] = field(default_factory=dict)  # keyed by the names in a criterion's `null`
-    beaten_by: Sequence[str] | None = None  # trivial scores that do at least equally well (null "baselines"); None: none measured
+    beaten_by: Sequence[str] | None = None  # trivial scores that do at least equally well; None: none measured
     by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
     trials: Mapping[str, int] = field(default_factory=dict)  # for a rate, {unit: number of outcomes}
     vacuous: str | None = None  # why the number could not have come out differently
@@ -99,8 +99,8 @@ def estimate(
         trials: for a rate, {unit: number of outcomes}.
 
     Returns:
-        Mean, 95% and 90% intervals (for a rate, from `shares`), two-sided sign-flip p against zero, extremes. Equal values
-        that are not rates show no variance and have no interval.
+        Mean, 95% and 90% intervals (for a rate, from `shares`), two-sided sign-flip p against zero, extremes. Equal
+        values that are not rates show no variance and have no interval.
     """
     summary = _summary(tuple(by_unit.values()), tuple((trials or {}).values()))
     return replace(summary, unit=unit, nulls=nulls or {}, by_unit=by_unit, trials=trials or {})
@@ -300,8 +300,8 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
         nulls = _nulls(evidence, "cos_in")
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
         if "N2" in nulls:
-            # The mean under N2 is exactly 0; estimating it from draws would only add noise. A permutation and its exchange
-            # of halves are equally likely, and the exchange reverses every oriented direction.
+            # The mean under N2 is exactly 0; estimating it from draws would only add noise. A permutation and
+            # its exchange of halves are equally likely, and the exchange reverses every oriented direction.
             by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls={"N2": nulls["N2"]})
     for name in (HACK_DIFFERENCE, PURE_HACK):
         contrast = evidence.get("contrasts", name, arm)
@@ -420,7 +420,7 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
 
 
 def _final_kl(steps: Iterable[StepRecord]) -> float | None:
-    """Return the mean KL over the last quarter of the steps (at least one): on-policy if the hacking policy has left."""
+    """Return the mean KL over the last quarter of the steps (at least one): on-policy once the hacking policy left."""
     values = present(step.kl.get("mean") for step in steps)
     last = values[-max(1, len(values) // 4) :]
     return sum(last) / len(last) if last else None

@@ -83,8 +83,8 @@ def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int
 
     parts: `measured` (the numerator, a mean over prompts of cosines), `ceiling` (the denominator, a mean over
     `num_held_out` pairs), `sd_prompts` of the numerator between prompts, `sd_ceiling` between held-out pairs,
-    `sd_pairs` and `sd_pairs_ceiling` of both over half-samples of the extraction pairs with their `correlation`, `num_hacks` of
-    `contrast`. Intervals are over prompts, held-out pairs and extraction pairs.
+    `sd_pairs` and `sd_pairs_ceiling` of both over half-samples of the extraction pairs with their `correlation`,
+    `num_hacks` of `contrast`. Intervals are over prompts, held-out pairs and extraction pairs.
 
     Args:
         linked: records and inner products.
