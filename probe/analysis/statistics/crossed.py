@@ -2,7 +2,7 @@
 
 A cell is the share of one problem in one seed. The variance of a mean over cells, or of a difference of two means, is
 
-    seeds      variance of the seeds' means / their number; at least the sampling variance of the outcomes, r (1 - r) / n
+    seeds      variance of the seeds' means / their number; at least the outcomes' sampling variance, r (1 - r) / n
                with r = (yes + 2) / (n + 4) (Agresti and Coull 1998): equal rates in all seeds, or all 0, are chance
     problems   variance of the problems' means (or their differences) / their number
     both       residual variance in the cells: both terms contain it, so it is subtracted once

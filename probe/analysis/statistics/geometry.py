@@ -179,7 +179,7 @@ def concatenated(parts: Sequence[Axes]) -> Axes:
 
 def weighted(step: StepGram, weights: Array) -> Gradients:
     """Return the sums sum_i weights[s, i] g_i, one per row of weights (S, G): totals of a step under S weightings."""
-    # Matrix products, not einsum: its search for the best order takes longer than so small a sum.
+    # Matrix products: a search for the best contraction order takes longer than so small a sum.
     squared = np.einsum("msj,sj->ms", np.matmul(weights, step.samples), weights)
     return Gradients(inner=np.matmul(weights, step.inner), norms=np.sqrt(np.maximum(squared, 0.0)))
 
@@ -218,7 +218,7 @@ def mean_unit(gradients: Gradients, weights: Array) -> Array:
 
 
 def mean_module_unit(gradients: Gradients, weights: Array) -> Array:
-    """Return (M, N) `mean_unit` with each module's gradient scaled separately; a module without a gradient counts as 0."""
+    """Return (M, N) `mean_unit` with each module's gradient scaled separately; a zero gradient counts as 0."""
     return np.einsum("msn,ms->mn", gradients.inner, ratio(weights[None, :], gradients.norms, otherwise=0.0))
 
 
@@ -236,7 +236,7 @@ def along_modules(axes: Axes, gradient: Array) -> Array:
 
 
 def cosines(axes: Axes, gradients: Gradients) -> Array:
-    """Return (B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), over the M modules with a direction."""
+    """Return (B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), over M modules with a direction."""
     dots = np.tensordot(axes.rows, gradients.inner, axes=((1, 2), (0, 2)))
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
 

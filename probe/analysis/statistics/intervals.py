@@ -15,8 +15,8 @@ so that 0 of 64 in each of three seeds is [0, .09], and in each of two [0, .70]:
 about seeds. Student's interval has no width there, and for a rate of 5% with an intra-seed correlation of .1 it covers
 83%.
 
-A ratio of two means has Fieller's interval. Independent sources of variation (prompts, held-out pairs, extraction pairs)
-add their covariances.
+A ratio of two means has Fieller's interval. Independent sources of variation (prompts, held-out pairs, extraction
+pairs) add their covariances.
 """
 
 import math
@@ -148,7 +148,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
 
 
 def _ranks(x: Array) -> Array:
-    """Return (..., rows) ranks from 1, ties averaged; a NaN makes all its ranks NaN. scipy's version loads its tests."""
+    """Return (..., rows) ranks from 1, ties averaged; a NaN makes all its ranks NaN. scipy's loads its tests."""
     ranks = np.empty(x.shape)
     for place in np.ndindex(x.shape[:-1]):
         _, inverse, counts = np.unique(x[place], return_inverse=True, return_counts=True)

@@ -79,8 +79,8 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
 def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
     """Return the (P,) weights of hacked, then of clean samples in the mean within-prompt difference.
 
-    The weighted sum of hacked scores minus the weighted sum of clean scores is the mean, over the prompts that hold both
-    labels, of (mean of its hacked - mean of its clean scores).
+    The weighted sum of hacked scores minus the weighted sum of clean scores is the mean, over the prompts that hold
+    both labels, of (mean of its hacked - mean of its clean scores).
     """
     num_hacked = np.bincount(prompts, weights=hacked)
     num_clean = np.bincount(prompts, weights=~hacked)
