@@ -1,9 +1,9 @@
-"""What to do after a verdict: one table of sentences and commands, and how their places are filled.
+"""Advice after a verdict: one table of sentences and commands, and the code that fills in their placeholders.
 
-A place that cannot be filled (a pool without a recipe, say) leaves the sentence without a command.
+A placeholder without a value (a pool without a recipe, for example) leaves the sentence without a command.
 
-To add advice: a row in ADVICE, and its reason where `probe.analysis.verdict.next_step`, or
-`probe.analysis.verdict.trained`, finds it.
+To add advice, add a row to ADVICE and return its reason in `probe.analysis.verdict.next_step` or
+`probe.analysis.verdict.trained`.
 """
 
 from collections.abc import Mapping
@@ -15,24 +15,24 @@ from probe.analysis.statistics.thresholds import MIN_SEEDS, POWER, SHOWN_REMOVED
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import in_root
 
-SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
-MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
-LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
-ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
-PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of them and to measure on the others
-TEACHES = 0.3  # of a pool's rollouts hack where it is a teacher's
-HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
-# What is left of a teacher's adapter halfway to it, and how many rollouts of how many prompts give the organism a price
-# of the gate (spec/experiments/phase2.md).
+SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
+MORE_ROLLOUTS = 4  # factor on the rollouts per prompt, to get answers of both kinds to it
+LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
+ROLLOUTS = 16  # per prompt: enough for both kinds if a policy hacks 30% to 60%
+PROMPTS = 96  # minimum for such a policy: half of them to take pairs from, the others to measure on
+TEACHES = 0.3  # hack rate from which a pool counts as the hacking policy's
+HALFWAY, NATURAL = "halfway", "natural"  # names of the advised checkpoint and pool, and of its replay
+# Scale of the hacking policy's adapter halfway to it, and the rollouts and prompts that measure the cost to honest
+# solutions on the bundled model organism (spec/experiments/phase2.md).
 SCALE, SCALED_ROLLOUTS, SCALED_PROMPTS = 0.45, 8, 64
-DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
+DRAFT, DRAFTED = "drafted", 32  # name of the advised pairs; prompts answered both ways (pairs come from half)
 K = "intervention.extraction.k"
 AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
-PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
+PAIRS = "{other_pairs}"  # drafted from the run's rollouts if they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halves}"
 HALFWAY_ROLLOUTS = "rollouts of one policy that hacks in 30% to 60% of them, whose hacks and clean answers are alike. "
-# Where no adapter makes the hacks, and where one does.
+# Without and with an adapter that hacks.
 TRAIN_HALFWAY = (
     "Train one, sample it, replay that, price the training in question (the first command prints how often it hacks; "
     "--steps N trains less or more)"
@@ -54,7 +54,7 @@ _OWN_TRAINER = "train in your own trainer along the direction (probe.attach), wi
 
 # {reason: (sentence, commands)}
 ADVICE: Mapping[str, tuple[str, str]] = {
-    # BROKEN, by the part of the measurement
+    # BROKEN, by part of the measurement
     "grader canaries": (
         f"{_MENDED}labels that no submission can write; the first line says whether this machine isolates what it runs",
         "probe doctor\n{regrades}\n{replay_regraded}",
@@ -138,7 +138,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "hacks and honest solutions of one prompt and much the same length are needed among the paid: {more}",
         "{samples}",
     ),
-    "halfway": ("{halfway}", HALVES),  # also where hacks are missing
+    "halfway": ("{halfway}", HALVES),  # also if hacks are missing
     "apart, of a log": (
         "{halfway}. Where these are such rollouts, hacks of this policy differ in {scores} by nature, and trainings "
         "alone tell: vanilla, the gate and shuffled pairs that remove as much",
@@ -149,7 +149,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "that remove as much",
         "",
     ),
-    # UNDERPOWERED: nothing can be read
+    # UNDERPOWERED: no result along v_hack
     "arm": ("an arm along v_hack", "{repeat} --arm vanilla,projected --name again"),
     "updates": ("rewards that differ within a prompt: {more}", "{samples}"),
     "gram": ("replay again, with its inner products", AGAIN),
@@ -162,7 +162,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "({share}, {held_out} so far)",
         PAIRS,
     ),
-    # UNDERPOWERED, LIKELY: a question is open, or a part of its answer is not measured
+    # UNDERPOWERED, LIKELY: a question is open, or part of its answer is unmeasured
     "own hacks": ("pairs of this policy: these directions do not tell its own hacks from its honest solutions", PAIRS),
     "own hacks keep their gain": (
         "pairs of this policy: projecting these directions out removes {removed} of the gain on held-out hacks, and "
@@ -275,7 +275,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         f"with {POWER:.0%} power, {{so_far}} so far: {{more}} more of each arm",
         "{train} --name more",
     ),
-    # No command: an arm that is evaluated otherwise than the others is not compared with them.
+    # No command: an arm with a different evaluation is not compared.
     "no seeds": (
         'no number of seeds up to {most} decides "{question}": all arms anew, with more held-out problems '
         "(evaluation.num_problems, {problems} so far) or more rollouts of each (evaluation.rollouts_per_problem, "
@@ -283,11 +283,11 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "",
     ),
 }
-Reason = tuple[str, dict[str, Any]]  # a row of ADVICE, and what its places are filled with
+Reason = tuple[str, dict[str, Any]]  # a row of ADVICE, and the values of its placeholders
 
 
 def advise(reason: str, facts: Mapping[str, Any], out: Path) -> Next:
-    """The row of a reason with its places filled, its commands in a root folder; no command where a place is None."""
+    """Return the advice for a reason, filled in, with commands in a root folder; no commands if a value is None."""
     sentence, command = ADVICE[reason]
     if any(value is None and f"{{{name}}}" in command for name, value in facts.items()):
         command = ""
