@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
-AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each one argues against training as it is
+AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each argues against a training
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "validity", "checks", "adapted", "cells", "buckets", "outcome"),
@@ -294,7 +294,7 @@ class Analysis:
         return self.verdict.word in AGAINST_GO
 
     def settle(self) -> "Analysis":
-        """Compute everything that a sweep needs, then free the inner products; later access reads them again."""
+        """Compute everything that a sweep needs, then free the inner products; later access loads them again."""
         _ = self.verdict, self.metrics
         self.__dict__.pop("linked", None)
         return self

@@ -26,7 +26,7 @@ from probe.analysis.statistics.significance import sign_flip_test
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
 # To add a sample cosine, add a field to SampleRecord and its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
@@ -92,7 +92,7 @@ SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
     V_HACK: lambda sample: sample.cos_S_contrib,
     **TRIVIAL,
 }
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: boo
 
 
 def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:
-    """Return the fields whose values differ between the sides in every sample."""
+    """Return the fields that differ between the sides in every sample."""
     confounds = []
     for name in ("src_pool", "hint", "gt_pass"):
         values: dict[bool, set] = {True: set(), False: set()}

@@ -63,7 +63,7 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
     settings = overlaid(_defaults(), settings_of(config))
     weights, directions = config["base_weights_sha256"], config.get("directions")
     intervention = {**settings["intervention"], "arms": None}
-    # An initial adapter counts by its weights, not by its path.
+    # For an initial adapter the weights matter, not the path.
     model = {**settings["model"], "adapter": config.get("adapter_sha256")}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
     return {**settings, "intervention": intervention, "model": model, **fixed}

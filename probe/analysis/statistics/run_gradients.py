@@ -117,7 +117,7 @@ class LinkedStep:
 class Linked:
     """The samples and steps of one arm, with gradients given by inner products with the pair gradients."""
 
-    read: Callable[[int], StepGram]  # returns the inner products of a step, by its number
+    read: Callable[[int], StepGram]  # step number -> inner products of the step
     pairs: PairGram
     samples: list[SampleRecord]  # (S,) step by step, by sample_id
     norms: Array  # (S,) norms of the sample gradients g_i

@@ -39,5 +39,5 @@ GATED_UPDATE = 1e-4
 
 # The seed's tables V and D, in their original wording; the verdict does not use them.
 NEAR_ZERO = 0.05  # D1, D3: a cosine inside +-NEAR_ZERO counts as zero (equivalence band)
-STRONG = 0.2  # D2: a mean cosine whose interval lies above it is called strong
+STRONG = 0.2  # D2: a mean cosine with its interval above this is called strong
 NO_DISCRIMINATION = 0.55  # D5: an AUROC with its interval below this does not separate hacked from clean samples

@@ -15,7 +15,7 @@
                    or v_hack is not shown to separate the policy's own hacks
     GO             toward the hack, specific, removable at a stated cost         the effect that a training can detect
 
-A run that trains is compared over seeds and has no verdict of its own: TRAINED.
+A run that trains is compared over seeds and gets the word TRAINED here.
 
 To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word` in its place (worst first), and rows to
 `probe.analysis.verdict.advice.ADVICE`. To add a question, add a row to QUESTIONS, a function that returns its Finding,

@@ -34,7 +34,7 @@ class PoolFacts:
     regrade: "PoolFacts | None" = None  # a pool in OUT that grades its rollouts again
 
     def said(self, key: str) -> Any:
-        """Return a value of the manifest by its dotted key; None if absent."""
+        """Return the manifest's value for a dotted key; None if absent."""
         value: Any = self.manifest
         for part in key.split("."):
             value = (value or {}).get(part)
@@ -208,7 +208,7 @@ def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
 
 
 def _moved(run: Run, pool: PoolFacts) -> list[str]:
-    """Warn if weights other than the model's sampled a log, by its log-probabilities, else by its steps."""
+    """Warn if weights other than the model's sampled a log, judged from log-probabilities, else from steps."""
     trained, mapping = pool.said("log.training_steps") or [], pool.said("log.mapping") or {}
     if pool.path is None or not ("logprobs" in mapping or len({*trained}) > 1):
         return []

@@ -20,7 +20,7 @@ LEGEND = "Brackets: 95% intervals. Pictures: from -0.5 to 1.5; o is the number, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The answer to one question: from a verdict, a part of the measurement, a row of the seed, a criterion of a spec."""
+    """The answer to one question of a verdict, a part of the measurement, a row of the seed or a criterion of a spec."""
 
     name: str
     question: str  # the question in words
@@ -181,7 +181,7 @@ def sentence(name: str, verdict: Verdict) -> str:
 
 
 def arm_sentences(arms: Sequence[Verdict]) -> list[str]:
-    """Return one sentence per arm, for pages and Markdown; above MOST arms one sentence for all, without the reasons."""
+    """Return one sentence per arm, for pages and Markdown; above MOST arms one for all, without the reasons."""
     if len(arms) > MOST:
         stated = []
         for arm in arms:
