@@ -273,7 +273,7 @@ class Analysis:
 
     @property
     def agreement(self) -> str:
-        """Say in one sentence if the bases reach the same verdict; '' for fewer than two bases."""
+        """Say in one sentence whether the bases reach the same verdict; '' for fewer than two bases."""
         if len(self.bases) < 2:
             return ""
         from probe.analysis.verdict.decision import unread
@@ -331,11 +331,11 @@ def analyze(
     UNDERPOWERED
 
     Args:
-            run: the result of `probe.replay` or `probe.read_run`, a path, or a name in out/runs.
-            condition: the loss variant; None = the primary one.
-            basis: analyze only the arms in this basis; None: all arms, with the verdict in the measured arm's basis.
-            num_draws: draws of each permutation null.
-            seed: seed of the draws, the sampled sign flips and the bootstraps.
+        run: the result of `probe.replay` or `probe.read_run`, a path, or a name in out/runs.
+        condition: the loss variant; None = the primary one.
+        basis: analyze only the arms in this basis; None: all arms, with the verdict in the measured arm's basis.
+        num_draws: draws of each permutation null.
+        seed: seed of the draws, the sampled sign flips and the bootstraps.
         others: further runs; trainings that differ only in their arm must have the same first step.
 
     Raises:

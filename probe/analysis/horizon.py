@@ -52,7 +52,7 @@ def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
     starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
     ends, earlier = [], []
     for run in map(deployed, runs):
-        # A rate at the start shows if the hack was learned, not if learning is over.
+        # A rate at the start shows whether the hack was learned, not whether learning is over.
         before = [row for row in run if 0 < row["step"] <= LATE * run[-1]["step"]]
         ends += run[-1:]
         earlier += before[-1:]

@@ -2,7 +2,7 @@
 
     pull       alignment: cos_in of the groups / cosine of held-out hack-minus-clean pair gradients, both along v_hack
     benign     alignment without the hacks: the same for the update that the groups' other samples alone would make;
-               `pull - benign` is the part that comes with the hacks, `half - benign` tests if it exceeds half
+               `pull - benign` is the part that comes with the hacks, `half - benign` tests whether it exceeds half
     contrast   hack minus clean among the rewarded, within prompts and with trivial scores held constant / the same
                for held-out pairs
 

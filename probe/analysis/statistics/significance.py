@@ -38,7 +38,7 @@ CHUNK = 1 << 20  # signs in memory at once
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
-    """Test if the differences are symmetric about zero, two-sided: |mean| against |mean| under random signs.
+    """Test whether the differences are symmetric about zero, two-sided: |mean| against |mean| under random signs.
 
     For symmetric differences this tests mean zero. None without differences.
 

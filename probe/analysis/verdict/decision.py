@@ -136,7 +136,7 @@ def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | Non
 
 
 def _hackward(analysis: Analysis, why: str) -> Finding:
-    """Answer if alignment is material, from its interval over prompts and pairs."""
+    """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
     says, number, text = Word.UNMEASURED, None, why
     if row is not None and row.value is not None:
@@ -150,7 +150,7 @@ def _hackward(analysis: Analysis, why: str) -> Finding:
 
 
 def _about(analysis: Analysis, why: str) -> Finding:
-    """Answer if the alignment is specific to hacks.
+    """Decide whether the alignment is specific to hacks.
 
     yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
     hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
@@ -247,7 +247,7 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
 
 
 def _removable(analysis: Analysis, why: str) -> Finding:
-    """Answer if projection removes enough of the gain on held-out hacks, and more than shuffled pairs at the same norm.
+    """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs at the same norm.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
     80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share

@@ -79,7 +79,7 @@ def _positive(analysis: Analysis) -> Row:
 
 
 def _most(k: int, n: int) -> Word:
-    """Say if more than half of all steps share what k of these n show, by Wilson's 95% interval."""
+    """Say whether more than half of all steps share what k of these n show, by Wilson's 95% interval."""
     interval = wilson_interval(k, n)
     assert interval is not None  # there is at least one step
     return PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE

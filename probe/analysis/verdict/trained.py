@@ -18,7 +18,7 @@
 
 A difference is material if its interval excludes 0 and it is at least MATERIAL_RATE; it is ruled out if its whole
 interval lies below MATERIAL_RATE. `Trainings` sets each statement's confidence level.
-WORKS and LOWERS may leave open if a rival does equally well: the sentence says so, and NEXT says how to decide it.
+WORKS and LOWERS may leave open whether a rival does equally well: the sentence says so, and NEXT says how to decide it.
 
 To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word`, and its advice to `_reason`.
 """
@@ -89,7 +89,7 @@ def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
 
 
 def _learnt(vanilla: TrainedArm) -> Finding:
-    """Answer if the hack rate of vanilla rose."""
+    """Decide whether the hack rate of vanilla rose."""
     rose, text = moved(vanilla, "hack", "final", "start"), FEW
     if rose is not None:
         text = (
@@ -100,7 +100,7 @@ def _learnt(vanilla: TrainedArm) -> Finding:
 
 
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Answer if the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
+    """Decide whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name].effect
     question = "What does it do to hacking?"
     less = excess(trainings, vanilla, arm, "hack")
@@ -121,7 +121,7 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
 
 
 def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Answer if the arm solves as much as vanilla and is not shown to solve less than at the start."""
+    """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name].price
     question = "What does it cost in solving?"
     lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
@@ -146,7 +146,7 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
 
 
 def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Answer if every rival is worse, in hacking or in solving.
+    """Decide whether every rival is worse, in hacking or in solving.
 
     no: a rival is shown to be equally good in both, up to MATERIAL_RATE. unmeasured: there is no rival, or none is
     required. The claim that all are worse needs no multiplicity correction (Berger 1982); the claim that one is as good
@@ -166,7 +166,7 @@ def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
 
 
 def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: float) -> Finding:
-    """Answer if one rival is worse than an arm, at the arm's level, or as good, at the level `as_good`."""
+    """Decide whether one rival is worse than an arm, at the arm's level, or as good, at the level `as_good`."""
     level = trainings.levels[arm.name].price
     hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
@@ -188,7 +188,7 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: 
 
 
 def _shown(compared: Comparison | None, level: float) -> Word:
-    """Answer if a difference is material, ruled out, or neither."""
+    """Decide whether a difference is material, ruled out, or neither."""
     if compared is None:
         return Word.UNMEASURED
     if is_there(compared, level):

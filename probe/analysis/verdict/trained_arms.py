@@ -171,7 +171,7 @@ def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: Remedy |
 
 
 def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
-    """Group training runs by arm and settings, vanilla first; the name of an arm states its difference from the first."""
+    """Group training runs by arm and settings, vanilla first; names state the difference from the first."""
     groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
     for run in runs:
         if is_training(run.records):

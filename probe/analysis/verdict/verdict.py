@@ -20,7 +20,7 @@ LEGEND = "Brackets: 95% intervals. Pictures: from -0.5 to 1.5; o is the number, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The answer to one question of a verdict, a part of the measurement, a row of the seed or a criterion of a spec."""
+    """The answer to one question of a verdict, part of the measurement, row of the seed or criterion of a spec."""
 
     name: str
     question: str  # the question in words
