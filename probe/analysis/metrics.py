@@ -92,9 +92,9 @@ def estimate(
 ) -> Estimate:
     """Return the mean of one value per unit.
 
-    by_unit: {name of the unit: value}.
-        unit: name of the unit.
-        unit: what a unit is.
+    Args:
+        by_unit: {name of the unit: value}.
+        unit: kind of unit.
         nulls: tests of the same mean against directions or labels without signal.
         trials: for a rate, {unit: number of outcomes}.
 

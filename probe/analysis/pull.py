@@ -22,7 +22,7 @@ extraction pairs (half-samples).
 A share lies on one side of a threshold q if numerator - q reference differs from 0. `needed` computes how many prompts
 n, and what multiple of the pairs, would decide that, from the variance
 
-    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q ceiling)
+    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q reference)
 
 The first term falls with the prompts, the others with the pairs.
 

@@ -74,10 +74,11 @@ def bayes_scores(
 ) -> Array:
     """Return (rows,) log odds of a hack by a Bernoulli naive Bayes classifier, fitted without the row's own prompt.
 
-    texts: token ids of each row.
-    hacked: label of each row.
-    prompts: prompt of each row.
-    chosen: training rows.
+    Args:
+        texts: token ids of each row.
+        hacked: label of each row.
+        prompts: prompt of each row.
+        chosen: training rows.
     """
     sets = [np.unique(np.asarray(text, dtype=np.int64)) for text in texts]
     vocabulary = np.unique(np.concatenate(sets)) if sets else np.zeros(0, dtype=np.int64)

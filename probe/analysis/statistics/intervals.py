@@ -5,8 +5,8 @@ interval therefore uses one value per prompt, or leaves out one prompt at a time
 variance: they have no interval, never one of width 0. `spec/guide/numbers.md` tabulates the coverage.
 
 A rate over units (the seeds of a training, held-out problems) is the mean of their shares, and units vary by more than
-the sampling of their outcomes. Its interval is exact: Clopper and Pearson's (1934) for an effective number of outcomes
-(Korn and Graubard 1998),
+the sampling of their outcomes. Its interval is exact where it matters: Clopper and Pearson's (1934) for an effective
+number of outcomes (Korn and Graubard 1998),
 
     effective  share (1 - share) / variance of the mean share, at most the number of outcomes
     adjusted   effective (z / t)^2, t with (number of units - 1) degrees of freedom
@@ -168,7 +168,6 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
 
     The half win and the floor matter for an AUROC near 1 on few prompts, where most samples show no loss at all: at 4
     prompts the bootstrap over prompts covers .43 to .8 there, this interval .95 or more.
-
 
     Args:
         scores: (rows,) numbers to rank.

@@ -8,8 +8,8 @@ rejects 15% at n = 8 and at 17, and 11% at 40.
 
     value = effect * label + covariates + prompt
 
-Centring every column within its prompt removes the prompt effects. Unlike the random effects of a mixed model, they
-need no assumption about their distribution. A step has one prompt, so they absorb the step effects too.
+Centring every column within its prompt removes the prompt effects. Fixed effects need no assumption about their
+distribution, unlike the random effects of a mixed model. A step has one prompt, so they absorb the step effects too.
 Shapes: B responses at once, rows of samples, C prompts.
 
 `mde` uses the power of t-tests with equal variances.
@@ -109,7 +109,6 @@ def effects_by_prompt(
     Returns:
         (B, C): a response's mean over prompts is its effect, and the spread its cluster-robust variance. None if no
         prompt holds both labels, or if the covariates determine the label within prompts.
-        no prompt holds both labels, or the covariates determine the label within prompts.
     """
     member = cluster_numbers(prompts)
     num_prompts = len(set(prompts))

@@ -247,7 +247,7 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
 
 
 def _removable(analysis: Analysis, why: str) -> Finding:
-    """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs at the same norm.
+    """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
     yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
     80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share
