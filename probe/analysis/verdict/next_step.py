@@ -303,7 +303,7 @@ def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
         # Two evaluations in 8 steps, on half of the problems: the time share of the preset's 64 steps.
         train += " --set evaluation.num_problems=32"
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
-    if analysis.basis == "svd":  # svd of the trainable part
+    if analysis.basis == "svd":  # the basis that can be trained
         commands.append(f"probe spec plan {natural}")
     return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(filter(None, commands)), **facts}
 
