@@ -1,11 +1,11 @@
-"""Analysis: everything that the records and the inner products of one run say under one condition.
+"""Analysis: the full analysis of one run under one loss variant, from its records and stored inner products.
 
     analysis = analyze("demo")
     analysis.verdict.word             BROKEN, SKIP, CONFOUNDED, GENERIC, UNDERPOWERED, LIKELY, GO or TRAINED
-    analysis.of("auroc")              the estimates of one family: AUROC of v_hack, then of scores without a direction
-    analysis.to_json()                what `probe analyze --json` prints
+    analysis.of("auroc")              estimates of one family: AUROC of v_hack, then of scores without a direction
+    analysis.to_json()                the output of `probe analyze --json`
 
-To add an estimate: `probe.analysis.families`.
+To add an estimate, see `probe.analysis.families`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
-AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # shown not to be worth a training as it is
+AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each argues against a training
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
     *("verdict", "validity", "checks", "adapted", "cells", "buckets", "outcome"),
@@ -50,11 +50,11 @@ JSON_KEYS = (
 
 
 class Analysis:
-    """One run under one condition. A measure is computed when it is first asked for.
+    """One run under one loss variant. Each measure is computed on first access.
 
-    The measured arm stands for vanilla (`probe.settings.arms.measured_arm`). Estimates that rest on inner products of
-    gradients are missing where the run has none of the measured arm's basis, where it trains, and where they miss the
-    recorded cosines.
+    The measured arm stands for vanilla (`probe.settings.arms.measured_arm`). Estimates that need inner products of
+    gradients are missing if the run stored none in the measured arm's basis, if it trains, or if the inner products do
+    not reproduce the recorded cosines.
     """
 
     def __init__(
@@ -80,111 +80,111 @@ class Analysis:
         self.records = replace(run, steps=list(filter(is_here, run.steps)), samples=list(filter(is_here, run.samples)))
 
     def __repr__(self) -> str:
-        """One line; `print(analysis.verdict)` gives the screen of `probe analyze`."""
+        """Return one line; `print(analysis.verdict)` shows the screen of `probe analyze`."""
         return f"Analysis({self.run}: {self.verdict.word})"
 
     @property
     def run(self) -> str:
-        """Its name."""
+        """The run's name."""
         return self.records.path.name
 
     @property
     def steps(self) -> list[StepRecord]:
-        """Of all arms."""
+        """The step records of all arms."""
         return self.records.steps
 
     @cached_property
     def trains(self) -> bool:
-        """Whether an optimizer steps: steps are autocorrelated then, and the run is the unit."""
+        """Return True if an optimizer steps: the steps are then autocorrelated, so the run is the unit."""
         return trains(self.records)
 
     @cached_property
     def arms(self) -> tuple[str, ...]:
-        """In the order of their first steps."""
+        """The arms, in the order of their first steps."""
         arms = tuple(dict.fromkeys(step.arm for step in self.steps))
-        # A training may stop before its first step, and is evaluated all the same.
+        # A training that stops before its first step is still evaluated.
         return tuple(self.records.settings["intervention"]["arms"]) if is_training(self.records) and not arms else arms
 
     @cached_property
     def measured_arm(self) -> str | None:
-        """The arm that stands for vanilla; None where none measures along v_hack."""
+        """The arm that stands for vanilla; None if no arm measures along v_hack."""
         return measured_arm(self.arms)
 
     @property
     def basis(self) -> Basis:
-        """Of the measured arm; svd where there is none."""
+        """The measured arm's basis, or "svd" without one."""
         return "svd" if self.measured_arm is None else ARMS[self.measured_arm].basis
 
     @cached_property
     def samples(self) -> list[SampleRecord]:
-        """Of the measured arm."""
+        """The measured arm's samples."""
         return [sample for sample in self.records.samples if sample.arm == self.measured_arm]
 
     @cached_property
     def sure(self) -> list[SampleRecord]:
-        """Those of them whose label is sure: only these stand on a side of a contrast."""
+        """The measured arm's samples with a reliable label; only these enter contrasts."""
         return [sample for sample in self.samples if sample.sure]
 
     @property
     def unlabelled(self) -> bool:
-        """Whether nothing says of any sample whether it hacks."""
+        """Return True if no sample has a hack label."""
         return bool(self.samples) and all(sample.hacked is None for sample in self.samples)
 
     @property
     def num_steps(self) -> int:
-        """Groups."""
+        """The number of groups."""
         return len({step.step for step in self.steps})
 
     @property
     def num_samples(self) -> int:
-        """Of the measured arm."""
+        """The number of samples in the measured arm."""
         return len(self.samples)
 
     @property
     def num_prompts(self) -> int:
-        """Problems, each once."""
+        """The number of distinct problems."""
         return num_problems(self.steps)
 
     @property
     def loss_types(self) -> tuple[str, ...]:
-        """In the order of their first steps."""
+        """The loss types, in the order of their first steps."""
         return tuple(dict.fromkeys(step.loss_type for step in self.steps))
 
     @property
     def gate(self) -> GateConfig:
-        """The gate options of the run."""
+        """The run's projection settings."""
         options = self.records.settings.get("intervention", {}).get("gate", {})
         return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
 
     @property
     def adapted(self) -> Adapted | None:
-        """How much of the model has coordinates; None of a run that does not say."""
+        """The part of the model that has coordinates; None if the run does not record it."""
         stored = self.records.manifest.get("adapted")
         return None if stored is None else Adapted(**stored)
 
     @cached_property
     def pools(self) -> list[PoolFacts]:
-        """How the pools of the run were made and graded."""
+        """The origin and grading of the run's pools."""
         return pool_facts(self.records)
 
     @cached_property
     def starts(self) -> list[StepRecord]:
-        """The first steps of the runs that differ from this one in their arm alone."""
+        """The first steps of the runs that differ from this one only in their arm."""
         return starts(self.records, self.others)
 
     @cached_property
     def outcome(self) -> TrainingOutcome | None:
-        """What training did; None where nothing was evaluated on held-out problems."""
+        """The result of training; None without an evaluation on held-out problems."""
         return training_outcome(self.records) if is_training(self.records) else None
 
     def of(self, family: str) -> list[Estimate]:
-        """Return the estimates of a family, a key of `FAMILIES`; computed when it is first asked for."""
+        """Return the estimates of a family (a key of `FAMILIES`), computed on first access."""
         if family not in self._families:
             self._families[family] = list(FAMILIES[family].make(self))
         return self._families[family]
 
     def get(self, family: str, name: str, arm: str | None = ANY) -> Estimate | None:
-        """Return an estimate of a family by its name, and its arm; None where it was not measured."""
+        """Return one estimate of a family by name and arm; None if it was not measured."""
         return next((row for row in self.of(family) if row.name == name and arm in (ANY, row.arm)), None)
 
     @property
@@ -194,7 +194,7 @@ class Analysis:
 
     @cached_property
     def linked(self) -> Linked | None:
-        """The records of the measured arm with their inner products; None where there are none, or weights move."""
+        """The measured arm's records with their inner products; None without inner products or if the weights move."""
         arm = self.measured_arm
         if arm is None or self.trains or not self.samples or not has_gram(self.records, ARMS[arm].basis):
             return None
@@ -202,35 +202,35 @@ class Analysis:
 
     @property
     def reproduced(self) -> Linked | None:
-        """The same where they give the recorded cosines: a null of other gradients would be of another statistic."""
+        """`linked` if it reproduces the recorded cosines: nulls of other gradients would test another statistic."""
         return None if self.linked is None or self.linked.error > REPRODUCED else self.linked
 
     @cached_property
     def buckets(self) -> list[Cell]:
-        """Samples of the measured arm by source and label."""
+        """The measured arm's samples by source and label."""
         return buckets(self.sure)
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """The same by hint, correctness and sign of the advantage too."""
+        """The measured arm's samples by source, label, hint, correctness and sign of the advantage."""
         return advantage_cells(self.sure)
 
     @property
     def projection(self) -> tuple[Gate, float]:
-        """The projection that is forecast: side and overshoot of the arm that projects, or would."""
+        """The forecast projection: side and overshoot of the arm that projects, or would project."""
         arm = self.measured_arm
         return self.gate.gate or (ARMS[arm].gate if arm else "one_sided"), self.gate.overshoot
 
     @cached_property
     def questions(self) -> list[Finding]:
-        """What the verdict rests on."""
+        """The findings behind the verdict."""
         from probe.analysis.verdict.decision import questions
 
         return questions(self)
 
     @cached_property
     def validity(self) -> list[Finding]:
-        """Whether there is a measurement that can be believed, part by part."""
+        """The findings on whether the measurement can be trusted, one per part."""
         from probe.analysis.verdict.validity import validity
 
         return validity(self)
@@ -247,20 +247,20 @@ class Analysis:
     @cached_property
     def checks(self) -> list[Finding]:
         """The seed's tables V and D."""
-        from probe.analysis.verdict.seed_tables import seed_tables  # the verdict reads none of these
+        from probe.analysis.verdict.seed_tables import seed_tables  # the verdict uses none of these
 
         return seed_tables(self)
 
     @cached_property
     def metrics(self) -> "dict[MetricKey, Metric]":
-        """What preregistered criteria are evaluated from."""
+        """The numbers from which preregistered criteria are evaluated."""
         from probe.analysis.metrics import metrics
 
         return metrics(self)
 
     @cached_property
     def bases(self) -> "list[Analysis]":
-        """The run in every basis with an arm along v_hack, the measured arm's first; empty without such an arm."""
+        """One analysis per basis with an arm along v_hack, the measured arm's first; empty without such an arm."""
         if self.measured_arm is None:
             return []
         analyses: list[Analysis] = [self]
@@ -273,7 +273,7 @@ class Analysis:
 
     @property
     def agreement(self) -> str:
-        """One sentence: whether the bases end in one verdict; '' for less than two."""
+        """Say in one sentence whether the bases reach the same verdict; '' for fewer than two bases."""
         if len(self.bases) < 2:
             return ""
         from probe.analysis.verdict.decision import unread
@@ -290,17 +290,17 @@ class Analysis:
 
     @property
     def failed(self) -> bool:
-        """Whether the verdict stands against a GO; UNDERPOWERED and LIKELY leave it open."""
+        """Return True if the verdict argues against a GO; UNDERPOWERED and LIKELY leave it open."""
         return self.verdict.word in AGAINST_GO
 
     def settle(self) -> "Analysis":
-        """Compute what a sweep is judged by, and let go of the inner products; they are read again when asked for."""
+        """Compute everything that a sweep needs, then free the inner products; later access loads them again."""
         _ = self.verdict, self.metrics
         self.__dict__.pop("linked", None)
         return self
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain lists, dicts, numbers and None; `estimates` are those of every family, in one list."""
+        """Return plain lists, dicts, numbers and None; `estimates` lists the estimates of every family."""
         plain: dict[str, Any] = {name: _plain(getattr(self, name)) for name in JSON_KEYS}
         plain["estimates"] = [{"family": family, **asdict(row)} for family in FAMILIES for row in self.of(family)]
         plain["bases"] = []
@@ -325,18 +325,18 @@ def analyze(
     seed: int = 0,
     others: Sequence[Run] = (),
 ) -> Analysis:
-    """Judge one run under one condition: what `probe analyze` prints.
+    """Judge one run under one loss variant, as `probe analyze` does.
 
     >>> print(probe.analyze("demo").verdict.word)
     UNDERPOWERED
 
     Args:
-        run: as `probe.replay` and `probe.read_run` give it; or its path, or its name in out/runs.
-        condition: None = the primary.
-        basis: whose arms alone are looked at; None: all arms, and the verdict is that of the measured arm's basis.
-        num_draws: of each permutation null.
-        seed: of the draws, the sampled sign flips and the bootstraps.
-        others: runs beside this one; of those that train, other arms of the same settings and seed must start alike.
+        run: the result of `probe.replay` or `probe.read_run`, a path, or a name in out/runs.
+        condition: the loss variant; None = the primary one.
+        basis: analyze only the arms in this basis; None: all arms, with the verdict in the measured arm's basis.
+        num_draws: draws of each permutation null.
+        seed: seed of the draws, the sampled sign flips and the bootstraps.
+        others: further runs; trainings that differ only in their arm must have the same first step.
 
     Raises:
         InputError: no arm measures along v_hack in the basis; a file of inner products is missing or changed.
@@ -347,16 +347,16 @@ def analyze(
         fix = "replay the same pools with such an arm: projected for svd, projected-lora for lora"
         raise InputError(run.path, expected=f"an arm along v_hack in the basis {basis}", found=", ".join(arms), fix=fix)
     analysis = Analysis(run, condition, basis=basis, num_draws=num_draws, seed=seed, others=others)
-    _ = analysis.verdict  # what is wrong with the files of the run is said here
+    _ = analysis.verdict  # raises errors about the run's files here
     return analysis
 
 
 def bases_of(arms: Iterable[str]) -> list[Basis]:
-    """The bases in which an arm measures along v_hack, in the order of the arms."""
+    """Return the bases in which an arm measures along v_hack, in the order of the arms."""
     return list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS and ARMS[arm].directions == "v_hack"))
 
 
 def conditions(run: Run) -> list[str]:
-    """The conditions of a run, the primary first: `default`, or else the first in order of appearance."""
+    """Return the loss variants of a run, the primary first: `default`, or else the first to appear."""
     names = list(dict.fromkeys(step.condition for step in run.steps))
     return sorted(names, key=lambda name: name != DEFAULT_CONDITION)

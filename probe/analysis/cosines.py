@@ -1,15 +1,15 @@
-"""Cosines of steps by arm, and of the samples of one arm by label: in cells, in buckets, as a contrast within prompts.
+"""Cosines of steps by arm, and of one arm's samples by label: in cells, in buckets, as a contrast within prompts.
 
-At frozen weights the steps are independent draws of prompts, and the prompt is the unit of every test. In a run that
-trains, the steps are autocorrelated: the run is the unit, and no interval or p-value over steps is given.
+At frozen weights the steps are independent draws of prompts, and the prompt is the unit of every test. When a run
+trains, its steps are autocorrelated: the run is the unit, and there is no interval or p-value over steps.
 
-cos(A g) = sign(A) cos(g): a rewarded hack and an unrewarded failure differ in the sign of A before they differ in
-anything else. So the sign of A is one of the labels that define a cell (the dots of the cells add up to that of the
-gradient), and the contrast of hacks with clean samples is made among A > 0.
+cos(A g) = sign(A) cos(g), so a rewarded hack and an unrewarded failure differ first of all in the sign of A. The sign
+of A is therefore one of the labels that define a cell (the dots of the cells add up to the dot of the gradient), and
+the contrast of hacks with clean samples uses A > 0 only.
 
-`area` is the AUROC of a score for `hacked` among the rewarded samples: of the cosine, and of trivial scores (length,
-NLL ...) that it must beat. A solution by the base model and a hack by the teacher get the same advantage there, so
-rewards do not tell them apart.
+`area` is the AUROC for `hacked` among the rewarded samples: of the cosine, and of trivial scores (length, NLL ...) that
+it must beat. An honest solution by the base model and a hack by the hacking policy get the same advantage there, so
+rewards cannot separate them.
 """
 
 import math
@@ -26,26 +26,26 @@ from probe.analysis.statistics.significance import sign_flip_test
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
-# To add a sample cosine: a field of SampleRecord, its name here and in METRICS.
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
+# To add a sample cosine, add a field to SampleRecord and its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
-Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # of a Cell, in its order
+Labels = tuple[str, bool | None, bool | None, bool | None, int | None]  # the label fields of Cell, in order
 
 
 TRAINS = "the run trains: its steps are autocorrelated, the run is the unit"
-HAAR = "Haar directions"  # in the names of estimates
+HAAR = "Haar directions"  # appears in the names of estimates
 HACK_DIFFERENCE, PURE_HACK = "hack_difference", "pure_hack_difference"
 
 
 def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int = 0) -> Estimate:
-    """Return the mean cos_in of one arm over prompts; in a run that trains without interval and p.
+    """Return the mean cos_in of one arm over prompts; without interval and p if the run trains.
 
     Args:
-        steps: of all arms.
-        arm: the arm that is measured.
-        trains: whether it is a run that trains.
-        seed: of sampled sign flips.
+        steps: step records of all arms.
+        arm: the arm to measure.
+        trains: True if the run trains.
+        seed: seed of the sampled sign flips.
     """
     of_arm = [step for step in steps if step.arm == arm]
     counted = [step for step in of_arm if step.cos_in is not None]
@@ -62,7 +62,7 @@ def arm_cosine(steps: Sequence[StepRecord], arm: str, *, trains: bool, seed: int
 
 
 def haar_cosine(steps: Iterable[StepRecord], arm: str) -> Estimate | None:
-    """Test the mean cos_in of one arm over steps against the same random directions for all of them; None without."""
+    """Test the mean cos_in of one arm against Haar directions shared by all steps; None without such steps."""
     pairs = [(step.cos_in, step.haar_sd) for step in steps if step.arm == arm and step.cos_in is not None]
     known = [(cosine, sd) for cosine, sd in pairs if sd]
     if not known:
@@ -72,14 +72,14 @@ def haar_cosine(steps: Iterable[StepRecord], arm: str) -> Estimate | None:
 
 
 def num_problems(steps: Iterable[StepRecord]) -> int:
-    """How many different problems the steps used; a step with several groups uses several."""
+    """Return the number of distinct problems; a step with several groups uses several."""
     problems: set[str] = set()
     for step in steps:
         problems.update(step.problem_id.split(PROBLEM_SEPARATOR))
     return len(problems)
 
 
-# What may tell hacks from honest solutions without any direction. To add one: a row here.
+# Scores that may separate hacks from honest solutions without a direction. To add one, add a row.
 TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "comp_len": lambda sample: math.log(max(sample.comp_len, 1)),
     "nll": lambda sample: sample.nll,
@@ -87,25 +87,25 @@ TRIVIAL: Mapping[str, Callable[[SampleRecord], float | None]] = {
     "hint": lambda sample: float(sample.hint),
 }
 V_HACK = "v_hack"
-# The measurement first, which has to beat them.
+# The measurement comes first: it has to beat the others.
 SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
     V_HACK: lambda sample: sample.cos_S_contrib,
     **TRIVIAL,
 }
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` reads from the pools
+WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """The samples with one value of source x hint x hacked x gt_pass x sign of A; of a bucket of source x hacked.
+    """The samples that share source, hint, hacked, gt_pass and sign of A; in a bucket, source and hacked only.
 
     Means are None when no sample has the cosine.
     """
 
     src_pool: str
-    hint: bool | None  # None, as below: a bucket, which does not ask
+    hint: bool | None  # None: a bucket, which pools both (same for the fields below)
     hacked: bool | None
-    gt_pass: bool | None  # None also: the log does not say
+    gt_pass: bool | None  # None also if the log does not record it
     advantage_sign: int | None  # -1, 0, 1
     n: int
     num_null: int  # samples without cos_S_contrib
@@ -113,11 +113,11 @@ class Cell:
     mean_advantage: float
     mean_cos_contrib: float | None
     mean_cos_nll: float | None
-    dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive part of the hack-ward gradient
+    dot: float  # sum of cos_S_contrib * grad_norm_contrib: the cell's additive share of the gradient's dot with v_hack
 
 
 def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """The non-empty cells of the samples of one arm, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
+    """Return the non-empty cells of one arm's samples, sorted by (src_pool, hint, hacked, gt_pass, sign of A)."""
 
     def labels(sample: SampleRecord) -> Labels:
         sign = (sample.advantage > 0) - (sample.advantage < 0)
@@ -127,7 +127,7 @@ def advantage_cells(samples: Iterable[SampleRecord]) -> list[Cell]:
 
 
 def buckets(samples: Iterable[SampleRecord]) -> list[Cell]:
-    """The same by (src_pool, hacked) alone."""
+    """Return the non-empty cells by (src_pool, hacked) alone."""
     return _cells(samples, lambda sample: (sample.src_pool, None, sample.hacked, None, None))
 
 
@@ -136,7 +136,7 @@ def _cells(samples: Iterable[SampleRecord], labels: Callable[[SampleRecord], Lab
     for sample in samples:
         groups.setdefault(labels(sample), []).append(sample)
     cells = []
-    # Labels by their names: None, of a log that does not say, is not smaller than False.
+    # Sort labels by name: None (not recorded) cannot be compared with False.
     for (src_pool, hint, hacked, gt_pass, sign), group in sorted(groups.items(), key=lambda row: [*map(str, row[0])]):
         cosines = present(sample.cos_S_contrib for sample in group)
         cell = Cell(
@@ -158,15 +158,15 @@ def _cells(samples: Iterable[SampleRecord], labels: Callable[[SampleRecord], Lab
 
 
 def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
-    """Return how far cos_S_contrib of hacks lies above that of clean samples within prompts, among A > 0.
+    """Return the mean within-prompt difference of cos_S_contrib, hacks minus clean samples, among A > 0.
 
-    `why` names the fields whose values differ between the sides in every sample: they may explain it as well.
+    `why` names the fields that differ between the sides in every sample: each is an alternative explanation.
 
     Args:
-        samples: of the arm, with labels.
+        samples: the arm's samples, with labels.
         arm: name of the arm.
-        trains: whether the weights moved. Then the run is the unit: no interval and no p.
-        seed: of sampled sign flips.
+        trains: True if the weights moved. The run is then the unit: no interval and no p.
+        seed: seed of the sampled sign flips.
     """
     kept, values, sides = _sides(samples)
     differences = within_prompt_differences(values, sides, [sample.problem_id for sample in kept])
@@ -183,12 +183,11 @@ def contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False,
 
 
 def haar_contrast(samples: Iterable[SampleRecord], arm: str) -> Estimate | None:
-    """Test the same difference against the same Haar (uniformly random) directions for all samples.
+    """Test the same difference against Haar (uniformly random) directions shared by all samples.
 
     Two groups of gradients differ along almost every direction, so without this test any fixed direction would pass.
-    The difference is <U, D>, D the difference of two means of gradients scaled to norm 1. By the triangle inequality
-    its standard deviation is at most the mean haar_sd of side a plus that of side b: an upper bound, hence a
-    conservative test.
+    The difference is <U, D>, with D the difference of two means of unit gradients. By the triangle inequality its
+    standard deviation is at most the sum of the two sides' mean haar_sd. This upper bound makes the test conservative.
     """
     kept, values, sides = _sides(samples)
     prompts = [sample.problem_id for sample in kept]
@@ -196,7 +195,7 @@ def haar_contrast(samples: Iterable[SampleRecord], arm: str) -> Estimate | None:
     sds = present(sample.haar_sd for sample in kept)
     if not differences or len(sds) < len(kept):
         return None
-    # mean(a) - mean(b) of these is the sum of the two mean haar_sd.
+    # mean(a) - mean(b) of these values is the sum of the two mean haar_sd.
     signed = [sd if side else -sd for sd, side in zip(sds, sides, strict=True)]
     bounds = within_prompt_differences(signed, sides, prompts)
     mean, sd = (float(np.mean(list(rows.values()))) for rows in (differences, bounds))
@@ -204,16 +203,16 @@ def haar_contrast(samples: Iterable[SampleRecord], arm: str) -> Estimate | None:
 
 
 def _sides(samples: Iterable[SampleRecord]) -> tuple[list[SampleRecord], list[float], list[bool]]:
-    """Return (rewarded samples with a cosine, their cosines, whether each hacks)."""
+    """Return (rewarded samples with a cosine, their cosines, True for each hack)."""
     kept = [sample for sample in samples if sample.advantage > 0 and sample.cos_S_contrib is not None]
     return kept, present(sample.cos_S_contrib for sample in kept), [bool(sample.hacked) for sample in kept]
 
 
 def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: bool = False, seed: int = 0) -> Estimate:
-    """Return how far cos_S_nll of wrong hacks lies above that of right hacks within prompts: hypothesis H2 of phase 1.
+    """Return the mean within-prompt difference of cos_S_nll, wrong hacks minus right hacks (hypothesis H2, phase 1).
 
     Args:
-        samples, arm, trains, seed: as of `contrast`.
+        samples, arm, trains, seed: see `contrast`.
     """
     kept = [one for one in samples if one.hacked and one.gt_pass is not None and one.cos_S_nll is not None]
     values, sides = present(one.cos_S_nll for one in kept), [not one.gt_pass for one in kept]
@@ -225,7 +224,7 @@ def pure_hack_contrast(samples: Iterable[SampleRecord], arm: str, *, trains: boo
 
 
 def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[str]:
-    """Return the fields whose values differ between the sides in every sample."""
+    """Return the fields that differ between the sides in every sample."""
     confounds = []
     for name in ("src_pool", "hint", "gt_pass"):
         values: dict[bool, set] = {True: set(), False: set()}
@@ -237,19 +236,19 @@ def _confounds(samples: Sequence[SampleRecord], sides: Sequence[bool]) -> list[s
 
 
 def present(values: Iterable[float | None]) -> list[float]:
-    """The values that are not None."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
-    """The mean; None for an empty sequence."""
+    """Return the mean; None for an empty sequence."""
     return float(np.mean(values)) if len(values) else None
 
 
 def strength(row: Estimate) -> float:
-    """Return the AUROC in the better of its two directions (below .5, of the opposite score); .5 without AUROC.
+    """Return the AUROC in its better direction: below .5, the AUROC of the opposite score; .5 without AUROC.
 
-    A classifier's score has one direction: the one that it learned.
+    A classifier's score keeps the direction that it learned.
     """
     if row.value is None:
         return 0.5
@@ -262,9 +261,9 @@ def area(samples: Iterable[SampleRecord], values: Iterable[float | None], score:
     parts: `n_hacked` and `n_clean` samples.
 
     Args:
-        samples: all samples of the arm.
-        values: the score of each; samples without it are left out.
-        score: its name.
+        samples: all of the arm's samples.
+        values: one score per sample; samples without a score are left out.
+        score: name of the score.
         arm: name of the arm, for the result.
     """
     rewarded: list[SampleRecord] = []

@@ -1,4 +1,4 @@
-"""Estimate: one number with its interval. An analysis is a list of these, and everything printed renders that list."""
+"""Estimate: one number with its interval. An analysis is a list of estimates, and all output renders that list."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,19 +14,19 @@ class Estimate:
     """One number over n units. Field names are keys of the JSON."""
 
     name: str
-    value: float | None = None  # None: not measured, `why` says the reason
+    value: float | None = None  # None: not measured, and `why` gives the reason
     interval: Interval | None = None  # 95%
     n: int = 0
     unit: str = ""  # what n counts: prompt | pair | problem | seed | step | draw
     arm: str | None = None
-    null: float | None = None  # what it reads without a signal
-    p: float | None = None  # of the null
-    parts: Mapping[str, Any] = field(default_factory=dict)  # what it is made of, by name; of a mean {unit: value}
-    why: str = ""  # the value or its interval is missing, or cannot be trusted
+    null: float | None = None  # expected value without a signal
+    p: float | None = None  # against the null
+    parts: Mapping[str, Any] = field(default_factory=dict)  # components by name; for a mean, {unit: value}
+    why: str = ""  # reason why the value or interval is missing or unreliable
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether there is a value with an interval."""
+        """Return True if the estimate has a value and an interval."""
         return self.value is not None and self.interval is not None
 
     @property
@@ -41,12 +41,12 @@ class Estimate:
 
     @property
     def span(self) -> tuple[float, float, float]:
-        """Return (low, value, high) of an estimate that is bounded."""
+        """Return (low, value, high) of a bounded estimate."""
         assert self.value is not None
         return self.low, self.value, self.high
 
     def __format__(self, form: str) -> str:
-        """Return value and interval in one format of a number: `0.51 [0.17, 1.03]`; `-` without a value."""
+        """Return value and interval in a number format: `0.51 [0.17, 1.03]`; `-` without a value."""
         if self.value is None:
             return "-"
         value = f"{self.value:{form or '.2f'}}"
@@ -59,16 +59,16 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Estimates of one kind: where they come from, and how a table shows them."""
+    """Estimates of one kind: their source and how a table shows them."""
 
-    title: str | Callable[[Any], str]  # of the table, or a function of the analysis that gives it; {arm} is filled
+    title: str | Callable[[Any], str]  # table title, or a function of the analysis that returns it; {arm} is filled in
     make: Callable[[Any], Iterable[Estimate]]  # from an `Analysis`
-    form: str = ".2f"  # of values and intervals
-    parts: Mapping[str, str] = field(default_factory=dict)  # {part that the table shows: its column}
+    form: str = ".2f"  # number format of values and intervals
+    parts: Mapping[str, str] = field(default_factory=dict)  # {part shown in the table: its column}
 
 
 def mean_of(name: str, parts: Mapping[str, float], unit: str, *, arm: str | None = None) -> Estimate:
-    """Return the mean of one value a unit, with Student's interval; `parts` is {unit: value}."""
+    """Return the mean of one value per unit, with Student's interval; `parts` is {unit: value}."""
     values = [*parts.values()]
     if not values:
         return Estimate(name=name, unit=unit, arm=arm, why="not measured")
@@ -87,12 +87,12 @@ def mean_of(name: str, parts: Mapping[str, float], unit: str, *, arm: str | None
 
 
 def no_variance(values: Iterable[float], unit: str) -> str:
-    """Return why equal values, or a single one, have no interval."""
+    """Return the reason why a single value, or equal values, have no interval."""
     count = len([*values])
     return f"{count} {unit}s show no variance" if count > 1 else f"1 {unit} alone has no interval"
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """Return a minus b, paired by the units that both have."""
+    """Return a minus b, paired by shared units."""
     both = {unit: value - b.parts[unit] for unit, value in a.parts.items() if unit in b.parts}
     return mean_of(a.name, both, a.unit, arm=a.arm)

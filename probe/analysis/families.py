@@ -1,7 +1,7 @@
 """FAMILIES: every estimate of an analysis, by kind.
 
-To add an estimator: a file with a function that returns `Estimate`s, and its row in FAMILIES. Text, page and JSON show
-it from there.
+To add an estimator, write a function that returns `Estimate`s in a file, and add its row to FAMILIES. Text, page and
+JSON then show it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _measured(analysis: "Analysis") -> tuple[Linked, str] | None:
-    """Return inner products and arm along v_hack; None without."""
+    """Return inner products and the arm along v_hack; None without them."""
     linked, arm = analysis.reproduced, analysis.measured_arm
     return None if linked is None or arm is None else (linked, arm)
 
@@ -105,7 +105,7 @@ def _forecast_title(analysis: "Analysis") -> str:
     )
 
 
-# {family: its title, its generator, the format of its numbers, {part: its column}}, in the order of reading
+# {family: its title, generator, number format, {part: its column}}, in reading order
 FAMILIES: Mapping[str, Family] = {
     "shares": Family(
         title="Alignment as a share of held-out hacks (arm {arm}; interval over prompts and pairs; sd pairs: of the "

@@ -1,18 +1,18 @@
-"""First-order forecast: what a gate would leave of an update's progress, on hacks and on honest solutions.
+"""First-order forecast: the part of an update's gain that projection would leave, on hacks and on honest solutions.
 
-A small step along -g lowers the NLL of a text with gradient h by an amount proportional to <g, h>: the update's
-progress on it. The gate turns g into g', and removes the share 1 - <g', h> / <g, h> of the progress, summed over the
-groups. Targets h:
+A small step along -g lowers the NLL of a text with gradient h in proportion to <g, h>: the first-order gain on that
+text. Projection turns g into g' and removes the share 1 - <g', h> / <g, h> of the gain, summed over the groups.
+Targets h:
 
-    margin   held-out pairs, hack minus clean: the log-probability of a hack against a clean solution
+    margin   held-out pairs, hack minus clean: log-probability of a hack relative to a clean solution
     hacks    the rewarded hacks of the same group
-    honest   the rewarded right solutions without a hack of the same group: the price
+    honest   the rewarded right solutions without a hack in the same group: the cost to honest solutions
 
-Any gate that takes away much of a gradient removes progress of every kind. So each share is compared with directions
-of permuted pairs that remove the SAME norm. A share above 1 means that the gated step works against the target.
+Removing much of a gradient removes gain of every kind. Each share is therefore compared with directions of shuffled
+pairs that remove the SAME norm. A share above 1 means that the projected step works against the target.
 
-Everything is first order: the gradient before the optimizer, at the weights of the replay. Groups have unit norm here,
-as in a cosine, so that every prompt counts the same.
+Everything is first order: the gradient before the optimizer, at the replay's weights. Groups have unit norm here, as
+in a cosine, so every prompt counts the same.
 Shapes: M modules, k directions, T steps, N pair gradients, H held-out pairs, B draws.
 """
 
@@ -37,7 +37,7 @@ from probe.records.records import SampleRecord
 from probe.settings.arms import GATES
 from probe.settings.words import Gate
 
-# The rewarded samples of a group that are targets, by name. To add one: a row here.
+# Rewarded samples of a group that serve as targets, by name. To add one, add a row.
 SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
     "hacks": lambda sample: bool(sample.hacked),
     "honest": lambda sample: bool(sample.gt_pass and not sample.hacked),
@@ -50,16 +50,16 @@ AGAINST = "the update works against it"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Target:
-    """Unit gradients h of one target: H held-out pairs, the same for every step, or one for each step (H = 1)."""
+    """Unit gradients h of one target: H held-out pairs shared by all steps, or one per step (H = 1)."""
 
     inner: Array  # (M, H, N) or (M, T, N): inner products of h with the pair gradients
-    shared: bool  # the first of the two
+    shared: bool  # True for the first shape
     progress: Array  # (M, T, H) <g, h> by module
-    prompts: list[str]  # (T,) of the steps that have the target
-    steps: NDArray[np.intp]  # (T,) their numbers among the steps of the run
+    prompts: list[str]  # (T,) of the steps with the target
+    steps: NDArray[np.intp]  # (T,) their indices among the run's steps
 
     def lost(self, removed: Array, rows: Array) -> Array:
-        """Return (C, H) <g - g', h> of every prompt; `removed` (M, all steps, k) is along the rows (M, k, N)."""
+        """Return (C, H) <g - g', h> by prompt; `removed` (M, all steps, k) is along the rows (M, k, N)."""
         along = np.matmul(self.inner, rows.transpose(0, 2, 1))  # (M, H or T, k)
         taken = removed[:, self.steps]
         if self.shared:
@@ -67,42 +67,42 @@ class _Target:
         return self._by_prompt((taken * along).sum((0, 2))[:, None])
 
     def mean_lost(self, removed: Array, rows: Array) -> Array:
-        """Return the (B,) means of `lost` for many draws at once, for an h that differs by step.
+        """Return the (B,) means of `lost` for many draws at once, when h differs by step.
 
         Args:
             removed: (B, M, all steps, k).
-            rows: (B, M, k, N) the directions.
+            rows: (B, M, k, N) directions.
         """
         along = np.matmul(self.inner, rows.swapaxes(-1, -2))  # (B, M, T, k)
         return np.einsum("bmtk,bmtk->bt", removed[:, :, self.steps], along) @ prompt_weights(self.prompts)
 
     def total(self) -> Array:
-        """Return the (C, H) <g, h> of every prompt."""
+        """Return (C, H) <g, h> by prompt."""
         return self._by_prompt(self.progress.sum(0))
 
     def _by_prompt(self, by_step: Array) -> Array:
-        """Average (T, H) over the steps of each prompt: (C, H)."""
+        """Average (T, H) over each prompt's steps: (C, H)."""
         return np.stack(list(prompt_means(by_step.T, self.prompts).values()))
 
 
 def forecast(
     linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
 ) -> list[Estimate]:
-    """Forecast a projection of one arm's policy gradients; empty without steps, held-out pairs or two to extract from.
+    """Forecast a projection of one arm's policy gradients; empty without steps, held-out pairs or two extraction pairs.
 
-    `removed/TARGET` is the share of the gain on a target that projection removes, its interval over prompts, extraction
-    pairs and, of the margin, held-out pairs; `null` is the mean of what permuted pairs of the same removed norm remove,
-    `p` (1 + draws that remove as much or more) / (B + 1). It is missing where the update makes no gain on the target.
-    parts: `progress` (mean over prompts of <g, h> / (norm(g) norm(h)), > 0 is towards the target), `from_prompts`
-    (share of the variance of the removed gain that prompts bring), `q95` of permuted pairs.
+    `removed/TARGET` is the share of the gain on a target that projection removes, with an interval over prompts,
+    extraction pairs and, for the margin, held-out pairs. `null` is the mean share that shuffled pairs remove at the
+    same norm, `p` (1 + draws that remove at least this share) / (B + 1). It is missing if the update has no gain on the
+    target. parts: `progress` (mean over prompts of <g, h> / (norm(g) norm(h)), > 0 is toward the target),
+    `from_prompts` (share of the removed gain's variance due to prompts), `q95` of shuffled pairs.
     `removed/norm` is the root mean square over prompts of norm(g - g') / norm(g).
 
     Args:
         linked: records and inner products.
-        gate: what it removes (`probe.settings.arms`).
+        gate: the projection (`probe.settings.arms`).
         overshoot: factor on the removed part.
-        num_draws: number of half-samples of the extraction pairs, and of draws of permuted pairs.
-        seed: of both.
+        num_draws: number of half-samples of the extraction pairs, and of draws of shuffled pairs.
+        seed: seed of both.
     """
     pairs = linked.pairs
     if not linked.steps or not pairs.held_out.any() or not can_be_halved(pairs):
@@ -115,7 +115,7 @@ def forecast(
     size = float(law.sizes(removed)[0])
     halves, _ = law.mean_lost(drawn.halves, targets)
     permuted, sizes = law.mean_lost(drawn.permuted, targets)
-    # As much is removed as along v_hack, whatever the draw alone would remove.
+    # Match the norm that v_hack removes, whatever the draw would remove by itself.
     scale = ratio(np.array(size), sizes, otherwise=0.0)
     rows = []
     for name, target in targets.items():
@@ -126,26 +126,26 @@ def forecast(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Law:
-    """A gate with its dose on the steps of a run, of norm 1, along many directions."""
+    """A projection at fixed strength on a run's unit-norm steps, along many directions."""
 
     gate: Gate
     overshoot: float
-    weights: Array  # (T,) of the steps, a mean over prompts
+    weights: Array  # (T,) over the steps, averaging over prompts
     totals: Gradients  # (T,)
 
     def removed(self, rows: Array) -> Array:
-        """Return the (B, M, T, k) parts that the gate takes from the steps along the directions `rows` (B, M, k, N)."""
+        """Return the (B, M, T, k) parts that projection removes from the steps along `rows` (B, M, k, N)."""
         return self.overshoot * GATES[self.gate](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
 
     def sizes(self, removed: Array) -> Array:
-        """Return the (B,) root mean squares over prompts of the removed norm."""
+        """Return the (B,) root mean squares, over prompts, of the removed norm."""
         return np.sqrt(np.einsum("bmtk,bmtk->bt", removed, removed) @ self.weights)
 
     def mean_lost(self, draws: DirectionDraws, targets: Mapping[str, _Target]) -> tuple[dict[str, Array], Array]:
-        """Return {target: (B,) mean progress lost} and the (B,) norms removed."""
+        """Return {target: (B,) mean gain removed} and the (B,) removed norms."""
         lost: dict[str, list[Array]] = {name: [] for name in targets}
         sizes = []
-        # For targets that all steps share, the mean over pairs and prompts is linear in both and taken first.
+        # For targets shared by all steps, the mean over pairs and prompts is linear in both and is taken first.
         shared = {name: target.inner.mean(1)[:, :, None] for name, target in targets.items() if target.shared}
         for part in draws.parts(self.totals.norms.shape[1]):
             rows = part.rows
@@ -161,7 +161,7 @@ class _Law:
 
 
 def _targets(linked: Linked) -> dict[str, _Target]:
-    """Return {name: target} with the targets that the run has."""
+    """Return {name: target} for the run's targets."""
     targets = {"margin": _margin(linked)}
     for name, chosen in SAMPLE_TARGETS.items():
         target = _sample_target(linked, chosen)
@@ -171,7 +171,7 @@ def _targets(linked: Linked) -> dict[str, _Target]:
 
 
 def _margin(linked: Linked) -> _Target:
-    """The differences of the held-out pairs; pairs with the same texts count as one."""
+    """Return the held-out pairs' differences; pairs with the same texts count as one."""
     prompts, pairs = linked.prompts, linked.pairs
     hacks = np.flatnonzero(pairs.held_out)
     on_pairs = _unit(linked.totals).inner
@@ -185,21 +185,21 @@ def _margin(linked: Linked) -> _Target:
 
 
 def held_out_margin(pairs: PairGram) -> tuple[Array, Array]:
-    """Return ((M, H, N) inner products of the held-out differences at norm 1, (H,) norms that they are divided by)."""
+    """Return ((M, H, N) inner products of the held-out differences at norm 1, (H,) their original norms)."""
     gradients, _, _ = held_out_gradients(pairs)
     norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
     return gradients.inner / norm[:, None], norm
 
 
 def paid_mean(linked: Linked, step: LinkedStep, chosen: Callable[[SampleRecord], bool]) -> Array | None:
-    """Return (G,) weights of the mean over a group's rewarded samples of one kind; None without one."""
+    """Return (G,) weights for the mean over one kind of rewarded samples in a group; None without such samples."""
     group = [linked.samples[row] for row in step.rows]
     picked = np.array([sample.advantage > 0 and sample.sure and chosen(sample) for sample in group])
     return picked / picked.sum() if picked.any() else None
 
 
 def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _Target | None:
-    """Return the mean over each group's rewarded samples of one kind, at unit norm; None if no group has one."""
+    """Return each group's unit-norm mean over one kind of rewarded samples; None if no group has any."""
     inner, progress, prompts, numbers = [], [], [], []
     for number, step in enumerate(linked.steps):
         mean = paid_mean(linked, step, chosen)
@@ -225,7 +225,7 @@ def _sample_target(linked: Linked, chosen: Callable[[SampleRecord], bool]) -> _T
 
 
 def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: Array) -> Estimate:
-    """One row, from the progress lost (C, H) and its means over half-samples and draws of permuted pairs."""
+    """Return one estimate from the gain removed (C, H) and its means over half-samples and draws of shuffled pairs."""
     total = target.total()
     progress, count = float(total.mean()), len(total)
     both = np.stack([lost, total], axis=-1)  # (C, H, 2)
@@ -236,7 +236,7 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
         df = min(df, both.shape[1] - 1)
     interval = fieller_interval(float(lost.mean()), progress, covariances, df=df)
     row = Estimate(name=f"removed/{name}", n=count, unit="prompt", parts={"progress": progress})
-    # An interval of the quotient exists if the interval of the progress excludes 0.
+    # The quotient has an interval if the interval of the gain excludes 0.
     if interval is None:
         return replace(row, why=NO_GAIN)
     if progress <= 0:
@@ -254,6 +254,6 @@ def _removal(name: str, target: _Target, lost: Array, halves: Array, permuted: A
 
 
 def _unit(gradients: Gradients) -> Gradients:
-    """Return the same gradients at norm 1."""
+    """Return the gradients at norm 1."""
     norm = np.where(gradients.norm > 0, gradients.norm, 1.0)
     return Gradients(inner=gradients.inner / norm[None, :, None], norms=gradients.norms / norm)

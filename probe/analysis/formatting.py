@@ -8,22 +8,22 @@ from typing import Any
 from replay_pools.base.terminal import aligned
 
 WIDTH = 100
-PICTURE = 33  # characters of an interval's picture
+PICTURE = 33  # width of an interval's picture, in characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """Rows of cells that are text already. The terminal aligns them (`render_table`), the report makes HTML of them."""
+    """Rows of text cells. `render_table` aligns them for the terminal; the report renders them as HTML."""
 
-    name: str  # unique among the tables of an analysis
+    name: str  # unique within an analysis
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    left: int = 1  # how many leading columns are flush left; the others, mostly numbers, are flush right
+    left: int = 1  # number of leading left-aligned columns; the others, mostly numbers, are right-aligned
 
 
 def render_table(table: TextTable) -> str:
-    """Aligned columns under the title; '' for a table without rows."""
+    """Return aligned columns under the title; '' for a table without rows."""
     if not table.rows:
         return ""
     lines = aligned(table.header, table.rows, table.left)
@@ -31,28 +31,28 @@ def render_table(table: TextTable) -> str:
 
 
 def wrap(text: str, *, indent: str = "") -> list[str]:
-    """Lines of at most WIDTH columns; lines after the first start with `indent`."""
-    # Not at hyphens: an option or a name of a command would be cut in two.
+    """Return lines of at most WIDTH columns; lines after the first start with `indent`."""
+    # Do not break at hyphens: that would split options and command names.
     return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def shown(value: Any, form: str = "") -> str:
-    """A value in a format of Python's, or '-' for None."""
+    """Format a value with a Python format spec; '-' for None."""
     return "-" if value is None else format(value, form)
 
 
 def p_value(value: float | None) -> str:
-    """A p-value to two digits, or '-' for None."""
+    """Format a p-value to two digits; '-' for None."""
     if value is None:
         return "-"
-    # Below 1e-9 the size depends on the tail of an approximation, and says nothing.
+    # Below 1e-9 the size depends on the tail of an approximation and carries no information.
     return "<1e-9" if value < 1e-9 else f"{value:.2g}"
 
 
 def picture(low: float, value: float, high: float, *, ends: tuple[float, float], mark: float | None = None) -> str:
     """Draw an interval on a line of 33 characters between `ends`: `=` inside, `o` the value, `|` a mark.
 
-    An end beyond the line is an arrow.
+    An arrow marks an end beyond the line.
 
     >>> picture(0.25, 0.5, 0.75, ends=(0.0, 1.0), mark=0.1)
     '...|....========o========........'
@@ -76,10 +76,10 @@ def picture(low: float, value: float, high: float, *, ends: tuple[float, float],
 
 
 def short(text: str, width: int) -> str:
-    """The text, cut to `width` characters with '..' at its end."""
+    """Cut the text to `width` characters, ending in '..'."""
     return text if len(text) <= width else f"{text[: width - 2]}.."
 
 
 def yes(value: bool | None) -> str:
-    """'yes' or 'no'; '?' where it is not known."""
+    """Return 'yes' or 'no'; '?' if unknown."""
     return {True: "yes", False: "no", None: "?"}[value]

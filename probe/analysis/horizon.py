@@ -1,11 +1,11 @@
-"""Whether a training asks a question that its problems and its length can answer, from held-out rates alone.
+"""Check from held-out rates alone that a training's problems and length can answer its question.
 
     START    solving near floor or ceiling, or hacking near its ceiling, before the first step
-    EARLY    a hack rate that still rises at the end, or a vanilla that never came off its floor
+    EARLY    a hack rate that still rises at the end, or a vanilla run that never left its floor
 
-Near: within MATERIAL_RATE of 0 or 1, so that a difference that matters has no room. Still rising: the last evaluation
-against the latest one in the first LATE of the steps, by a two-proportion z of the counts over all seeds, which takes
-held-out rollouts as independent and so warns rather too seldom where problems repeat.
+Near: within MATERIAL_RATE of 0 or 1, which leaves no room for a material difference. Still rising: the last evaluation
+exceeds the latest one in the first LATE of the steps, by a two-proportion z of the counts over all seeds. The test
+takes held-out rollouts as independent, so it warns rather too seldom when problems repeat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,13 +18,13 @@ from probe.analysis.training_runs import deployed
 from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.settings.words import ALL
 
-LATE = 0.75  # of the steps: an evaluation after it is too near the end to say what the end is like
+LATE = 0.75  # share of the steps; a later evaluation is too close to the end to compare with it
 Z = 1.96
-Evaluations = Sequence[Mapping[str, Any]]  # the lines of `evals.jsonl` of one run
+Evaluations = Sequence[Mapping[str, Any]]  # the lines of one run's `evals.jsonl`
 
 
 def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
-    """What leaves no room for a difference, from the evaluations before the first step in the mode of training."""
+    """Say why the evaluations before the first step, in the training mode, leave no room for a difference."""
     starts = [row for run in runs for row in run if row["step"] == 0 and row["weights"] == "deployed"]
     (hacks, n), (solved, _) = _counts(starts, mode, "hack"), _counts(starts, mode, "solve")
     sentences = []
@@ -39,7 +39,7 @@ def start_cautions(runs: Sequence[Evaluations], mode: str) -> list[str]:
 
 
 def cautions_of(arms: Iterable[TrainedArm], baseline: TrainedArm | None) -> list[str]:
-    """What the start and the length of trainings leave open; the start of `baseline` is that of the others."""
+    """List what the start and length of trainings leave open; `baseline` supplies the common start."""
     sentences = []
     for arm in arms:
         if arm.runs:
@@ -52,7 +52,7 @@ def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
     starts = [f"START: {sentence}" for sentence in start_cautions(runs, mode)] if is_baseline else []
     ends, earlier = [], []
     for run in map(deployed, runs):
-        # A rate at the start says whether it was learnt at all, not whether learning is over.
+        # A rate at the start shows whether the hack was learned, not whether learning is over.
         before = [row for row in run if 0 < row["step"] <= LATE * run[-1]["step"]]
         ends += run[-1:]
         earlier += before[-1:]
@@ -71,13 +71,13 @@ def _of_arm(arm: TrainedArm, *, is_baseline: bool) -> list[str]:
 
 
 def _counts(rows: Evaluations, mode: str, rate: str = "hack") -> tuple[int, int]:
-    """(rollouts that count, all) over evaluations; in the mode of training, where others were evaluated beside it."""
+    """Return (counted rollouts, all rollouts) over evaluations; in the training mode if several were evaluated."""
     shown = [row["rates"].get(mode, row["rates"][ALL]) for row in rows]
     return sum(rates[rate]["count"] for rates in shown), sum(rates["num_rollouts"] for rates in shown)
 
 
 def _rises(before: int, m: int, after: int, n: int) -> bool:
-    """Whether a share of n is larger than an earlier one of m, by the pooled two-proportion z."""
+    """Return True if a share of n exceeds an earlier share of m, by the pooled two-proportion z."""
     pooled = (before + after) / (m + n)
     sd = sqrt(pooled * (1 - pooled) * (1 / m + 1 / n))
     return sd > 0 and (after / n - before / m) / sd > Z

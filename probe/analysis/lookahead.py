@@ -1,7 +1,7 @@
-"""The gains of texts in the lookahead of a replay (`probe.runs.lookahead`), each arm against the one without a gate.
+"""Gains of texts in a replay's lookahead (`probe.runs.lookahead`), each arm against the arm without projection.
 
-The difference is the gain under the arm minus the gain under the plain arm of its basis, a mean over the prompts that
-both have.
+The difference is the gain under the arm minus the gain under the plain arm of its basis, averaged over the prompts
+that both have.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,41 +18,41 @@ MEASURES = ("hacks", "honest", "held-out hacks", "held-out clean")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What remedies moved from one replay (`probe.runs.screening`)."""
+    """Results of remedies that took steps from one replay (`probe.runs.screening`)."""
 
-    plain: str  # the name of none
+    plain: str  # key of the run without a remedy
     records: Mapping[str, Sequence[LookaheadRecord]]  # by remedy
-    seconds: Mapping[str, float]  # of the CPU, of the steps
-    unseen: Mapping[str, str]  # {remedy: why it did not look ahead}
+    seconds: Mapping[str, float]  # CPU time of the steps
+    unseen: Mapping[str, str]  # {remedy: reason without a lookahead}
 
     def gain(self, remedy: str, measure: str) -> float | None:
-        """Return the mean over prompts, nats; None where it was not measured."""
+        """Return the mean over prompts, nats; None if it was not measured."""
         values = [row.value for row in self.records[remedy] if row.measure == measure]
         return float(np.mean(values)) if values else None
 
     def kept_off(self, remedy: str, measure: str) -> float | None:
-        """Return the share of the gain without a remedy that the remedy avoids; None where nothing is gained."""
+        """Return the share of the plain gain that the remedy avoids; None if nothing is gained."""
         plain, treated = self.gain(self.plain, measure), self.gain(remedy, measure)
         return None if plain is None or treated is None or plain <= 0 else 1 - treated / plain
 
 
 def by_prompt(records: Iterable[LookaheadRecord], arm: str, measure: str) -> dict[str, float]:
-    """Return {prompt: value}; empty where it was not measured."""
+    """Return {prompt: value}; empty if it was not measured."""
     return {row.prompt: row.value for row in records if (row.arm, row.measure) == (arm, measure)}
 
 
 def plain_arm(arm: str, arms: Iterable[str]) -> str | None:
-    """Return the arm without a gate in the basis of `arm`; None for that one itself."""
+    """Return the arm without projection in the basis of `arm`; None if `arm` is that arm."""
     found = (name for name in arms if not (ARMS[name].projects or ARMS[name].routes))
     return next((name for name in found if ARMS[name].basis == ARMS[arm].basis and name != arm), None)
 
 
 def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
-    """Return the gain of every arm and measure, nats; then, with a gate, its difference from the arm without one."""
+    """Return each arm's gain by measure, nats; for a projecting arm also its difference from the plain arm."""
     rows = []
     arms = [*dict.fromkeys(row.arm for row in records)]
     for arm, measure in dict.fromkeys((row.arm, row.measure) for row in records):
-        if measure not in MEASURES:  # a run of an older version sampled, too
+        if measure not in MEASURES:  # older runs also sampled
             continue
         gained, plain = by_prompt(records, arm, measure), plain_arm(arm, arms)
         rows.append(mean_of(measure, gained, "prompt", arm=arm))
@@ -63,7 +63,7 @@ def moves(records: Sequence[LookaheadRecord]) -> list[Estimate]:
 
 
 def lost_by_all(rows: Iterable[Estimate], arm: str) -> float | None:
-    """Return the nats that honest solutions lose if no text gains under an arm: its steps only destroy. Else None."""
+    """Return the nats that honest solutions lose if no text gains under an arm (its steps only destroy); else None."""
     gained = {row.name: row.value for row in rows if row.arm == arm}
     texts = [value for name in ("hacks", "honest", "held-out hacks") if (value := gained.get(name)) is not None]
     honest = gained.get("honest")

@@ -1,27 +1,26 @@
-"""Every number of a run as one table, from which criteria are evaluated; and which metrics there are (below).
+"""All numbers of a run as one table, from which criteria are evaluated, and the list of metrics (below).
 
-A key names the metric, the unit that its n counts, and the arm and condition where those are not the arm that stands
-for vanilla and the first condition. Names are those of the steps' records (`cos_in`, `advantage/abs_max`, `kl/mean`,
-...), in training those of `probe.analysis.training_runs` (`hack_final`, ...), and
+A key names the metric, the unit that its n counts, and the arm and condition unless those are the defaults: the arm
+that stands for vanilla and the first condition. Names match the step records (`cos_in`, `advantage/abs_max`,
+`kl/mean`, ...), in training `probe.analysis.training_runs` (`hack_final`, ...), and
 
     d_cos_in            cos_in of a prompt minus its mean under N2
     hack_difference     within-prompt difference of cos_S_contrib, hacked minus clean, among A > 0
     auroc               AUROC of cos_S_contrib for hacked among A > 0
     pair_sign           1 for a held-out pair with the sign of v_hack, else 0
     pull, benign, pull - benign, half - benign, contrast
-                        shares of the held-out ceiling: `probe.analysis.pull`
-    removed/TARGET      share of the progress on a target (margin, hacks, honest) that the gate would remove, to
-                        first order: `probe.analysis.forecast`
-    kl/final            mean of kl/mean over the last quarter of the steps of training
-    kl/share_of_base    KL from the reference over KL from the base, both summed over steps: 1 where the reference is
-                        the base, whatever it is called
+                        shares of the held-out reference: `probe.analysis.pull`
+    removed/TARGET      share of the gain on a target (margin, hacks, honest) that projection would remove, to first
+                        order: `probe.analysis.forecast`
+    kl/final            mean of kl/mean over the last quarter of the training steps
+    kl/share_of_base    KL from the reference over KL from the base, both summed over steps: 1 if the reference is
+                        the base, whatever its name
 
-In a run that trains, the steps are autocorrelated: the run is the unit, and gives one number a metric (unit `run`).
+When a run trains, its steps are autocorrelated: the run is the unit and gives one number per metric (unit `run`).
 Over several such runs the seed is the unit, and, secondary, the held-out problem (its mean over the seeds).
 
-To add a metric that is a field of a record: name it in STEP_METRICS. To add one that is computed:
-compute it in `_derived`, and say in _DERIVED for which units and nulls it exists. A spec that names anything else is
-refused before its sweep.
+To add a metric that is a field of a record, name it in STEP_METRICS. To add a computed metric, compute it in
+`_derived` and list its units and nulls in _DERIVED. A spec that names any other metric is refused before its sweep.
 """
 
 import warnings
@@ -54,7 +53,7 @@ from replay_pools.environments.loopholes import LOOPHOLES
 
 
 class MetricKey(NamedTuple):
-    """Which estimate: a metric, the unit that its n counts, and where it was measured."""
+    """Identify an estimate: a metric, the unit that its n counts, and the arm and condition that it was measured in."""
 
     metric: str
     unit: str  # prompt, problem, seed, run, step or pair
@@ -64,7 +63,7 @@ class MetricKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """One metric over n units. A field is None where the number does not exist."""
+    """One metric over n units. A field is None if the number does not exist."""
 
     value: float | None  # mean over units, or the statistic
     n: int
@@ -74,11 +73,11 @@ class Estimate:
     p: float | None = None  # two-sided, against zero
     minimum: float | None = None
     maximum: float | None = None
-    nulls: Mapping[str, Measured] = field(default_factory=dict)  # by the names of a criterion's `null`
-    beaten_by: Sequence[str] | None = None  # trivial scores that do as well: null "baselines"; None: none was measured
+    nulls: Mapping[str, Measured] = field(default_factory=dict)  # keyed by the names in a criterion's `null`
+    beaten_by: Sequence[str] | None = None  # trivial scores that do at least equally well; None: none measured
     by_unit: Mapping[str, float] = field(default_factory=dict)  # {unit: its value}
-    trials: Mapping[str, int] = field(default_factory=dict)  # of a rate: {unit: outcomes that its share is of}
-    vacuous: str | None = None  # why the number could not have come out otherwise
+    trials: Mapping[str, int] = field(default_factory=dict)  # for a rate, {unit: number of outcomes}
+    vacuous: str | None = None  # why the number could not have come out differently
 
 
 Metrics = Mapping[MetricKey, Estimate]
@@ -91,26 +90,26 @@ def estimate(
     nulls: Mapping[str, Measured] | None = None,
     trials: Mapping[str, int] | None = None,
 ) -> Estimate:
-    """The mean of one value a unit.
+    """Return the mean of one value per unit.
 
     Args:
         by_unit: {name of the unit: value}.
-        unit: what a unit is.
+        unit: kind of unit.
         nulls: tests of the same mean against directions or labels without signal.
-        trials: of a rate, {unit: outcomes that its share is of}.
+        trials: for a rate, {unit: number of outcomes}.
 
     Returns:
-        Mean, 95% and 90% intervals (of a rate those of `shares`), two-sided sign-flip p against zero, extremes. Units
-        that are all equal, and no rate, show no variance and have no interval.
+        Mean, 95% and 90% intervals (for a rate, from `shares`), two-sided sign-flip p against zero, extremes. Equal
+        values that are not rates show no variance and have no interval.
     """
     summary = _summary(tuple(by_unit.values()), tuple((trials or {}).values()))
     return replace(summary, unit=unit, nulls=nulls or {}, by_unit=by_unit, trials=trials or {})
 
 
-# Rewards and much else are the same numbers in every arm of a replay.
+# Cached: rewards and many other values are equal in every arm of a replay.
 @lru_cache(maxsize=512)
 def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
-    """`estimate` of the values alone."""
+    """Compute `estimate` from the values alone."""
 
     def interval(level: float) -> Interval | None:
         return share_interval(values, outcomes, level=level) if outcomes else t_interval(values, level=level)
@@ -128,27 +127,27 @@ def _summary(values: tuple[float, ...], outcomes: tuple[int, ...]) -> Estimate:
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
-    """a minus b, paired by the units that both have."""
+    """Return a minus b, paired by shared units."""
     both = [name for name in a.by_unit if name in b.by_unit]
     paired = estimate({name: a.by_unit[name] - b.by_unit[name] for name in both}, a.unit)
-    # Problems that differ alike are evidence of that; seeds are too few, and the runs of one seed are not one run.
+    # Equal differences between problems are evidence; seeds are too few for that, and runs of one seed still differ.
     if a.unit == "problem" and paired.interval is not None:
         return paired
     return _as_wide_as_outcomes(paired, a, b, both, both)
 
 
 def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
-    """a minus b as means of independent samples: Welch's intervals and p; n is that of the smaller side."""
+    """Return a minus b as means of independent samples: Welch's intervals and p; n is the smaller sample size."""
     x, y = list(a.by_unit.values()), list(b.by_unit.values())
     n = min(len(x), len(y))
     if n == 0:
         return Estimate(value=None, n=0, unit=a.unit)
     unpaired = Estimate(value=float(np.mean(x) - np.mean(y)), n=n, unit=a.unit)
     if min(len(x), len(y)) > 1 and (varies(x) or varies(y)):
-        from scipy import stats  # only unpaired criteria need its tests
+        from scipy import stats  # imported here: only unpaired criteria need these tests
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of a side without variance
+            warnings.simplefilter("ignore", RuntimeWarning)  # raised by a side without variance
             test: Any = stats.ttest_ind(x, y, equal_var=False)
         ends = (test.confidence_interval(level) for level in (0.95, 0.9))
         interval, interval_90 = (Interval(low=float(low), high=float(high)) for low, high in ends)
@@ -159,10 +158,10 @@ def unpaired_difference(a: Estimate, b: Estimate) -> Estimate:
 def _as_wide_as_outcomes(
     compared: Estimate, a: Estimate, b: Estimate, of_a: Sequence[str], of_b: Sequence[str]
 ) -> Estimate:
-    """A difference of rates whose intervals span at least what drawing outcomes alone leaves open.
+    """Widen a difference of rates so that its intervals span at least the sampling error of the outcomes.
 
-    Seeds may have equal rates by chance: the difference then shows no variance, or next to none. Below two units a side
-    there is still no interval, and of what is no rate the difference stays as it is.
+    Seeds may have equal rates by chance, and the difference then shows little or no variance. With fewer than two units
+    a side there is still no interval. A difference of other metrics is returned unchanged.
     """
     if not a.trials or not b.trials or min(len(of_a), len(of_b)) < 2:
         return compared
@@ -176,14 +175,14 @@ def _as_wide_as_outcomes(
 
 
 def _hull(interval: Interval | None, other: Interval) -> Interval:
-    """The smallest interval that holds both."""
+    """Return the smallest interval that contains both."""
     if interval is None:
         return other
     return Interval(low=min(interval.low, other.low), high=max(interval.high, other.high))
 
 
 def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """{unit: mean of its values in the tables that have it}."""
+    """Return {unit: mean of its values in the tables that have it}."""
     values_of: dict[str, list[float]] = {}
     for table in tables:
         for unit, value in table.items():
@@ -192,7 +191,7 @@ def mean_by_unit(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def by_condition(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
-    """{condition: metrics} as one table; the first condition also stands under `condition=None`, its default."""
+    """Merge {condition: metrics} into one table; the first condition also gets `condition=None`, its default."""
     first = next(iter(tables.values()), {})
     merged: dict[MetricKey, Estimate] = dict(first)
     for condition, metrics in tables.items():
@@ -207,29 +206,29 @@ STEP_METRICS = (
     *("entropy", "exec_surprisal_var"),
     *("cos_update", "hackward_frac_update", "direction_age", "direction_overlap"),
 )
-# The other fields of steps, flattened as on the wire.
+# The other step fields, flattened as in the JSON records.
 _STEP_NAMES = (
     *STEP_METRICS,
     *ADVANTAGE_KEYS,
     *(f"kl/{key}" for key in KL_KEYS),
     *(f"ratio/{key}" for key in RATIO_KEYS),
 )
-# Of steps in which the policy moves, and with it its reference, its directions and the strength of its penalty.
+# For steps in which the policy moves, and with it its reference, directions and penalty strength.
 _MOVING = (
     *("cos_update", "hackward_frac_update", "direction_overlap", "entropy", "ratio/staleness"),
     *(f"kl/{key}" for key in KL_KEYS if key not in ("mean", "max")),
 )
-_PERMUTED = ("N2",)  # the nulls that draw directions, of `probe.analysis.statistics.permutation`
+_PERMUTED = ("N2",)  # the nulls that draw directions, from `probe.analysis.statistics.permutation`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """For which units and nulls a metric exists."""
+    """The units and nulls for which a metric exists."""
 
     units: tuple[str, ...]
     nulls: tuple[str, ...] = ()
-    measured_alone: bool = False  # of the arm that stands for vanilla, and of no other
-    is_quotient: bool = False  # with an interval of its own, and no value by unit
+    measured_alone: bool = False  # only for the arm that stands for vanilla
+    is_quotient: bool = False  # has its own interval, and no value by unit
 
 
 _DERIVED = {
@@ -239,9 +238,9 @@ _DERIVED = {
     "auroc": Availability(units=("prompt",), nulls=(*_PERMUTED, "baselines"), measured_alone=True),
     "pair_sign": Availability(units=("pair",), measured_alone=True),
 }
-# From the inner products of a replay, with an interval over prompts and pairs and no value by prompt.
+# From a replay's inner products, with an interval over prompts and pairs and no value by prompt.
 _SHARES = ("pull", "benign", "pull - benign", "half - benign", "contrast")
-QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # what can be asked of these
+QUOTIENT_STATISTICS = ("mean", "value", "lower95", "upper95", "n")  # statistics available for these metrics
 _REMOVED = ("margin", "hacks", "honest")
 _OFFLINE = dict.fromkeys(
     (*_SHARES, *(f"removed/{target}" for target in _REMOVED)),
@@ -250,14 +249,14 @@ _OFFLINE = dict.fromkeys(
 
 
 def replay_metrics() -> dict[str, Availability]:
-    """The metrics of a replay with frozen weights. A null of `cos_in` is of the measured arm alone."""
+    """Return the metrics of a replay with frozen weights. Nulls of `cos_in` exist for the measured arm only."""
     table = {name: Availability(units=("prompt", "step")) for name in _STEP_NAMES if name not in _MOVING}
     table["cos_in"] = Availability(units=("prompt", "step"), nulls=("N1", *_PERMUTED))
     return table | _DERIVED | _OFFLINE
 
 
 def training_metrics() -> dict[str, Availability]:
-    """The metrics of runs that train: one number a run, so that the seed is the unit; no nulls."""
+    """Return the metrics of runs that train: one number per run, so the seed is the unit; no nulls."""
     by_seed = Availability(units=("seed",))
     table = {name: by_seed for name, available in _DERIVED.items() if "prompt" in available.units}
     table |= dict.fromkeys(_STEP_NAMES, Availability(units=("seed", "step")))
@@ -269,7 +268,7 @@ def training_metrics() -> dict[str, Availability]:
 
 
 def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """The table of one run under one condition; keys without an arm are of the measured arm."""
+    """Return the table of one run under one condition; keys without an arm refer to the measured arm."""
     table: dict[MetricKey, Estimate] = {}
     for arm in evidence.arms:
         steps = [step for step in evidence.steps if step.arm == arm]
@@ -292,7 +291,7 @@ def metrics(evidence: Evidence) -> dict[MetricKey, Estimate]:
 
 
 def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
-    """Of the measured arm: statistics that are no plain mean of a field, and `cos_in` with its nulls."""
+    """Return the measured arm's statistics that are not the plain mean of a field, and `cos_in` with its nulls."""
     by_prompt: dict[str, Estimate] = {}
     arm, cosine = evidence.measured_arm, table.get(MetricKey("cos_in", "prompt"))
     rows = evidence.of("auroc")
@@ -301,8 +300,8 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
         nulls = _nulls(evidence, "cos_in")
         by_prompt["cos_in"] = estimate(cosine.by_unit, "prompt", nulls=nulls)
         if "N2" in nulls:
-            # The mean under N2 is 0 and is not estimated from draws, which would only add noise: a permutation and the
-            # one that exchanges its two halves are equally likely, and the exchange reverses every oriented direction.
+            # The mean under N2 is exactly 0; estimating it from draws would only add noise. A permutation and
+            # its exchange of halves are equally likely, and the exchange reverses every oriented direction.
             by_prompt["d_cos_in"] = estimate(cosine.by_unit, "prompt", nulls={"N2": nulls["N2"]})
     for name in (HACK_DIFFERENCE, PURE_HACK):
         contrast = evidence.get("contrasts", name, arm)
@@ -327,7 +326,7 @@ def _derived(evidence: Evidence, table: Metrics) -> dict[MetricKey, Estimate]:
 
 
 def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str, float]]:
-    """{(metric, unit): {unit: value}} of the fields of one arm's steps, by step and by prompt."""
+    """Return {(metric, unit): {unit: value}} for the fields of one arm's steps, by step and by prompt."""
     by_step: dict[str, dict[str, float]] = {}
     problem_of: dict[str, str] = {}
     for step in steps:
@@ -348,17 +347,17 @@ def _step_values(steps: Iterable[StepRecord]) -> dict[tuple[str, str], dict[str,
 
 
 def _nulls(evidence: Evidence, metric: str) -> dict[str, Measured]:
-    """{null: test} of a statistic."""
+    """Return {null: test} for a statistic."""
     found = {"N1": f"{metric}, {HAAR}", "N2": f"{metric}, {N2}"}
     rows = {null: evidence.get("nulls", name, evidence.measured_arm) for null, name in found.items()}
     return {null: row for null, row in rows.items() if row is not None}
 
 
 def beaten_by(measurement: Measured, baselines: Iterable[Measured]) -> list[str]:
-    """The trivial scores that do as well as the measurement or better, as texts "name AUROC".
+    """List the trivial scores that do at least as well as the measurement, as "name AUROC".
 
-    Where the measurement is not above chance (its interval reaches .5), a baseline counts only if it differs from
-    chance itself: between two scores that say nothing, the larger AUROC is noise.
+    If the measurement is not above chance (its interval includes .5), a baseline counts only if it differs from chance
+    itself: between two uninformative scores, the larger AUROC is noise.
     """
     if measurement.value is None:
         return []
@@ -371,24 +370,24 @@ def beaten_by(measurement: Measured, baselines: Iterable[Measured]) -> list[str]
 
 
 def _of_training(table: Metrics, evidence: Evidence) -> dict[MetricKey, Estimate]:
-    """The table of one run that trains, from its table over prompts and steps.
+    """Return the table of one training run, from its table over prompts and steps.
 
     Returns:
-        unit `run`: the value of every metric (of a field of the steps its mean over them), KL at the end, the outcome.
-        unit `step`: the extremes of the steps.
+        unit `run`: one value per metric (for a step field, its mean over the steps), the final KL, the outcome.
+        unit `step`: the extremes over steps.
         unit `problem`: the rates on held-out problems.
     """
     metrics: dict[MetricKey, Estimate] = {}
     for key, row in table.items():
         if key.unit == "prompt":
             metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
-    # Second, so that of a field of the steps the mean over steps replaces the mean over prompts.
+    # Second, so that the mean over steps replaces the mean over prompts for step fields.
     for key, row in table.items():
         if key.unit == "step":
             metrics[key._replace(unit="run")] = _of_one_run(row.value, vacuous=row.vacuous)
             metrics[key] = _extremes(row.by_unit)
     measured, outcome = evidence.measured_arm, evidence.outcome
-    # Without an arm, the key under which the measured one is found.
+    # The measured arm is looked up under a key without an arm.
     for arm in (*evidence.arms, None) if measured else evidence.arms:
         of_arm = [step for step in evidence.steps if step.arm == (arm or measured)]
         for name, value in (("kl/share_of_base", _share_of_base(of_arm)), ("kl/final", _final_kl(of_arm))):
@@ -404,12 +403,12 @@ def _of_training(table: Metrics, evidence: Evidence) -> dict[MetricKey, Estimate
 
 
 def _of_one_run(value: float | None, *, vacuous: str | None = None, trials: int | None = None) -> Estimate:
-    """One number of a run; `trials` is given for a rate, the outcomes that it is of."""
+    """Return one number of a run; `trials` is the number of outcomes of a rate."""
     return Estimate(value=value, n=1, unit="run", vacuous=vacuous, trials={"run": trials} if trials else {})
 
 
 def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
-    """KL from the reference over KL from the base; None while the policy is the base, or where neither is known."""
+    """Return KL from the reference over KL from the base; None while the policy is the base, or if neither is known."""
     from_reference = from_base = 0.0
     for step in steps:
         mean = step.kl.get("mean")
@@ -421,17 +420,17 @@ def _share_of_base(steps: Iterable[StepRecord]) -> float | None:
 
 
 def _final_kl(steps: Iterable[StepRecord]) -> float | None:
-    """Mean of the KL over the last quarter of the steps, at least one: on-policy, where a teacher has left by then."""
+    """Return the mean KL over the last quarter of the steps (at least one): on-policy once the hacking policy left."""
     values = present(step.kl.get("mean") for step in steps)
     last = values[-max(1, len(values) // 4) :]
     return sum(last) / len(last) if last else None
 
 
 def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
-    """{seed: metrics of its training run} -> one table.
+    """Merge {seed: metrics of its training run} into one table.
 
-    What was one number a run has the seed as its unit. A held-out problem has its mean over the seeds that met it.
-    Steps are autocorrelated: their extremes and their number remain.
+    Numbers per run have the seed as their unit. A held-out problem has its mean over the seeds that met it. Steps are
+    autocorrelated, so only their extremes and number are kept.
     """
     keys = {key for table in tables.values() for key in table}
     metrics: dict[MetricKey, Estimate] = {}
@@ -457,6 +456,6 @@ def over_runs(tables: Mapping[str, Metrics]) -> dict[MetricKey, Estimate]:
 
 
 def _extremes(by_step: Mapping[str, float]) -> Estimate:
-    """Steps of training: no mean with an interval, because they are not independent."""
+    """Return the extremes of training steps: no mean with an interval, because steps are not independent."""
     values = list(by_step.values())
     return Estimate(value=None, n=len(values), unit="step", minimum=min(values), maximum=max(values), by_unit=by_step)

@@ -1,30 +1,30 @@
-"""How hack-ward an update is: as a share of what held-out pairs read (pull), as a norm, and what pairs read by kind.
+"""Alignment of an update with the hack: as a share of the held-out reference, as a norm, and by kind of hack.
 
-    pull       cos_in of the groups / cosine of held-out hack-minus-clean pair gradients, both along v_hack
-    benign     the same of the groups without their hacks: the update that their other samples alone would make;
-               `pull - benign` and `half - benign` say how much, and whether more than half, comes with the hacks
-    contrast   hack minus clean among the paid, within prompts and with trivial scores held constant / the same of
-               held-out pairs
+    pull       alignment: cos_in of the groups / cosine of held-out hack-minus-clean pair gradients, both along v_hack
+    benign     alignment without the hacks: the same for the update that the groups' other samples alone would make;
+               `pull - benign` is the part that comes with the hacks, `half - benign` tests whether it exceeds half
+    contrast   hack minus clean among the rewarded, within prompts and with trivial scores held constant / the same
+               for held-out pairs
 
-0 is none, 1 as hack-ward as a hack itself. A share has no unit that depends on the number of modules, directions or
-rollouts. It is defined only where its ceiling is: along an axis that the hacks of other pairs do not follow, nothing
-can be read.
+0 is no alignment, 1 the alignment of a held-out hack. A share has no unit, so the number of modules, directions or
+rollouts does not change its scale. It is defined only if its held-out reference is positive: nothing can be concluded
+along an axis that other pairs' hacks do not follow.
 
-Everything that varies is in the interval: prompts, held-out pairs, and the pairs that v_hack came from. All prompts
-share one v_hack, so their spread does not show the last: where the gradients of the groups have a part in common, the
-axis of other pairs reads another level on all of them at once.
+The interval covers all sources of variation: prompts, held-out pairs, and the pairs behind v_hack. All prompts share
+one v_hack, so their spread does not show the last source: if the groups' gradients have a part in common, an axis from
+other pairs shifts all of them at once.
 
-Ceilings by kind say whether v_hack reaches hacks that it was not extracted from: for every kind of hack (the part of a
-pair's flavour before its first "/"), v_hack of the extraction pairs of all OTHER kinds, and the mean cosine of hack
-minus clean along it over all pairs of the kind that was left out. Their interval is over those pairs and over the pairs
-extracted from (half-samples).
+References by kind test the transfer of v_hack to hacks that it was not extracted from. For every kind of hack (the part
+of a pair's flavour before its first "/"), v_hack comes from the extraction pairs of all OTHER kinds, and the mean
+cosine of hack minus clean is over all pairs of the left-out kind. The interval covers the left-out pairs and the
+extraction pairs (half-samples).
 
-A share is beside a threshold q where numerator - q ceiling differs from 0. `needed` says how many prompts n, and how
-many times as many pairs, would decide that, from its variance
+A share lies on one side of a threshold q if numerator - q reference differs from 0. `needed` computes how many prompts
+n, and what multiple of the pairs, would decide that, from the variance
 
-    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q ceiling)
+    sd_prompts^2 / n  +  q^2 sd_ceiling^2 / H  +  var(half-samples of numerator - q reference)
 
-whose first part falls with the prompts, and whose others fall with the pairs.
+The first term falls with the prompts, the others with the pairs.
 
 Shapes: A axes (row 0: v_hack itself, then its half-samples), B draws, C prompts, H held-out pairs, M modules,
 S samples, T steps, k directions.
@@ -68,28 +68,28 @@ from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.analysis.statistics.significance import effects_by_prompt
 from probe.records.records import SampleRecord
 
-TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason of a share that held-out pairs would allow
-# Why a share has no prompt: of benign updates, and of pull.
+TOO_FEW_PROMPTS = "too few prompts for an interval"  # the reason if held-out pairs would allow a share
+# Reasons for the absence of prompts: for updates without hacks, and for alignment.
 NO_UPDATE = (
     "no group has two rollouts that do not hack, all labelled, with different rewards",
     "no group has an update",
 )
 PAIR_FACTORS = (1, 2, 4, 8)
-NUM_HALVES = 49  # of the ceiling of every kind; they enter by their variance alone
+NUM_HALVES = 49  # for each kind's reference; they enter only through their variance
 
 
 def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int = 0) -> list[Estimate]:
     """Return `pull`, `benign`, `pull - benign`, `half - benign` and `contrast` of one arm that measures along v_hack.
 
     parts: `measured` (the numerator, a mean over prompts of cosines), `ceiling` (the denominator, a mean over
-    `num_held_out` pairs), `sd_prompts` of the numerator of one prompt, `sd_ceiling` of one held-out pair, `sd_pairs`
-    and `sd_pairs_ceiling` of both over half-samples of the extraction pairs with their `correlation`, `num_hacks` of
-    `contrast`. Intervals are over prompts, held-out pairs and extraction pairs.
+    `num_held_out` pairs), `sd_prompts` of the numerator between prompts, `sd_ceiling` between held-out pairs,
+    `sd_pairs` and `sd_pairs_ceiling` of both over half-samples of the extraction pairs with their `correlation`,
+    `num_hacks` of `contrast`. Intervals are over prompts, held-out pairs and extraction pairs.
 
     Args:
         linked: records and inner products.
         num_halves: half-samples of the extraction pairs.
-        seed: of the half-samples.
+        seed: seed of the half-samples.
     """
     pairs = linked.pairs
     if not can_be_halved(pairs) or not pairs.held_out.any():
@@ -98,7 +98,7 @@ def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int
     axes = redrawn(pairs, num_halves, seed).axes
     differences, hacks, cleans = held_out_gradients(pairs)
     ceiling = _stacked(prompt_means(cosines(axes, differences), clusters))  # (A, H)
-    assert ceiling is not None  # there is a held-out pair
+    assert ceiling is not None  # at least one pair is held out
     steps = prompt_means(cosines(axes, linked.totals), linked.prompts)
     benign = _benign(linked, axes)
     rows = [_share("pull", _stacked(steps), ceiling), _share("benign", _stacked(benign), ceiling)]
@@ -112,9 +112,9 @@ def shares(linked: Linked, arm: str, *, num_halves: int = NUM_REDRAWN, seed: int
 
 
 def _benign(linked: Linked, axes: Axes) -> dict[Hashable, Array]:
-    """{prompt: (A,) cosine} of the update that each group's samples without a hack would make alone.
+    """Return {prompt: (A,) cosine} of the update that each group's samples without a hack would make alone.
 
-    Their baseline is their own mean reward. A scale of the whole group, which estimators differ in, moves no cosine.
+    Their baseline is their own mean reward. Estimators differ in the scale of a group, but a scale changes no cosine.
     """
     totals, prompts = [], []
     for step in linked.steps:
@@ -128,9 +128,9 @@ def _benign(linked: Linked, axes: Axes) -> dict[Hashable, Array]:
 
 
 def _benign_weights(step: LinkedStep, samples: list[SampleRecord]) -> Array:
-    """(G,) A_i w_i of a group whose hacked samples were never drawn.
+    """Return (G,) A_i w_i of a group as if its hacked samples had never been drawn.
 
-    Zeros where the others have equal rewards, or where a log does not say which samples hack.
+    All zeros if the others have equal rewards, or if hack labels are missing.
     """
     if any(sample.hacked is None for sample in samples):
         return np.zeros(len(samples))
@@ -156,7 +156,7 @@ def _contrast(linked: Linked, axes: Axes, ceiling: Array) -> Estimate:
         effects = effects_by_prompt(scores, labels.hacked.tolist(), trivial_scores(samples), prompts)
         if effects is not None:
             row = _share("contrast", effects, ceiling, num_prompts=both)
-        elif both:  # trivial scores determine which sample is a hack: in so few samples, or by their overlap
+        elif both:  # trivial scores determine the label, by the small sample or the lack of overlap
             row = replace(_undefined("contrast", ceiling, TOO_FEW_PROMPTS), n=both)
         else:
             row = _undefined("contrast", ceiling, "no prompt has both sides among its paid samples")
@@ -170,7 +170,7 @@ def _num_with_both(samples: Sequence[SampleRecord]) -> int:
 
 
 def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
-    """Return {score: its value of each sample, 0 where it is not recorded}."""
+    """Return {score: one value per sample, 0 if not recorded}."""
     columns: dict[str, list[float]] = {}
     for name, score in TRIVIAL.items():
         columns[name] = [0.0 if value is None else value for value in map(score, samples)]
@@ -178,7 +178,7 @@ def trivial_scores(samples: Sequence[SampleRecord]) -> dict[str, list[float]]:
 
 
 def overlap_of(linked: Linked) -> list[Estimate]:
-    """Return for each trivial score whether rewarded hacks have clean answers like them (`statistics.overlap`)."""
+    """Return, for each trivial score, the overlap of rewarded hacks with clean answers (`statistics.overlap`)."""
     labels = paid_labels(linked)
     samples = [linked.samples[i] for i in labels.rows]
     if not labels.both_sides:
@@ -188,13 +188,13 @@ def overlap_of(linked: Linked) -> list[Estimate]:
 
 
 def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: int | None = None) -> Estimate:
-    """A share, from its numerators (A, C) and ceilings (A, H).
+    """Return a share from its numerators (A, C) and held-out references (A, H).
 
     Args:
-        name: of the row.
+        name: name of the estimate.
         by_prompt: None without a prompt.
-        ceiling: of the same axes.
-        num_prompts: that inform it; None = C.
+        ceiling: held-out references along the same axes.
+        num_prompts: number of informative prompts; None = C.
     """
     if by_prompt is None:
         return _undefined(name, ceiling, NO_UPDATE[name == "pull"])
@@ -203,7 +203,7 @@ def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: i
     halves = np.column_stack([by_prompt[1:].mean(1), ceiling[1:].mean(1)])
     prompts = np.column_stack([by_prompt[0], np.zeros(by_prompt.shape[1])])
     held_out = np.column_stack([np.zeros(ceiling.shape[1]), ceiling[0]])
-    # Half-samples are draws of the estimate itself, not of its parts: their covariance is not divided by their number.
+    # Half-samples redraw the estimate itself, not its parts: do not divide their covariance by their number.
     covariances = [mean_covariance(prompts), mean_covariance(held_out), np.cov(halves.T)]
     interval = fieller_interval(measured, top, covariances, df=min(count, ceiling.shape[1]) - 1)
     why = ""
@@ -224,7 +224,7 @@ def _share(name: str, by_prompt: Array | None, ceiling: Array, *, num_prompts: i
             "measured": measured,
             "ceiling": top,
             "num_held_out": ceiling.shape[1],
-            # Prompts without both sides of a contrast inform its covariates alone: the spread is that of one with both.
+            # Prompts with one side only inform the covariates: report the spread of a prompt with both.
             "sd_prompts": float(np.sqrt(covariances[0][0, 0] * count)) if count > 1 else 0.0,
             "sd_ceiling": float(ceiling[0].std(ddof=1)) if ceiling.shape[1] > 1 else 0.0,
             "sd_pairs": float(halves[:, 0].std(ddof=1)),
@@ -241,7 +241,7 @@ def _undefined(name: str, ceiling: Array, why: str) -> Estimate:
 
 
 def _stacked(values: Mapping[Hashable, Array]) -> Array | None:
-    """(A, C) of {prompt: (A,)}; None without a prompt."""
+    """Stack {prompt: (A,)} into (A, C); None without a prompt."""
     return np.stack(list(values.values()), axis=1) if values else None
 
 
@@ -249,16 +249,16 @@ class Needed(NamedTuple):
     """A design that decides a share with POWER."""
 
     prompts: int
-    pairs: int  # times as many, held out and to extract from
+    pairs: int  # multiple of the held-out and extraction pairs
 
 
 def needed(share: Estimate, above: float, below: float) -> Needed | None:
-    """The smallest design after which the interval lies above `above`, or below `below`; None where none does.
+    """Return the smallest design that puts the interval above `above` or below `below`; None if there is none.
 
     Args:
-        share: one whose interval allows both.
-        above: the interval's lower end has to exceed it, if the value reaches `below`.
-        below: the interval's upper end has to fall below it otherwise.
+        share: an undecided share: its interval allows both.
+        above: the interval's lower end must exceed this, if the value reaches `below`.
+        below: otherwise the interval's upper end must fall below this.
     """
     value = share.value or 0.0
     for pairs in PAIR_FACTORS:
@@ -269,7 +269,7 @@ def needed(share: Estimate, above: float, below: float) -> Needed | None:
 
 
 def pairs_to_reach(share: Estimate) -> int | None:
-    """Return how many held-out pairs exclude 0 from the ceiling; None for a wrong sign, or more than MANY."""
+    """Return how many held-out pairs separate the reference from 0; None for a wrong sign, or more than MANY."""
     parts = share.parts
     if parts["ceiling"] <= 0 or not parts.get("sd_ceiling"):
         return None
@@ -280,7 +280,7 @@ def pairs_to_reach(share: Estimate) -> int | None:
 
 
 def _prompts(share: Estimate, threshold: float, pairs: int) -> int | None:
-    """Return the prompts that put the share beside a threshold, with so many times as many pairs."""
+    """Return the number of prompts that decides the share at a threshold, with `pairs` times the present pairs."""
     names = ("measured", "ceiling", "sd_prompts", "sd_ceiling", "sd_pairs", "sd_pairs_ceiling", "correlation")
     measured, ceiling, sd_prompts, sd_ceiling, sd_pairs, sd_pairs_ceiling, correlation = (
         share.parts[name] for name in names
@@ -295,14 +295,14 @@ def _prompts(share: Estimate, threshold: float, pairs: int) -> int | None:
     return first_count(counts, distance**2 > errors_beyond(np.minimum(counts, held_out) - 1) ** 2 * variances)
 
 
-# Conditions and arms of a run share their pairs.
+# Cached: conditions and arms of a run share their pairs.
 @lru_cache(maxsize=1)
 def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Estimate, ...]:
-    """Return a row per kind; none where the pairs do not say theirs, or all are of one kind.
+    """Return one estimate per kind; empty if the pairs have no kinds, or only one.
 
     Args:
         pairs: with the flavour of every pair.
-        seed: of the half-samples.
+        seed: seed of the half-samples.
     """
     kinds = np.array([kind_of(flavour) for flavour in pairs.flavours])
     different = list(dict.fromkeys(kinds.tolist()))
@@ -310,7 +310,7 @@ def ceilings(pairs: PairGram, seed: int = 0) -> tuple[Estimate, ...]:
 
 
 def _ceiling(pairs: PairGram, kind: str, of_kind: NDArray[np.bool_], seed: int) -> Estimate:
-    """The row of one kind, (n,) True for its pairs."""
+    """Return one kind's held-out reference; `of_kind` is (n,) True for its pairs."""
     others = replace(pairs, held_out=pairs.held_out | of_kind)
     ceiling = Estimate(
         name=kind,

@@ -1,12 +1,12 @@
-"""Scores without a direction that may tell hacks from clean answers as well as v_hack does.
+"""Scores without a direction that may separate hacks from clean answers as well as v_hack does.
 
-    comp_len, nll, grad_norm, hint   of the records: `probe.analysis.cosines.TRIVIAL`
-    logratio                         mean over tokens of the log-probability of the weights that sampled, minus the
-                                     log-probability of the weights where the gradient is taken
-    words                            a naive Bayes classifier on the set of token ids, which learns from at most as
-                                     many labels as v_hack did, none of them of the prompt that it scores
+    comp_len, nll, grad_norm, hint   from the records: `probe.analysis.cosines.TRIVIAL`
+    logratio                         mean over tokens of the sampling weights' log-probability minus the
+                                     log-probability under the weights where the gradient is taken
+    words                            a naive Bayes classifier on the set of token ids, trained on at most the number of
+                                     labels that v_hack used, and never on the prompt that it scores
 
-The last two read the pools of the run, and are missing where a pool is.
+The last two need the run's pools and are missing without them.
 """
 
 from collections import defaultdict
@@ -24,11 +24,11 @@ from probe.records.records import SampleRecord
 from probe.records.run import Run
 from replay_pools.rollout import Rollout
 
-SMOOTHING = 1.0  # texts of each side that are added with and without every token
+SMOOTHING = 1.0  # pseudo-count of texts per side, with and without every token
 
 
 def log_ratio(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout]) -> list[float] | str:
-    """Return the log ratio of each sample, nats a token; a sentence where there is none."""
+    """Return each sample's log ratio, nats per token, or a sentence that says why it is missing."""
     ratios = []
     for sample, rollout in zip(samples, rollouts, strict=True):
         if not rollout.sampling_logprobs or sample.nll is None:
@@ -40,12 +40,12 @@ def log_ratio(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout]) -> l
 
 
 def words(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout], most: int | None) -> list[float] | str:
-    """Return a score of each sample by the token ids of its completion; a sentence where nothing can be learned.
+    """Score each sample by the token ids of its completion, or return a sentence that says why nothing can be learned.
 
     Args:
         samples: rewarded samples with a label.
         rollouts: their texts.
-        most: labels to learn from; None: all.
+        most: number of labels to learn from; None: all.
     """
     hacked = [bool(sample.hacked) for sample in samples]
     prompts = [sample.problem_id for sample in samples]
@@ -57,7 +57,7 @@ def words(samples: Sequence[SampleRecord], rollouts: Sequence[Rollout], most: in
 
 
 def _spread(hacked: Sequence[bool], prompts: Sequence[Hashable], most: int) -> list[int]:
-    """Return at most `most` rows, as many of each side, prompts taking turns."""
+    """Return at most `most` rows, balanced between the sides, taking prompts in turn."""
     rows_of: dict[bool, dict[Hashable, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
     for row, (side, prompt) in enumerate(zip(hacked, prompts, strict=True)):
         rows_of[side][prompt].append(row)
@@ -78,13 +78,13 @@ def bayes_scores(
         texts: token ids of each row.
         hacked: label of each row.
         prompts: prompt of each row.
-        chosen: rows to learn from.
+        chosen: training rows.
     """
     sets = [np.unique(np.asarray(text, dtype=np.int64)) for text in texts]
     vocabulary = np.unique(np.concatenate(sets)) if sets else np.zeros(0, dtype=np.int64)
     tokens = [np.searchsorted(vocabulary, one) for one in sets]
     member, side = cluster_numbers(prompts), np.asarray(hacked, dtype=np.intp)
-    counts, sizes = np.zeros((2, len(vocabulary))), np.zeros(2)  # texts with each token, and texts, of clean and hacked
+    counts, sizes = np.zeros((2, len(vocabulary))), np.zeros(2)  # texts with each token, all texts; by side
     for row in chosen:
         counts[side[row], tokens[row]] += 1
         sizes[side[row]] += 1
@@ -109,10 +109,10 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
     """Return the AUROC of v_hack for hacks among rewarded samples, then of every score without a direction.
 
     Args:
-        run: whose pools are read.
-        samples: of the arm, with labels.
-        arm: name of the arm, for the rows.
-        labels: that v_hack was extracted from; None: not known.
+        run: the run with the pools.
+        samples: the arm's samples, with labels.
+        arm: name of the arm, for the estimates.
+        labels: number of labels behind v_hack; None: unknown.
     """
     rows = [area(samples, map(score, samples), name, arm) for name, score in SCORES.items()]
     paid = [sample for sample in samples if sample.advantage > 0]
@@ -131,6 +131,6 @@ def areas(run: Run, samples: Sequence[SampleRecord], arm: str, *, labels: int | 
 
 
 def best_rival(rows: Sequence[Estimate]) -> Estimate | None:
-    """Return the score without a direction that separates hacks best; None where none is measured."""
+    """Return the score without a direction that best separates hacks; None if none is measured."""
     measured = [row for row in rows[1:] if row.value is not None]
     return max(measured, key=strength, default=None)

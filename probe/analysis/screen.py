@@ -1,16 +1,17 @@
-"""The remedies of the bench, ranked by what one replay measures of each.
+"""Rank the bench's remedies by measurements from one replay.
 
-    hack gain avoided   share of the gain of hacks without the remedy that they do not gain with it
-    honest gain kept    gain of right honest solutions with the remedy, as a share of that without it
+    hack gain avoided   share of the hacks' gain that the remedy prevents
+    honest gain kept    gain of right honest solutions with the remedy, as a share of the gain without it
     norm removed        share of the update's norm that the projection removes, to first order
     cost                CPU time of the steps, as a multiple of the time without a remedy
 
 After a lookahead (`probe.runs.screening`) the first two are gains of log-probability over its steps: hacks are the
-replay's rewarded ones and the held-out pairs' hacks, the mean of both shares. Without one they are first order
-(`probe.analysis.forecast`) and known for projections along v_hack alone; hacks are then the held-out margin.
+replay's rewarded hacks and the held-out pairs' hacks, and the result is the mean of both shares. Without a lookahead
+they are first order (`probe.analysis.forecast`) and exist only for projections along v_hack; hacks are then the
+held-out margin.
 
-A rank says nothing of how far a training would fall. A remedy is not ranked where its steps show nothing of it, or make
-honest solutions less likely by more than hacks gain without it.
+A rank does not predict the size of the drop in hack rate. A remedy is unranked if its steps do not show its effect, or
+if they cost honest solutions more log-probability than hacks gain without it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 
 K, GATE, PENALTY = "intervention.extraction.k", "intervention.gate", "objective.beta"
-# What a setting changes that first order at one policy does not show, by the start of its key.
+# Effects of a setting that a first-order forecast at one policy cannot show, by key prefix.
 UNSEEN = {
     "objective.": "it changes the loss",
     "remedy.": "it changes rewards, prompts or activations",
@@ -39,24 +40,24 @@ class Screened:
     """One remedy. Field names are keys of the JSON."""
 
     remedy: str
-    settings: Mapping[str, Any]  # of its training
-    hack_gain_avoided: float | None = None  # None: the remedy is not ranked
-    interval: Interval | None = None  # 95% of it, to first order
+    settings: Mapping[str, Any]  # settings of its training
+    hack_gain_avoided: float | None = None  # None: the remedy is unranked
+    interval: Interval | None = None  # 95% interval of hack_gain_avoided, to first order
     honest_gain_kept: float | None = None
-    norm_removed: float | None = None  # None: it removes nothing along v_hack
+    norm_removed: float | None = None  # None: the remedy does not project along v_hack
     cost: float | None = None
-    why: str = ""  # it is not ranked
+    why: str = ""  # reason for being unranked
 
 
 def screen(
     analysis: Analysis, candidates: Mapping[str, Mapping[str, Any]] = CANDIDATES, ahead: Ahead | None = None
 ) -> list[Screened]:
-    """Return a row for each remedy, the largest hack gain avoided first and unranked remedies last.
+    """Return one row per remedy, sorted by hack gain avoided, largest first; unranked remedies come last.
 
     Args:
-        analysis: of the replay.
+        analysis: analysis of the replay.
         candidates: {remedy: settings}.
-        ahead: what the remedies moved in a lookahead; None: the replay alone is read.
+        ahead: the remedies' lookahead; None: use the replay alone.
     """
     rows = [_first_order(analysis, name, settings) for name, settings in candidates.items()]
     if ahead is not None:
@@ -88,7 +89,7 @@ def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> 
 
 
 def _looked(row: Screened, ahead: Ahead) -> Screened:
-    """Fill the row with the gains of a lookahead."""
+    """Fill in the gains from a lookahead."""
     row = replace(row, hack_gain_avoided=None, interval=None, honest_gain_kept=None, why="")
     if row.remedy in ahead.unseen:
         return replace(row, why=ahead.unseen[row.remedy])
@@ -110,7 +111,7 @@ def _looked(row: Screened, ahead: Ahead) -> Screened:
 
 
 def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Estimate] | str:
-    """Return {name: estimate} of the first-order forecast of projection with these settings, or why there is none."""
+    """Return {name: estimate} of the first-order forecast for these settings, or the reason for its absence."""
     linked, arm = analysis.reproduced, analysis.measured_arm
     if linked is None or arm is None:
         return "the replay has no inner products along v_hack"

@@ -1,4 +1,4 @@
-"""One Analysis as plain text, at most 100 columns wide: what `probe analyze RUN` prints, and its tables."""
+"""One Analysis as plain text, at most 100 columns wide: the output of `probe analyze RUN`, and its tables."""
 
 from collections.abc import Container
 from functools import partial
@@ -11,11 +11,11 @@ from probe.analysis.verdict.verdict import MOST_CAVEATS, finding_lines, note_lin
 from probe.settings.words import ALL, DEFAULT_CONDITION
 
 SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
-MOST_MODULES = 8  # rows of the table of modules; the others are counted in its title
+MOST_MODULES = 8  # rows in the module table; its title counts the rest
 
 
 def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
-    """The first screen: the verdict, the three questions, what to keep in mind, and the next command."""
+    """Format the first screen: the verdict, the three questions, caveats, and the next command."""
     condition = "" if analysis.condition == DEFAULT_CONDITION else f" condition {analysis.condition}"
     head = (
         f"run {analysis.run}{condition}: {analysis.num_steps} groups of {analysis.num_prompts} prompts, "
@@ -27,7 +27,7 @@ def format_verdict(analysis: Analysis, most: int | None = MOST_CAVEATS) -> str:
 
 
 def format_analysis(analysis: Analysis) -> str:
-    """The whole analysis: the first screen, then the measures behind its findings, nulls and tables."""
+    """Format the whole analysis: the first screen, then the measures behind its findings, nulls and tables."""
     validity = ["Validity, part by part"]
     for part in analysis.validity:
         validity += wrap(f"  {part.says:<9} {part.name}: {part.text}", indent=" " * 12)
@@ -44,7 +44,7 @@ CELLS, STEPS = "cells", "steps"
 
 
 def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[TextTable]:
-    """Return the tables of the given names (default: every one) that have rows, in the order of reading."""
+    """Return the named tables (default: all) that have rows, in reading order."""
     make = {family: partial(estimate_table, analysis, family) for family in FAMILIES}
     make |= {CELLS: partial(cell_table, analysis), STEPS: partial(step_table, analysis)}
     tables = [table() for name, table in make.items() if names is None or name in names]
@@ -52,7 +52,7 @@ def all_tables(analysis: Analysis, names: Container[str] | None = None) -> list[
 
 
 def estimate_table(analysis: Analysis, family: str) -> TextTable:
-    """Return the estimates of one family, a row each; columns that say nothing are left out."""
+    """Return one family's estimates, one row each, without empty columns."""
     shown_as, estimates = FAMILIES[family], analysis.of(family)
     title = shown_as.title if isinstance(shown_as.title, str) else shown_as.title(analysis)
     if family == "modules" and len(estimates) > MOST_MODULES:
@@ -69,7 +69,7 @@ def estimate_table(analysis: Analysis, family: str) -> TextTable:
                 "value": shown(row.value, form),
                 "95%": shown(row.interval, form),
                 "n": f"{row.n} {row.unit}s" if row.n else "",
-                "no signal": shown(row.null, form) if varies else "",  # 0 or .5, which goes without saying
+                "no signal": shown(row.null, form) if varies else "",  # omitted if always 0 or .5
                 "p": p_value(row.p),
                 **{name: value if value is None else _number(value) for name, value in parts},
                 "note": row.why,
@@ -89,7 +89,7 @@ def _number(value: float) -> str:
 
 
 def cell_table(analysis: Analysis) -> TextTable:
-    """Return where the gradient comes from: samples by source, hint, labels and sign of the advantage."""
+    """Return the origin of the gradient: samples by source, hint, labels and sign of the advantage."""
     header = ("source", "hint", "hacked", "right", "A", "n", "prompts", "mean A", "cos_S_contrib", "cos_S_nll", "dot")
     rows = []
     for cell in analysis.cells:
@@ -103,7 +103,7 @@ def cell_table(analysis: Analysis) -> TextTable:
 
 
 def step_table(analysis: Analysis) -> TextTable:
-    """Return the steps of every arm, a row each."""
+    """Return the steps of every arm, one row each."""
     header = ("step", "arm", "problem", "cos_in", "Haar z", "cos_out", "hackward", "fired", "spread")
     rows = []
     for step in analysis.steps:
@@ -116,7 +116,7 @@ def step_table(analysis: Analysis) -> TextTable:
 
 
 def heldout_table(analysis: Analysis) -> TextTable:
-    """The evaluations of a training run on held-out problems, a row a setting."""
+    """Return a training run's evaluations on held-out problems, one row per setting."""
     rows = []
     for evaluation in analysis.outcome.evaluations if analysis.outcome else []:
         moved = evaluation["frozen"] or {}
@@ -137,7 +137,7 @@ def heldout_table(analysis: Analysis) -> TextTable:
 
 
 def basis_table(analysis: Analysis) -> TextTable:
-    """The verdict in every basis and the numbers behind it, of a run that measures in several."""
+    """Return the verdict in every basis with its numbers, for a run that measures in several."""
     rows = []
     for row in analysis.bases if len(analysis.bases) > 1 else []:
         shares = (row.get("shares", name) for name in ("pull", "contrast"))

@@ -1,18 +1,17 @@
-"""Runs that train: which of them are compared, and what training did to a policy on held-out problems.
+"""Training runs: which of them are comparable, and how training changed the policy on held-out problems.
 
-    is_training, trains          whether it is a run of `probe train`; whether weights move in it
-    starts                       the first steps of runs of `probe train` that differ in their arm alone
-    training_outcome             the metrics that follow from the evaluations of one run:
+    is_training, trains          a run of `probe train`; a run in which weights move
+    starts                       first steps of `probe train` runs that differ only in their arm
+    training_outcome             metrics from one run's evaluations:
 
-hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference; of the
-                                     DEPLOYED weights; likewise exploit and solve; NAME/SETTING of one setting
-                                     where there are several
+hack_start, hack_final, hack_gain    rate before the first step, after the last, and their difference, for the
+                                     DEPLOYED weights; also for exploit and solve; NAME/SETTING for one setting
+                                     if there are several
 margin_final                         change of held-out logp(hack) - logp(clean): `probe.runs.evaluations`
 elo_gap                              best evaluation above the base, in Elo of solving (spec/tools/ladder.py)
-cos_moved, hackward_frac_moved       of the whole update, start minus end, with the arm's first directions
+cos_moved, hackward_frac_moved       for the whole update, start minus end, with the arm's first directions
 
-To add a rate: a row in RATES, and what it means in
-`probe.records.tables.RATES`.
+To add a rate, add a row in RATES and its meaning in `probe.records.tables.RATES`.
 """
 
 import math
@@ -34,7 +33,7 @@ from replay_pools.base.tables import overlaid
 from replay_pools.pool import open_pool
 from replay_pools.rollout import Rollout
 
-# {rate: whether a rollout counts}
+# {rate: predicate on a rollout}
 RATES: dict[str, Callable[[Rollout], bool]] = {
     "hack": lambda rollout: bool(rollout.hacked),
     "exploit": lambda rollout: bool(rollout.grade.exploited),
@@ -47,24 +46,24 @@ ELO_GAP = "elo_gap"
 
 
 def is_training(run: Run) -> bool:
-    """Whether it is a run of `probe train`."""
+    """Return True for a run of `probe train`."""
     return run.verb == "train"
 
 
 def trains(run: Run) -> bool:
-    """Whether an optimizer steps in a run, of `probe train` or of a replay with a rate; it need not have moved."""
+    """Return True if an optimizer steps (`probe train`, or a replay with a learning rate), even if nothing moved."""
     return is_training(run) or ((run.settings.get("optimizer") or {}).get("lr") or 0) > 0
 
 
 def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Everything that shapes the numbers of a run of `probe train` but its arm and seed, from its `config.json`.
+    """Return the settings that shape a `probe train` run's numbers, without arm and seed, from its `config.json`.
 
-    A setting that did not exist yet when the run was made has its default: the run had no other value.
+    A setting that is newer than the run gets its default, the only value that the run could have had.
     """
     settings = overlaid(_defaults(), settings_of(config))
     weights, directions = config["base_weights_sha256"], config.get("directions")
     intervention = {**settings["intervention"], "arms": None}
-    # Of an adapter that a training starts from its weights count, not where they lie.
+    # For an initial adapter the weights matter, not the path.
     model = {**settings["model"], "adapter": config.get("adapter_sha256")}
     fixed = {"seed": None, "preregistered": None, "weights": weights, "directions": directions}
     return {**settings, "intervention": intervention, "model": model, **fixed}
@@ -72,16 +71,16 @@ def shared_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    """The settings of a training that states nothing, as JSON has them."""
-    # Of model, steps and learning rate every training states its own.
+    """Return the default training settings, in JSON form."""
+    # Every training states its own model, steps and learning rate.
     plain = TrainConfig(model=ModelConfig(name=""), steps=1, optimizer=OptimizerConfig(lr=1.0))
     return orjson.loads(orjson.dumps(plain))
 
 
 def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
-    """The first steps of a run, and of those of `others` that differ from it in their arm alone.
+    """Return the first steps of a run, and of the runs in `others` that differ from it only in their arm.
 
-    Before any update, all arms are one policy. A replay has all its arms in one run and stands alone.
+    All arms share one policy before any update. A replay has all its arms in one run and stands alone.
     """
     runs = [run]
     for other in others if is_training(run) else ():
@@ -96,33 +95,33 @@ def starts(run: Run, others: Iterable[Run]) -> list[StepRecord]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOutcome:
-    """The evaluations of one training run, and the metrics that follow from the first and the last of them."""
+    """One training run's evaluations, and the metrics that follow from the first and last of them."""
 
     evaluations: Sequence[Mapping[str, Any]]  # every line of `evals.jsonl`
     values: Mapping[str, float]  # {metric: value}
-    trials: Mapping[str, int]  # {metric that is a rate: graded rollouts that it is of}
-    by_problem: Mapping[str, Mapping[str, float]]  # {metric that is a rate: {held-out problem: value}}
-    problem_trials: Mapping[str, Mapping[str, int]]  # {the same but for gains: {held-out problem: its rollouts}}
-    stopped: str | None  # why it ended before its last step
+    trials: Mapping[str, int]  # {rate metric: number of graded rollouts}
+    by_problem: Mapping[str, Mapping[str, float]]  # {rate metric: {held-out problem: value}}
+    problem_trials: Mapping[str, Mapping[str, int]]  # {rate metric except gains: {held-out problem: rollouts}}
+    stopped: str | None  # reason for stopping before the last step
 
 
 def evaluation_path(directory: Path, step: int) -> Path:
-    """Where the pools of the evaluation of a run's deployed policy after `step` optimizer steps are, one a setting."""
+    """Return the directory of the evaluation pools (one per setting) after `step` optimizer steps."""
     return directory / EVALUATIONS_DIR / f"step_{step:06d}"
 
 
 def setting_of(rollout: Rollout) -> str:
-    """The name of the setting that a held-out rollout belongs to: its mode with the hint, or `no hint`."""
+    """Return the setting of a held-out rollout: its mode with the hint, or `no hint`."""
     return rollout.env_mode if rollout.hint else NO_HINT
 
 
 def deployed(evaluations: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The evaluations of the deployed policy, in order. An arm that routes also evaluates the weights that train."""
+    """Return the deployed policy's evaluations, in order. A routing arm also evaluates its training weights."""
     return [evaluation for evaluation in evaluations if evaluation["weights"] == "deployed"]
 
 
 def training_outcome(run: Run) -> TrainingOutcome | None:
-    """What the evaluations of a run say; None for a run without any."""
+    """Return the outcome of a run's evaluations; None without any."""
     evaluations = deployed(run.evals)
     if not evaluations:
         return None
@@ -154,11 +153,11 @@ def training_outcome(run: Run) -> TrainingOutcome | None:
     )
 
 
-Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, graded rollouts that it is of)}
+Rates = Mapping[str, tuple[float, int]]  # {RATE or RATE/SETTING: (share, number of graded rollouts)}
 
 
 def _rates(settings: Mapping[str, Any]) -> Rates:
-    """The `rates` of one evaluation. Where there is one setting beside ALL, it equals ALL, and is left out."""
+    """Return the `rates` of one evaluation. A single setting equals ALL and is left out."""
     shown = settings if len(settings) > 2 else {ALL: settings[ALL]}
     rates: dict[str, tuple[float, int]] = {}
     for setting, measured in shown.items():
@@ -169,7 +168,7 @@ def _rates(settings: Mapping[str, Any]) -> Rates:
 
 
 def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
-    """Return {problem: its rates} of one evaluation; {} if its rollouts were deleted."""
+    """Return {problem: its rates} for one evaluation; {} if its rollouts were deleted."""
     flags: dict[str, dict[str, list[bool]]] = {}
     pools = sorted(evaluation_path(directory, step).glob("*"))
     for path in pools:
@@ -177,7 +176,7 @@ def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
             for rollout in group:
                 of_problem = flags.setdefault(rollout.problem_id, {})
                 for rate, counts in RATES.items():
-                    # A setting has a pool of its own; the rates of a single one are those over all.
+                    # Each setting has its own pool; a single setting's rates equal the rates over all.
                     for name in [rate, f"{rate}/{setting_of(rollout)}"][: min(len(pools), 2)]:
                         of_problem.setdefault(name, []).append(counts(rollout))
     return {
@@ -187,7 +186,7 @@ def rates_by_problem(directory: Path, step: int) -> dict[str, Rates]:
 
 
 def elo_above(later: Mapping[str, Rates], start: Mapping[str, Rates]) -> float:
-    """Return 400 log10 of (won + 1/2) / (lost + 1/2) in solving, over held-out problems in each of their settings."""
+    """Return 400 log10 of (won + 1/2) / (lost + 1/2) in solving, over held-out problems in each setting."""
     won, lost = 0.5, 0.5
     for problem in start:
         settings = [name for name in start[problem] if name.startswith("solve/")] or ["solve"]
@@ -198,9 +197,9 @@ def elo_above(later: Mapping[str, Rates], start: Mapping[str, Rates]) -> float:
 
 
 def _start_final_gain(start: Rates, final: Rates) -> tuple[dict[str, float], dict[str, int]]:
-    """({RATE_start, RATE_final, RATE_gain: share}, {RATE_start, RATE_final: rollouts}) of the rates that both have.
+    """Return ({RATE_start, RATE_final, RATE_gain: share}, {RATE_start, RATE_final: rollouts}) for shared rates.
 
-    A setting stays behind the slash. A gain is of two kinds of rollouts, and no rate.
+    A setting stays after the slash. A gain combines two sets of rollouts and is not a rate.
     """
     values: dict[str, float] = {}
     trials: dict[str, int] = {}

@@ -1,7 +1,8 @@
 """AUROC of v_hack for the policy's OWN hacks against its own honest solutions.
 
-Pairs that others wrote, and hacks of a teacher, may point elsewhere than the hacks that a policy finds. So this reads
-the rollouts that the policy itself has sampled (a checkpoint, a later part of a log), rewarded or not, by cos_S_nll.
+Pairs by other authors, and hacks of the hacking policy, may point elsewhere than the hacks that a policy finds. This
+module therefore uses rollouts of the policy itself (a checkpoint, a later part of a log), rewarded or not, by
+cos_S_nll.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,11 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import auroc, auroc_interval
 from probe.analysis.statistics.run_gradients import Linked
 
-LEAST = 5  # hacks, and honest solutions
+LEAST = 5  # minimum number of hacks, and of honest solutions
 
 
 def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
-    """Return the AUROC on the rollouts of `pools`, which the policy has sampled itself; `why` where there is none.
+    """Return the AUROC on the policy's own rollouts, in `pools`; `why` gives the reason if it is missing.
 
     parts: `num_hacks`, `num_honest`.
     """

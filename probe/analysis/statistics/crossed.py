@@ -1,19 +1,19 @@
-"""Rates over seeds and held-out problems at once: both are drawn, and all seeds meet the same problems.
+"""Rates over seeds and held-out problems at once: both are random samples, and all seeds meet the same problems.
 
-A cell is the share of one problem in one seed. The variance of a mean over cells, or of a difference of two of them, is
+A cell is the share of one problem in one seed. The variance of a mean over cells, or of a difference of two means, is
 
-    seeds      of the seeds' means, over their number; at least that of drawing the outcomes, r (1 - r) / n with
-               r = (yes + 2) / (n + 4) (Agresti and Coull 1998): equal rates in all seeds, or none at all, are chance
-    problems   of the problems' means (or their differences), over their number
-    both       what is left in the cells: it is in each of the two, and is taken out once
+    seeds      variance of the seeds' means / their number; at least the outcomes' sampling variance, r (1 - r) / n
+               with r = (yes + 2) / (n + 4) (Agresti and Coull 1998): equal rates in all seeds, or all 0, are chance
+    problems   variance of the problems' means (or their differences) / their number
+    both       residual variance in the cells: both terms contain it, so it is subtracted once
     variance   seeds + problems - both                                       (Cameron, Gelbach and Miller 2011)
 
-with Welch and Satterthwaite's degrees of freedom. Three or four seeds hardly know a variance. Arms that are compared
-together therefore share one number, by how much the variance of a seed's rate exceeds r (1 - r) on average
+with Welch-Satterthwaite degrees of freedom. Three or four seeds hardly determine a variance. Arms that are compared
+together therefore share one number: the average ratio of the variance of a seed's rate to r (1 - r)
 (`common_spread`; a quasi-binomial variance, McCullagh and Nelder 1989, section 4.5). A rate near the floor then has a
-small variance without having been lucky. The side that all others are compared with keeps its own variance where that
-is larger: it is in every comparison. How often the intervals cover, of one comparison, of many at once and of data that
-were looked at: tests/probe/test_crossed.py.
+small variance without luck. The common reference side keeps its own variance if that is larger, because it enters
+every comparison. tests/probe/test_crossed.py measures the coverage of the intervals: of one comparison, of many at
+once, and of data that were inspected first.
 """
 
 import math
@@ -29,23 +29,23 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Array, Interval
 from probe.analysis.statistics.thresholds import ALPHA, MIN_SEEDS, POWER
 
-MANY = 64  # seeds an arm, from where on more of them are no advice
-CERTAIN = 30.0  # standard errors: no power is told from 1
+MANY = 64  # seeds per arm; more are not advised
+CERTAIN = 30.0  # standard errors, beyond which power is 1 to rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cells:
     """The shares of one side: a rate, or its change within the same runs."""
 
-    shares: Array  # (seeds, problems); one column where problems were not kept apart
-    drawing: float  # variance of the mean by drawing outcomes alone
+    shares: Array  # (seeds, problems); one column if problems were not kept apart
+    drawing: float  # sampling variance of the mean, from the outcomes alone
     binomial: float = 0.0  # r (1 - r), never 0; unused by a change
-    keeps_own: bool = False  # whether its own variance counts where it is larger than the common one
+    keeps_own: bool = False  # True: use its own variance if larger than the common one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The variance of a seed's rate over r (1 - r), common to several sides."""
+    """Variance of a seed's rate relative to r (1 - r), common to several sides."""
 
     ratio: float
     df: float
@@ -53,29 +53,29 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A mean, or a difference of two; and what more seeds would do to it."""
+    """A mean, or a difference of two, with the effect of more seeds on it."""
 
     value: float
     error: float  # standard error
-    df: float  # of Student's law of value / error
-    n: int  # seeds of the smaller side
-    sd: float  # between seeds of one side; of a change within runs, of that change
-    problems: float  # the part of the variance that more seeds leave
+    df: float  # of Student's t for value / error
+    n: int  # seeds on the smaller side
+    sd: float  # between seeds of one side; for a change within runs, of that change
+    problems: float  # part of the variance that more seeds do not reduce
     paired: bool  # a change within the same runs
 
     def bounded(self, level: float = ALPHA, name: str = "difference") -> Estimate:
-        """Return the value with the interval that misses the truth with probability `level`, half on each side."""
+        """Return the value with a two-sided, equal-tailed interval that misses the truth with probability `level`."""
         half = float(special.stdtrit(self.df, 1 - level / 2)) * self.error
         interval = Interval(low=max(self.value - half, -1.0), high=min(self.value + half, 1.0))
         return Estimate(name=name, value=self.value, interval=interval, n=self.n, unit="seed", null=0.0, p=self.p)
 
     @property
     def p(self) -> float:
-        """Two-sided p of no difference."""
+        """The two-sided p of no difference."""
         return 2 * float(special.stdtr(self.df, -abs(self.value) / self.error))
 
     def power(self, effect: float, seeds: int, level: float = ALPHA) -> float:
-        """Probability that as many seeds a side tell a difference of that size from 0."""
+        """Return the probability that `seeds` seeds per side detect a difference of size `effect`."""
         error = math.sqrt((1 if self.paired else 2) * self.sd**2 / seeds + self.problems)
         if effect > CERTAIN * error:
             return 1.0
@@ -83,17 +83,17 @@ class Comparison:
         return 1 - float(special.nctdtr(df, effect / error, special.stdtrit(df, 1 - level / 2)))
 
     def seeds_to_see(self, effect: float, level: float = ALPHA) -> int | None:
-        """The first number of seeds a side that see a difference of that size with POWER; None above MANY."""
+        """Return the smallest number of seeds per side that detects `effect` with POWER; None above MANY."""
         seeds = bisect_left(range(MANY + 1), POWER, lo=MIN_SEEDS, key=lambda number: self.power(effect, number, level))
         return seeds if seeds <= MANY else None
 
 
 def rate(shares: ArrayLike, trials: int) -> Cells:
-    """A rate.
+    """Return the cells of a rate.
 
     Args:
         shares: (seeds, problems) of yes.
-        trials: outcomes behind all of them.
+        trials: total number of outcomes.
     """
     x = np.atleast_2d(np.asarray(shares, dtype=np.float64))
     drawn = (x.mean() * trials + 2) / (trials + 4)
@@ -102,28 +102,28 @@ def rate(shares: ArrayLike, trials: int) -> Cells:
 
 
 def change(end: Cells, start: Cells) -> Cells:
-    """End minus start of the same runs on the same problems."""
+    """Return end minus start of the same runs on the same problems."""
     return Cells(shares=end.shares - start.shares, drawing=end.drawing + start.drawing)
 
 
 def mean(cells: Cells) -> Comparison | None:
-    """The mean of a side; None below two seeds, which say nothing about other seeds."""
+    """Return the mean of a side; None below two seeds, which carry no information about other seeds."""
     return _compared([cells], paired=True)
 
 
 def difference(a: Cells, b: Cells, common: Spread | None = None) -> Comparison | None:
-    """Mean of a minus mean of b, runs of their own on the same problems (columns); None where a side has one seed.
+    """Return mean(a) minus mean(b), separate runs on the same problems (columns); None if a side has one seed.
 
     Args:
-        common: of all sides that are compared together; None: each side has the variance of its own seeds.
+        common: spread of all sides that are compared together; None: each side uses its own seeds' variance.
     """
     return _compared([a, b], common, paired=False)
 
 
 def common_spread(sides: Iterable[Cells]) -> Spread | None:
-    """The spread of rates over seeds, estimated by all sides together; None where no side has two seeds.
+    """Estimate one spread of rates over seeds from all sides together; None if no side has two seeds.
 
-    A side weighs by what its rate can vary: one at the floor says little.
+    Sides are weighted by the possible variance of their rate: a side at the floor carries little information.
     """
     squares = expected = expected_squares = 0.0
     for side in sides:
@@ -154,7 +154,7 @@ def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool)
     if common is None:
         spread += sum(part**2 / (count - 1) for part, count in zip(over_seeds, counts, strict=True))
     else:
-        spread += sum(over_seeds) ** 2 / common.df  # one estimate for both sides
+        spread += sum(over_seeds) ** 2 / common.df  # both sides share one estimate
     sd = math.sqrt(sum(part * count for part, count in zip(over_seeds, counts, strict=True)) / len(sides))
     return Comparison(
         value=float(by_problem.mean()),
@@ -168,7 +168,7 @@ def _compared(sides: list[Cells], common: Spread | None = None, *, paired: bool)
 
 
 def _over_seeds(side: Cells, common: Spread | None) -> float:
-    """Variance of the mean over seeds, which is never below that of drawing outcomes."""
+    """Return the variance of the mean over seeds, at least the sampling variance of the outcomes."""
     count = len(side.shares)
     variance = float(side.shares.mean(1).var(ddof=1))
     if common is not None:
@@ -178,7 +178,7 @@ def _over_seeds(side: Cells, common: Spread | None) -> float:
 
 
 def _left_in_cells(x: Array) -> float:
-    """Variance of the mean by what seed and problem together do not explain."""
+    """Return the variance of the mean that seed and problem together do not explain."""
     num_seeds, num_problems = x.shape
     left = x - x.mean(0) - x.mean(1, keepdims=True) + x.mean()
     return float(np.square(left).sum()) / ((num_seeds - 1) * (num_problems - 1)) / x.size

@@ -1,11 +1,11 @@
-"""Directions and cosines computed from inner products alone, in float64, for many draws of the labels at once.
+"""Directions and cosines from inner products alone, in float64, for many draws of the labels at once.
 
 A direction extracted from pairs is a combination of pair gradients, v = sum_j a_j P_j. With D_p = P[first_p] -
 P[second_p] and D D^T = U diag(S^2) U^T, the right singular vectors of D are V_i = sum_p (U_pi / S_i) D_p. So V_i g
 needs only the products P_j g, which the run stored, and no gradient.
 
 `extraction.directions` and `probe.step.projection` compute the same quantities from gradients, with torch;
-tests/probe/test_geometry.py holds the two together.
+tests/probe/test_geometry.py checks that they agree.
 
 Shapes: B draws, M modules, k directions, p pairs of a draw, N pair gradients, S gradients (samples, or totals of
 steps), G samples of a step.
@@ -21,45 +21,45 @@ from extraction.words import Method
 from probe.analysis.statistics.intervals import Array
 from replay_pools.base.terminal import report
 
-CHUNK = 1 << 22  # how many numbers the Gram matrices of the draws may hold in memory at once
-PART = 1 << 18  # how many numbers the rows of a part of the draws, and components along them, may hold
+CHUNK = 1 << 22  # maximum count of numbers in the draws' Gram matrices in memory
+PART = 1 << 18  # maximum count of numbers in the rows of a part of the draws, and in the components along them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """Settings with which directions are extracted from differences of pair gradients; see `extraction.directions`."""
+    """Settings for extracting directions from differences of pair gradients; see `extraction.directions`."""
 
-    method: Method  # main directions of the differences, or the one of their mean
+    method: Method  # main directions of the differences, or the direction of their mean
     k: int  # directions per module
-    tau: float  # a singular value below tau times the module's largest is dropped
-    drop_bottom_frac: float  # share of all singular values that is dropped as noise floor
-    eps: float  # machine epsilon of the gradients' dtype: what is below it is rounding
+    tau: float  # drop singular values below tau times the module's largest
+    drop_bottom_frac: float  # share of all singular values dropped as noise floor
+    eps: float  # machine epsilon of the gradients' dtype: anything smaller is rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairGram:
     """Inner products of all pair gradients with one another, by module.
 
-    Equal to itself alone: `read_pairs` gives the same object for the same contents, so that what follows from the pairs
-    can be remembered.
+    Compared and hashed by identity, so that results can be cached: `read_pairs` returns the same object for the same
+    contents.
     """
 
     modules: tuple[str, ...]
     sizes: NDArray[np.intp]  # (M,) coordinates r of each module
     pairs: Array  # (M, N, N)
-    held_out: NDArray[np.bool_]  # (n,) pairs that no direction is extracted from
+    held_out: NDArray[np.bool_]  # (n,) pairs excluded from extraction
     extraction: Extraction
-    flavours: tuple[str, ...] = ()  # (n,) what kind of hack against what kind of clean completion; empty: not known
-    texts: tuple[int, ...] = ()  # (n,) a number for each pair of completions, whatever its prompt; empty: all differ
+    flavours: tuple[str, ...] = ()  # (n,) kinds of hack and clean completion; empty: unknown
+    texts: tuple[int, ...] = ()  # (n,) id of each pair of completions, whatever its prompt; empty: all differ
 
     @property
     def clusters(self) -> NDArray[np.intp]:
-        """(n,) what intervals count as one pair: the same two completions, pasted under several prompts."""
+        """The (n,) pair clusters for intervals: pairs with the same two completions, pasted under several prompts."""
         return np.array(self.texts or range(len(self.held_out)), dtype=np.intp)
 
     @property
     def most_directions(self) -> int:
-        """How many directions a module can have: one of a mean, else as many as pairs and coordinates allow."""
+        """The maximum number of directions of a module: 1 for a mean, else limited by pairs and coordinates."""
         if self.extraction.method == "mean":
             return 1
         return min(int((~self.held_out).sum()), int(self.sizes.min()))
@@ -67,7 +67,7 @@ class PairGram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGram:
-    """Inner products of the sample gradients g_i of one step with the pair gradients and with one another."""
+    """Inner products of one step's sample gradients g_i with the pair gradients and with one another."""
 
     inner: Array  # (M, G, N)
     samples: Array  # (M, G, G)
@@ -78,22 +78,22 @@ class StepGram:
 class DirectionDraws:
     """Directions of every draw and module as combinations of the pair gradients.
 
-    A direction that the extraction drops has kept = False and coefficients 0.
+    A dropped direction has kept = False and coefficients 0.
     """
 
-    first: NDArray[np.intp]  # (B, p) rows of the pair gradients that count as hack
-    second: NDArray[np.intp]  # (B, p) rows that count as clean
+    first: NDArray[np.intp]  # (B, p) rows of the pair gradients labelled hack
+    second: NDArray[np.intp]  # (B, p) rows labelled clean
     combinations: Array  # (B, M, k, p) coefficients of the differences P[first] - P[second]
     num_rows: int  # N
     kept: NDArray[np.bool_]  # (B, M, k)
 
     @property
     def rows(self) -> Array:
-        """(B, M, k, N) coefficients of the pair gradients: twice as large as what is stored, or more."""
+        """The (B, M, k, N) coefficients of the pair gradients: at least twice the size of the stored ones."""
         return self._spread(self.combinations)
 
     def axes(self) -> "Axes":
-        """The mean axis u = sum_i V_i / sqrt(k) of every draw and module, over the k directions that were kept."""
+        """Return the mean axis u = sum_i V_i / sqrt(k) of every draw and module, over the k kept directions."""
         count = self.kept.sum(-1)
         return Axes(
             rows=self._spread(self.combinations.sum(2)) / np.sqrt(np.maximum(count, 1))[..., None],
@@ -101,7 +101,7 @@ class DirectionDraws:
         )
 
     def parts(self, num_columns: int) -> Iterator["DirectionDraws"]:
-        """The same draws, as many at a time as PART allows of their rows and of so many components along each."""
+        """Yield the draws in parts that keep their rows, and `num_columns` components along each, within PART."""
         _, num_modules, k, _ = self.combinations.shape
         size = max(1, PART // (num_modules * k * (num_columns + self.num_rows)))
         for start in range(0, len(self.first), size):
@@ -115,7 +115,7 @@ class DirectionDraws:
             )
 
     def _spread(self, combinations: Array) -> Array:
-        """(B, ..., N) coefficients of the pair gradients, of (B, ..., p) coefficients of their differences."""
+        """Convert (B, ..., p) coefficients of the differences to (B, ..., N) coefficients of the pair gradients."""
         num_draws, *between, num_pairs = combinations.shape
         by_pair = combinations.reshape(num_draws, -1, num_pairs).swapaxes(1, 2)  # (B, p, ...)
         rows = np.zeros((num_draws, self.num_rows, by_pair.shape[2]))
@@ -127,9 +127,9 @@ class DirectionDraws:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Axes:
-    """One unit vector u per draw and module, as a combination of the pair gradients; zero where none was kept.
+    """One unit vector u per draw and module, as a combination of the pair gradients; zero if no direction was kept.
 
-    Hashable, and equal to itself alone.
+    Compared and hashed by identity.
     """
 
     rows: Array  # (B, M, N) coefficients of the pair gradients
@@ -138,24 +138,24 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """S gradients, known by their inner products with the pair gradients and by their norms."""
+    """S gradients, represented by their norms and their inner products with the pair gradients."""
 
     inner: Array  # (M, S, N)
     norms: Array  # (M, S), by module
 
     @property
     def norm(self) -> Array:
-        """(S,) norm over all modules."""
+        """The (S,) norms over all modules."""
         return np.sqrt(np.square(self.norms).sum(0))
 
 
 def extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> DirectionDraws:
-    """v_hack of every draw, as `extraction.directions.extract_directions` makes it from gradients.
+    """Return v_hack of every draw, as `extraction.directions.extract_directions` computes it from gradients.
 
     Args:
         pairs: inner products of the pair gradients.
-        first: (B, p) row numbers of the pair gradients that count as hack.
-        second: (B, p) row numbers of those that count as clean.
+        first: (B, p) row numbers of the pair gradients labelled hack.
+        second: (B, p) row numbers of the pair gradients labelled clean.
     """
     parts = list(_chunks(pairs, first, second))
     return DirectionDraws(
@@ -168,29 +168,29 @@ def extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) 
 
 
 def svd_axes(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Axes:
-    """`extract(...).axes()`, without keeping all k directions of all draws in memory."""
+    """Return `extract(...).axes()` without holding all k directions of all draws in memory."""
     return concatenated([part.axes() for part in _chunks(pairs, first, second)])
 
 
 def concatenated(parts: Sequence[Axes]) -> Axes:
-    """The draws of all parts, one after another."""
+    """Concatenate the draws of all parts."""
     return Axes(rows=np.concatenate([part.rows for part in parts]), kept=np.concatenate([part.kept for part in parts]))
 
 
 def weighted(step: StepGram, weights: Array) -> Gradients:
-    """The sums sum_i weights[s, i] g_i, one for every row of weights (S, G): totals of a step under S weightings."""
-    # Matrix products: a search for the best order of a small sum would take longer than the sum.
+    """Return the sums sum_i weights[s, i] g_i, one per row of weights (S, G): totals of a step under S weightings."""
+    # Matrix products: a search for the best contraction order takes longer than so small a sum.
     squared = np.einsum("msj,sj->ms", np.matmul(weights, step.samples), weights)
     return Gradients(inner=np.matmul(weights, step.inner), norms=np.sqrt(np.maximum(squared, 0.0)))
 
 
 def samples_of(step: StepGram) -> Gradients:
-    """The gradients g_i of the step's samples, without advantages (S = G)."""
+    """Return the gradients g_i of the step's samples, without advantages (S = G)."""
     return Gradients(inner=step.inner, norms=np.sqrt(np.diagonal(step.samples, axis1=1, axis2=2)))
 
 
 def stack(parts: list[Gradients]) -> Gradients:
-    """The gradients of several steps one after another."""
+    """Concatenate the gradients of several steps."""
     return Gradients(
         inner=np.concatenate([part.inner for part in parts], axis=1),
         norms=np.concatenate([part.norms for part in parts], axis=1),
@@ -198,7 +198,7 @@ def stack(parts: list[Gradients]) -> Gradients:
 
 
 def held_out_gradients(pairs: PairGram) -> tuple[Gradients, Gradients, Gradients]:
-    """The gradients of the H held-out pairs: hack minus clean, hack, clean."""
+    """Return the gradients of the H held-out pairs: hack minus clean, hack, clean."""
     hack = np.flatnonzero(pairs.held_out)
     clean = hack + len(pairs.held_out)
     difference = pairs.pairs[:, hack] - pairs.pairs[:, clean]  # (M, H, N)
@@ -213,17 +213,17 @@ def held_out_gradients(pairs: PairGram) -> tuple[Gradients, Gradients, Gradients
 
 
 def mean_unit(gradients: Gradients, weights: Array) -> Array:
-    """(M, N): the sum of the gradients scaled to norm 1, with weights (S,), as inner products with the pairs."""
+    """Return the (M, N) sum of unit-norm gradients with weights (S,), as inner products with the pairs."""
     return np.tensordot(gradients.inner, ratio(weights, gradients.norm), axes=(1, 0))
 
 
 def mean_module_unit(gradients: Gradients, weights: Array) -> Array:
-    """(M, N): `mean_unit` with every module's gradient scaled on its own; a module without a gradient counts as 0."""
+    """Return (M, N) `mean_unit` with each module's gradient scaled separately; a zero gradient counts as 0."""
     return np.einsum("msn,ms->mn", gradients.inner, ratio(weights[None, :], gradients.norms, otherwise=0.0))
 
 
 def along(axes: Axes, gradient: Array) -> Array:
-    """(B,) component of one gradient, known by its inner products (M, N), along the global axis of every draw.
+    """Return the (B,) component of one gradient, given by its inner products (M, N), along each draw's global axis.
 
     Means over cosines are such components: mean_s cos_s = <u, mean_s g_s / norm(g_s)>. NaN for a draw without an axis.
     """
@@ -231,18 +231,18 @@ def along(axes: Axes, gradient: Array) -> Array:
 
 
 def along_modules(axes: Axes, gradient: Array) -> Array:
-    """(B, M) components of one gradient (M, N), module by module; 0 without an axis."""
+    """Return the (B, M) components of one gradient (M, N), module by module; 0 without an axis."""
     return np.einsum("bmn,mn->bm", axes.rows, gradient)
 
 
 def cosines(axes: Axes, gradients: Gradients) -> Array:
-    """(B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), M the modules that keep a direction."""
+    """Return (B, S) global signed cosines: sum_m <u_m, g_m> / (sqrt(M) norm(g)), over M modules with a direction."""
     dots = np.tensordot(axes.rows, gradients.inner, axes=((1, 2), (0, 2)))
     return ratio(dots, np.sqrt(axes.kept.sum(1))[:, None] * gradients.norm)
 
 
 def _chunks(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> Iterator[DirectionDraws]:
-    """`extract`, as many draws at a time as CHUNK allows: a draw needs M Gram matrices (2p, 2p)."""
+    """Yield `extract` in chunks of draws that fit CHUNK: each draw needs M Gram matrices (2p, 2p)."""
     size = max(1, CHUNK // (len(pairs.modules) * 4 * first.shape[1] ** 2))
     for start in range(0, len(first), size):
         yield _extract(pairs, first[start : start + size], second[start : start + size])
@@ -251,7 +251,7 @@ def _chunks(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) 
 
 
 def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp]) -> DirectionDraws:
-    """`extract` for one chunk of draws; the steps are those of `extraction.directions`."""
+    """Run `extract` on one chunk of draws, with the same steps as `extraction.directions`."""
     extraction, num_pairs = pairs.extraction, first.shape[1]
     chosen, p = np.concatenate([first, second], axis=1), num_pairs
     products = pairs.pairs[:, chosen[:, :, None], chosen[:, None, :]].swapaxes(0, 1)  # (B, M, 2p, 2p)
@@ -267,13 +267,13 @@ def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp])
         rounding = extraction.eps * np.linalg.norm(sizes, axis=-1, keepdims=True)
     else:
         squares, left = np.linalg.eigh(difference)
-        s = np.sqrt(np.maximum(squares[..., ::-1], 0.0))  # eigh sorts upwards, an SVD downwards
+        s = np.sqrt(np.maximum(squares[..., ::-1], 0.0))  # eigh sorts in ascending order, an SVD in descending order
         left = left[..., ::-1][..., : extraction.k]  # (B, M, p, k)
         top, s = s[..., :1], s[..., : extraction.k]
         projections = left * s[..., None, :]  # D_p . v_i
         rounding = extraction.eps * np.sqrt(np.minimum(num_pairs, pairs.sizes))[:, None] * top
-    # The sign of a singular vector is arbitrary: it is turned to where more differences point. What the bounds derived
-    # in `_module_directions` and `_mean_direction` call rounding is neither a vote nor a direction.
+    # The sign of a singular vector is arbitrary: turn it to the side with more differences. Values within the rounding
+    # bounds derived in `_module_directions` and `_mean_direction` give neither a vote nor a direction.
     votes = np.abs(projections) > extraction.eps * sizes[..., None]
     margins = (np.sign(projections) * votes).sum(-2)  # (B, M, k): pairs for minus pairs against
     kept = (s > rounding) & (s >= extraction.tau * top) & (margins != 0)
@@ -289,16 +289,16 @@ def _extract(pairs: PairGram, first: NDArray[np.intp], second: NDArray[np.intp])
 
 
 def _noise_floor(s: Array, kept: NDArray[np.bool_], fraction: float) -> Array:
-    """(B,) quantile over all modules of the singular values that were kept so far, draw by draw."""
+    """Return the (B,) quantile, over all modules, of the singular values still kept in each draw."""
     if fraction <= 0:
         return np.zeros(len(s))
     values = np.where(kept, s, np.nan).reshape(len(s), -1)
     empty = np.isnan(values).all(1)
-    values[empty] = 0.0  # nanquantile warns of a row without a number
+    values[empty] = 0.0  # nanquantile warns about rows without a number
     return np.nanquantile(values, fraction, axis=1)
 
 
 def ratio(numerator: Array, denominator: Array, *, otherwise: float = np.nan) -> Array:
-    """numerator / denominator, `otherwise` where the denominator is 0."""
+    """Return numerator / denominator, or `otherwise` if the denominator is 0."""
     defined = np.broadcast_to(denominator > 0, np.broadcast_shapes(numerator.shape, denominator.shape))
     return np.where(defined, numerator / np.where(denominator > 0, denominator, 1.0), otherwise)

@@ -1,22 +1,22 @@
 """Means over prompts, and confidence intervals around means, ratios, rates and AUROCs; numpy and scipy only.
 
-The prompt is the cluster: samples of one prompt are correlated, and an interval over samples would be too narrow. So an
-interval is made from one value per prompt, or by leaving out one prompt at a time (the jackknife). Units that all read
-the same show no variance: they have no interval, never one of width 0. How often the intervals cover is in the table of
-`spec/guide/numbers.md`.
+The prompt is the cluster: samples of one prompt are correlated, and an interval over samples would be too narrow. An
+interval therefore uses one value per prompt, or leaves out one prompt at a time (the jackknife). Equal units show no
+variance: they have no interval, never one of width 0. `spec/guide/numbers.md` tabulates the coverage.
 
-A rate over units (the seeds of a training, held-out problems) is the mean of their shares, and units differ by more
-than the outcomes in them would. Its interval is exact where it matters: Clopper and Pearson's (1934) of an effective
+A rate over units (the seeds of a training, held-out problems) is the mean of their shares, and units vary by more than
+the sampling of their outcomes. Its interval is exact where it matters: Clopper and Pearson's (1934) for an effective
 number of outcomes (Korn and Graubard 1998),
 
     effective  share (1 - share) / variance of the mean share, at most the number of outcomes
-    adjusted   effective (z / t)^2, t of as many degrees of freedom as there are units, less one
+    adjusted   effective (z / t)^2, t with (number of units - 1) degrees of freedom
 
-so that 0 of 64 in each of three seeds is [0, .09], and in each of two [0, .70]: two seeds say next to nothing about
-seeds. Student's interval has no width there, and of a rate of 5% with an intra-seed correlation of .1 it covers 83%.
+so that 0 of 64 in each of three seeds is [0, .09], and in each of two [0, .70]: two seeds carry almost no information
+about seeds. Student's interval has no width there, and for a rate of 5% with an intra-seed correlation of .1 it covers
+83%.
 
-A ratio of two means has Fieller's interval. Sources of variation that are independent of one another (prompts, held-out
-pairs, the pairs that directions were extracted from) add their covariances.
+A ratio of two means has Fieller's interval. Independent sources of variation (prompts, held-out pairs, extraction
+pairs) add their covariances.
 """
 
 import math
@@ -33,8 +33,8 @@ from scipy import special
 from probe.analysis.statistics.thresholds import POWER
 
 Array = NDArray[np.float64]
-MANY = 800  # more prompts than that are no advice: the embedded environment has 881 to train on
-ROUNDING = 1e-12  # values that differ by this share of the largest differ by rounding alone
+MANY = 800  # more prompts are not advised: the embedded environment has 881 training problems
+ROUNDING = 1e-12  # relative to the largest value; smaller differences are rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Interval:
     high: float
 
     def __format__(self, form: str) -> str:
-        """[low, high], each in this format."""
+        """Format as [low, high]."""
         return f"[{self.low:{form}}, {self.high:{form}}]"
 
 
@@ -54,18 +54,18 @@ def prompt_means(values: Sequence[float], prompts: Sequence[Hashable]) -> dict[H
 @overload
 def prompt_means(values: Array, prompts: Sequence[Hashable]) -> dict[Hashable, Array]: ...
 def prompt_means(values: Sequence[float] | Array, prompts: Sequence[Hashable]) -> Mapping[Hashable, float | Array]:
-    """{prompt: mean over its rows} of values (..., rows), in order of first appearance."""
+    """Return {prompt: mean over its rows} of values (..., rows), in order of first appearance."""
     x = np.asarray(values, dtype=np.float64)
     groups: dict[Hashable, list[int]] = {}
     for row, prompt in zip(range(x.shape[-1]), prompts, strict=True):
         groups.setdefault(prompt, []).append(row)
-    # Not numpy's mean, which takes several times as long for so few numbers.
+    # numpy's mean takes several times longer for so few numbers.
     means = {prompt: np.add.reduce(x[..., rows], axis=-1) / len(rows) for prompt, rows in groups.items()}
     return means if x.ndim > 1 else {prompt: float(mean) for prompt, mean in means.items()}
 
 
 def prompt_weights(prompts: Sequence[Hashable]) -> Array:
-    """(rows,) weights with which a sum over rows is the mean over prompts of the prompts' means."""
+    """Return (rows,) weights that turn a sum over rows into the mean over prompts of the prompts' means."""
     counts = Counter(prompts)
     return np.array([1.0 / (counts[prompt] * len(counts)) for prompt in prompts])
 
@@ -73,14 +73,14 @@ def prompt_weights(prompts: Sequence[Hashable]) -> Array:
 def within_prompt_differences(
     values: Sequence[float], labels: Sequence[bool], prompts: Sequence[Hashable]
 ) -> dict[Hashable, float]:
-    """{prompt: mean of its labelled values minus mean of its other values}, for the prompts that hold both."""
+    """Return {prompt: mean of labelled minus mean of other values}, for the prompts that hold both."""
     labelled: dict[Hashable, list[float]] = {}
     unlabelled: dict[Hashable, list[float]] = {}
     for value, label, prompt in zip(values, labels, prompts, strict=True):
         side = labelled if label else unlabelled
         side.setdefault(prompt, []).append(value)
     differences = {}
-    # Prompts stay in the order of the rows: seeded sign flips and bootstrap draws depend on it.
+    # Keep prompts in row order: seeded sign flips and bootstrap draws depend on it.
     for prompt in dict.fromkeys(prompts):
         if prompt in labelled and prompt in unlabelled:
             differences[prompt] = _mean(labelled[prompt]) - _mean(unlabelled[prompt])
@@ -88,18 +88,18 @@ def within_prompt_differences(
 
 
 def _mean(values: list[float]) -> float:
-    """As numpy's mean, which takes several times as long for so few numbers."""
+    """Return the mean as numpy does; numpy's takes several times longer for so few numbers."""
     return float(np.add.reduce(values)) / len(values)
 
 
 def varies(values: ArrayLike) -> bool:
-    """Whether some of the values differ by more than rounding."""
+    """Return True if some values differ by more than rounding."""
     x = np.asarray(values, dtype=np.float64)
     return len(x) > 1 and bool(np.ptp(x) > ROUNDING * np.abs(x).max())
 
 
 def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Student's interval of the mean of independent values; None where they show no variance."""
+    """Return Student's interval of the mean of independent values; None if they show no variance."""
     x = np.asarray(values, dtype=np.float64)
     if not varies(x):
         return None
@@ -109,12 +109,12 @@ def t_interval(values: ArrayLike, *, level: float = 0.95) -> Interval | None:
 
 @lru_cache(maxsize=256)
 def student_quantile(level: float, df: int) -> float:
-    """Student's t between whose negative and itself the share `level` lies."""
+    """Return the t such that Student's variable lies within +-t with probability `level`."""
     return float(special.stdtrit(df, (1 + level) / 2))
 
 
 def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval | None:
-    """Wilson's score interval of a proportion (Wilson 1927); None for n = 0."""
+    """Return Wilson's (1927) score interval of a proportion; None for n = 0."""
     if n == 0:
         return None
     z = float(special.ndtri((1 + level) / 2))
@@ -128,16 +128,16 @@ def auroc(scores: Sequence[float], labels: ArrayLike) -> float: ...
 @overload
 def auroc(scores: Array, labels: ArrayLike) -> Any: ...
 def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
-    """Probability that a labelled row scores above an unlabelled one, ties counted half; NaN when a side is empty.
+    """Return the probability that a labelled row scores above an unlabelled one, ties one half; NaN if a side is empty.
 
     AUROC = (R - n1 (n1 + 1) / 2) / (n1 n0), R the rank sum of the n1 labelled rows (Mann and Whitney 1947).
 
     Args:
-        scores: (..., rows); NaN among them makes NaN of theirs.
+        scores: (..., rows); a NaN makes the AUROC of its draw NaN.
         labels: (..., rows) True for the side that should score higher.
 
     Returns:
-        A float, or (...,) where either has draws.
+        A float, or (...,) if either has draws.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     ranks, n1 = _ranks(x), y.sum(-1)
@@ -148,7 +148,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
 
 
 def _ranks(x: Array) -> Array:
-    """Return (..., rows) ranks from 1, ties averaged; NaN among the rows makes NaN of them. scipy's loads its tests."""
+    """Return (..., rows) ranks from 1, ties averaged; a NaN makes all its ranks NaN. scipy's loads its tests."""
     ranks = np.empty(x.shape)
     for place in np.ndindex(x.shape[:-1]):
         _, inverse, counts = np.unique(x[place], return_inverse=True, return_counts=True)
@@ -158,16 +158,16 @@ def _ranks(x: Array) -> Array:
 
 
 def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable]) -> Interval | None:
-    """95% interval of the AUROC on the logit scale, its variance by leaving out one cluster at a time.
+    """Return the 95% interval of the AUROC on the logit scale, with a jackknife variance over clusters.
 
         W[c, d]   wins of the labelled rows of cluster c over the unlabelled rows of cluster d, ties one half
-        A         sum W / (n1 n0), drawn in by half a win and half a loss: (n A + 1/2) / (n + 1), n = min(n1, n0)
+        A         sum W / (n1 n0), shrunk by half a win and half a loss: (n A + 1/2) / (n + 1), n = min(n1, n0)
         variance  the jackknife's over clusters (Obuchowski 1997 for the clustered AUROC), at least A (1 - A) / 2n
-        interval  logit A +- t sqrt(variance) / (A (1 - A)), t of as many degrees of freedom as there are clusters
-                  on the side that is in fewer of them, less one
+        interval  logit A +- t sqrt(variance) / (A (1 - A)), t with (clusters - 1) degrees of freedom, counted on the
+                  side that is in fewer clusters
 
-    The half win and the floor are there for an AUROC near 1 on few prompts, where most samples show no loss at all:
-    the bootstrap over prompts covers .43 to .8 at 4 prompts there, this interval .95 or more.
+    The half win and the floor matter for an AUROC near 1 on few prompts, where most samples show no loss at all: at 4
+    prompts the bootstrap over prompts covers .43 to .8 there, this interval .95 or more.
 
     Args:
         scores: (rows,) numbers to rank.
@@ -175,7 +175,7 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
         clusters: (rows,) the prompt of each row.
 
     Returns:
-        None where one of the two sides is in fewer than two clusters.
+        None if a side is in fewer than two clusters.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
     member, num_clusters = cluster_numbers(clusters), len(set(clusters))
@@ -183,11 +183,11 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
     df = int(min(np.count_nonzero(n1), np.count_nonzero(n0))) - 1
     if df < 1:
         return None
-    # Sums of W alone are needed, and W itself would be as large as the square of the number of prompts.
+    # Only sums of W are needed; W itself would take memory quadratic in the number of prompts.
     of_labelled, over_unlabelled = _wins(x[y], x[~y]), n1.sum() - _wins(x[~y], x[y])
     within = [_wins(x[rows][y[rows]], x[rows][~y[rows]]).sum() for rows in rows_by_cluster(member)]
     total = of_labelled.sum()
-    without = total + np.array(within)  # (clusters,) wins when one is left out
+    without = total + np.array(within)  # (clusters,) wins with one cluster left out
     without -= np.bincount(member[y], weights=of_labelled, minlength=num_clusters)
     without -= np.bincount(member[~y], weights=over_unlabelled, minlength=num_clusters)
     areas = without / ((n1.sum() - n1) * (n0.sum() - n0))
@@ -201,30 +201,30 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
 
 
 def _wins(values: Array, others: Array) -> Array:
-    """(values,) over how many of the others each value wins, ties one half."""
+    """Return (values,) wins of each value over the others, ties one half."""
     ordered = np.sort(others)
     return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
 
 
 def cluster_numbers(clusters: Sequence[Hashable]) -> NDArray[np.intp]:
-    """(rows,) each row's cluster as a number, counted in order of first appearance."""
+    """Return (rows,) cluster numbers, in order of first appearance."""
     numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
     return np.array([numbers[cluster] for cluster in clusters], dtype=np.intp)
 
 
 def rows_by_cluster(member: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Return the rows of each cluster, in order; member (rows,) is as `cluster_numbers` gives it."""
+    """Return the rows of each cluster, in order; member (rows,) comes from `cluster_numbers`."""
     return np.split(np.argsort(member, kind="stable"), np.cumsum(np.bincount(member))[:-1])
 
 
 def centred(x: Array, member: NDArray[np.intp]) -> Array:
-    """x minus the mean of its cluster; member (rows,) is the number of each row's cluster."""
+    """Return x minus its cluster's mean; member (rows,) is the cluster number of each row."""
     count = np.maximum(np.bincount(member), 1)
     return x - (np.bincount(member, weights=x) / count)[member]
 
 
 def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
-    """The exact interval of a proportion; count and n > 0 need not be whole (Korn and Graubard 1998)."""
+    """Return the exact interval of a proportion; count and n > 0 may be fractional (Korn and Graubard 1998)."""
     tail = (1 - level) / 2
     low = special.betaincinv(count, n - count + 1, tail) if count > 0 else 0.0
     high = special.betaincinv(count + 1, n - count, 1 - tail) if count < n else 1.0
@@ -232,15 +232,15 @@ def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
 
 
 def share_interval(shares: ArrayLike, trials: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Interval of the mean over units of a share.
+    """Return the interval of the mean share over units.
 
     Args:
-        shares: (n,) of yes among the outcomes of a unit.
-        trials: (n,) outcomes of a unit.
-        level: of the interval.
+        shares: (n,) share of yes among each unit's outcomes.
+        trials: (n,) number of each unit's outcomes.
+        level: confidence level.
 
     Returns:
-        None below two units, which say nothing about other units.
+        None below two units, which carry no information about other units.
     """
     x, num_outcomes = np.asarray(shares, dtype=np.float64), float(np.sum(trials))
     if len(x) < 2:
@@ -254,16 +254,16 @@ def share_interval(shares: ArrayLike, trials: ArrayLike, *, level: float = 0.95)
 
 
 def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, level: float = 0.95) -> Interval:
-    """Newcombe's (1998) interval of a difference of two mean shares, all outcomes taken as independent.
+    """Return Newcombe's (1998) interval of a difference of two mean shares, with all outcomes taken as independent.
 
-    It is what drawing outcomes alone leaves open, whatever the units do: the least that an interval has to span.
+    It covers the sampling of outcomes alone, whatever the units do: a lower bound on the width of any interval.
 
     Args:
         a, b: (n,) and (m,) shares.
-        trials_a, trials_b: outcomes behind them.
-        level: of the interval.
+        trials_a, trials_b: number of outcomes of each share.
+        level: confidence level.
     """
-    # Wilson's of as many outcomes as there are, as many of them yes as the mean share says.
+    # Wilson's intervals for the total number of outcomes, at the mean share.
     counts = [(round(float(x.mean()) * int(n.sum())), int(n.sum())) for x, n in ((a, trials_a), (b, trials_b))]
     one, other = (wilson_interval(*count, level=level) for count in counts)
     assert one is not None
@@ -275,7 +275,7 @@ def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, l
 
 
 def errors_beyond(df: NDArray[np.intp]) -> Array:
-    """Return the standard errors between a value and a threshold that its 95% interval excludes with POWER."""
+    """Return the distance, in standard errors, at which a 95% interval excludes a threshold with POWER."""
     return special.stdtrit(df, 0.975) + special.stdtrit(df, POWER)
 
 
@@ -285,18 +285,18 @@ def first_count(counts: NDArray[np.intp], decides: NDArray[np.bool_]) -> int | N
 
 
 def prompts_beyond(distance: float, sd: float) -> int | None:
-    """Return the prompts with which the interval of a mean excludes a threshold with POWER; None: more than MANY.
+    """Return the number of prompts at which a mean's interval excludes a threshold with POWER; None above MANY.
 
     Args:
-        distance: of the mean from the threshold.
-        sd: of one prompt.
+        distance: from the mean to the threshold.
+        sd: standard deviation between prompts.
     """
     counts = np.arange(2, MANY)
     return first_count(counts, distance**2 > errors_beyond(counts - 1) ** 2 * sd**2 / counts)
 
 
 def mean_covariance(values: ArrayLike) -> Array:
-    """(2, 2) covariance of the means of independent rows (n, 2); infinite for fewer than two rows.
+    """Return the (2, 2) covariance of the means of independent rows (n, 2); infinite for fewer than two rows.
 
     A constant column has variance 0: it does not vary from row to row.
     """
@@ -307,17 +307,17 @@ def mean_covariance(values: ArrayLike) -> Array:
 
 
 def fieller_interval(numerator: float, denominator: float, covariances: Iterable[Array], *, df: int) -> Interval | None:
-    """The ratios q for which numerator - q denominator is not different from 0 at the 5% level (Fieller 1954).
+    """Return the ratios q for which numerator - q denominator does not differ from 0 at the 5% level (Fieller 1954).
 
     Args:
         numerator: estimate of the upper mean.
         denominator: estimate of the lower mean.
-        covariances: (2, 2) each, of (numerator, denominator), one from every independent source of variation.
-        df: degrees of freedom of Student's law, at least 1.
+        covariances: (2, 2) of (numerator, denominator), one per independent source of variation.
+        df: degrees of freedom of Student's t, at least 1.
 
     Returns:
-        None where that set is not an interval: the denominator is not significantly different from 0, so that the
-        ratio can be of any size, or a source of variation has too few members to be seen.
+        None if that set is not an interval: the denominator does not differ significantly from 0, so the ratio can have
+        any size, or a source of variation has too few members to estimate it.
     """
     covariance = np.sum(list(covariances), axis=0)
     if not np.isfinite(covariance).all() or df < 1:

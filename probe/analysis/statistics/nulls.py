@@ -1,17 +1,17 @@
 """Null distributions of a statistic, and tests against them.
 
     N1              uniformly random (Haar) directions: a known distribution, no draws    haar_test
-    N2              directions extracted from pairs with permuted labels, many draws      label_permutations, null_test
-    half-samples    of the pairs as they are: no null, a source of variation              half_samples
+    N2              directions from pairs with permuted labels, many draws                label_permutations, null_test
+    half-samples    half of the unchanged pairs: a source of variation, not a null        half_samples
 
 N1 is a floor and not the whole null: directions of no-signal pairs share the decaying spectrum of real gradients and
 reach larger cosines. N2 has that spectrum; `probe.analysis.statistics.permutation` evaluates it.
 
-The drawing functions say which pair gradients count as hack and which as clean. Rows 0 .. n-1 of the pair gradients P
-are the hack completions, rows n .. 2n-1 the clean ones of the same pairs. Held-out pairs take part in no draw. Each
-function returns (first, second), each (B, p): the differences of draw b are P[first[b]] - P[second[b]].
+The drawing functions label pair gradients as hack or clean. Rows 0 .. n-1 of the pair gradients P are the hack
+completions, rows n .. 2n-1 the clean completions of the same pairs. No draw uses held-out pairs. Each function returns
+(first, second), each (B, p): the differences of draw b are P[first[b]] - P[second[b]].
 
-Draws follow from the pairs and the seed alone, so conditions and arms of a run share them: `permuted_axes` has single
+Draws depend only on the pairs and the seed, so conditions and arms of a run share them: `permuted_axes` has single
 axes in many draws, `redrawn` all k directions (v_hack, half-samples, N2).
 """
 
@@ -39,8 +39,8 @@ from probe.analysis.statistics.intervals import clopper_pearson, prompt_means
 NUM_REDRAWN = 199
 
 NORMAL_95 = float(special.ndtri(0.95))
-NORMAL_975 = float(special.ndtri(0.975))  # both tails together: 5%
-ROUNDING = 1e-5  # of a share, by the single precision of the gradients
+NORMAL_975 = float(special.ndtri(0.975))  # 5% in both tails together
+ROUNDING = 1e-5  # relative, from the single precision of the gradients
 Rows = NDArray[np.intp]  # (B, p) row numbers of pair gradients
 
 
@@ -52,11 +52,11 @@ def null_test(
     p is never 0, and it is uniform when the statistic is one more draw from the null. `null` is the mean of the draws.
 
     Args:
-        name: of the estimate.
+        name: name of the estimate.
         statistic: the observed value.
         draws: (B,) the same statistic under the null.
-        centre: where the null is symmetric, which both tails are measured from: 0 for a signed cosine, .5 for an AUROC.
-        arm: of the estimate.
+        centre: the null's point of symmetry, for both tails: 0 for a signed cosine, .5 for an AUROC.
+        arm: arm of the estimate.
 
     Raises:
         ValueError: a draw or the statistic is not a number.
@@ -65,7 +65,7 @@ def null_test(
     if not np.isfinite(x).all() or not math.isfinite(statistic):
         raise ValueError(f"expected numbers, found {int((~np.isfinite(x)).sum())} of {len(x)} draws without one")
     distance = abs(statistic - centre)
-    # The same sum in another order differs by rounding: such a draw must count as a tie.
+    # A draw with the same terms in another order differs by rounding and must count as a tie.
     ties = 1e-12 * max(distance, 1e-300)
     return Estimate(
         name=name,
@@ -80,23 +80,23 @@ def null_test(
 
 
 def _spread(distance: float, sd: float, q95: float) -> dict[str, float | None]:
-    """Return the parts of a test: sd and 95th percentile of the null, and z (None when all draws are equal)."""
+    """Return the parts of a test: sd and 95th percentile of the null, and z (None if all draws are equal)."""
     return {"sd": sd, "q95": q95, "z": distance / sd if sd > 0 else None}
 
 
 def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = None) -> Estimate:
-    """Test a cosine that sums over many modules against Haar directions: the central limit replaces the exact law.
+    """Test a cosine that sums over many modules against Haar directions, with a normal approximation (central limit).
 
-    Of a mean cosine of several gradients, `haar_sd` is the mean of theirs. The same random directions measure every
-    gradient. So under this null the cosines of gradients that point alike move together, even where the gradients
-    themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 where all are equal, an upper bound whatever the
-    gradients are (Cauchy-Schwarz).
+    For a mean cosine of several gradients, `haar_sd` is the mean of theirs. The same random directions measure every
+    gradient. Under this null the cosines of gradients that point alike therefore move together, even if the gradients
+    themselves are independent: Var mean_s cos_s is (mean_s sd_s)^2 if all are equal, and that is an upper bound for any
+    gradients (Cauchy-Schwarz).
 
     Args:
-        name: of the estimate.
+        name: name of the estimate.
         cosine: the observed value; its null mean is 0.
         haar_sd: its standard deviation under Haar directions, above 0.
-        arm: of the estimate.
+        arm: arm of the estimate.
     """
     p = 2.0 * float(special.ndtr(-abs(cosine / haar_sd)))
     parts = _spread(cosine, haar_sd, NORMAL_95 * haar_sd)
@@ -104,27 +104,26 @@ def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = Non
 
 
 def upper_p(statistic: float, draws: ArrayLike) -> float:
-    """(1 + draws that are as large or larger) / (B + 1), for draws (B,) of directions of permuted pairs.
+    """Return (1 + draws at least this large) / (B + 1), for draws (B,) of directions of shuffled pairs.
 
-    Few pairs have few permutations, and many draws are the true directions again, up to their signs: they are ties,
-    which rounding in single precision would otherwise break.
+    Few pairs have few permutations, so many draws repeat the true directions up to their signs: they are ties, which
+    single-precision rounding would otherwise break.
     """
     draws = np.asarray(draws, dtype=np.float64)
     return (1 + int(np.sum(draws >= statistic - ROUNDING * abs(statistic)))) / (len(draws) + 1)
 
 
 def true_labels(pairs: PairGram) -> tuple[Rows, Rows]:
-    """Return the labels as they are, in the form of a single draw (B = 1)."""
+    """Return the true labels in the form of a single draw (B = 1)."""
     hack = np.flatnonzero(~pairs.held_out)[None, :]
     return hack, hack + len(pairs.held_out)
 
 
 def label_permutations(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """N2: labels permuted across all 2n gradients, regardless of label and pair.
+    """Permute labels across all 2n gradients, regardless of label and pair (N2).
 
-    Exact where the gradients are exchangeable. Where the completions of a pair share their prompt, a difference between
-    gradients of different pairs also holds the difference of their prompts, a noise that the true differences do not
-    have.
+    Exact if the gradients are exchangeable. If the completions of a pair share their prompt, a difference between
+    gradients of different pairs also contains the difference of their prompts, a noise that the true differences lack.
     """
     hack, clean = true_labels(pairs)
     all_rows = np.concatenate([hack[0], clean[0]])
@@ -133,24 +132,24 @@ def label_permutations(pairs: PairGram, num_draws: int, rng: np.random.Generator
 
 
 def can_be_halved(pairs: PairGram) -> bool:
-    """Whether there are two different pairs to extract from: of one alone no half can be left out."""
+    """Return True if there are two different extraction pairs; a single pair has no half."""
     return len({*pairs.clusters[~pairs.held_out].tolist()}) > 1
 
 
 def half_samples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> tuple[Rows, Rows]:
-    """Half of the n extraction pairs, drawn without replacement: no null, but how much hangs on which pairs they were.
+    """Draw half of the n extraction pairs without replacement: not a null, but the dependence on the choice of pairs.
 
     Pairs of one cluster are drawn together.
 
     For a statistic that is linear in the pairs, its variance over half-samples equals its sampling variance with all n:
     the variance of a mean of n / 2 of n given values is s^2 / (n / 2) * (1 - 1/2) = s^2 / n (Politis, Romano and Wolf
-    1999, chapter 2; McCarthy 1969). Drawing with replacement, as a bootstrap does, would extract from duplicates, whose
-    singular vectors are others.
+    1999, chapter 2; McCarthy 1969). A bootstrap draws with replacement and would extract from duplicates, which changes
+    the singular vectors.
     """
     rows, num_pairs = np.flatnonzero(~pairs.held_out), len(pairs.held_out)
     names, members = np.unique(pairs.clusters[rows], return_inverse=True)
     if len(names) < len(rows):
-        # As many pairs in every draw: one that was not drawn stands against itself, which is no difference.
+        # Draws need equal sizes: a pair that was not drawn is set against itself, a difference of 0.
         places = rng.permuted(np.tile(np.arange(len(names)), (num_draws, 1)), axis=1)
         hack = np.tile(rows, (num_draws, 1))
         return hack, np.where(places[:, members] < len(names) // 2, hack + num_pairs, hack)
@@ -161,17 +160,17 @@ def half_samples(pairs: PairGram, num_draws: int, rng: np.random.Generator) -> t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redrawn:
-    """Directions of the run's pairs as they are (one draw), and of B draws of each kind."""
+    """Directions of the run's unchanged pairs (one draw), and of B draws of each kind."""
 
     truth: DirectionDraws
-    halves: DirectionDraws  # of half-samples: how much a statistic hangs on the pairs
-    permuted: DirectionDraws  # of permuted labels: what it reads without a signal
-    axes: Axes  # (1 + B) of v_hack itself, then of its half-samples
+    halves: DirectionDraws  # from half-samples: the dependence on the choice of pairs
+    permuted: DirectionDraws  # from permuted labels: the null
+    axes: Axes  # (1 + B) axes: v_hack itself, then its half-samples
 
 
 @lru_cache(maxsize=1)
 def true_axes(pairs: PairGram) -> Axes:
-    """The axes of v_hack as a single draw."""
+    """Return the axes of v_hack as a single draw."""
     return svd_axes(pairs, *true_labels(pairs))
 
 
@@ -183,8 +182,8 @@ def permuted_axes(pairs: PairGram, num_draws: int, seed: int) -> Axes:
 
 @lru_cache(maxsize=1)
 def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
-    """Draw B = num_draws of each kind. The pairs must be at least two beside those that are held out."""
-    # One generator in this order, as above.
+    """Draw B = num_draws of each kind. At least two pairs must not be held out."""
+    # One generator, in this fixed order, as above.
     rng = np.random.default_rng(seed)
     halves = half_samples(pairs, num_draws, rng)
     permuted = label_permutations(pairs, num_draws, rng)
@@ -198,7 +197,7 @@ def redrawn(pairs: PairGram, num_draws: int, seed: int) -> Redrawn:
 
 
 def sign_transfer(pairs: PairGram) -> Estimate | None:
-    """Return the share of held-out pairs that point toward the hack, exact binomial; None if none has a cosine at all.
+    """Return the share of held-out pairs that point toward the hack, exact binomial; None if no pair has a cosine.
 
     parts: `num_right` of the n pairs, `mean_cos` of their differences with v_hack.
     """

@@ -1,22 +1,22 @@
-"""Overlap: do hacks have clean answers to their prompt that are like them, in scores without a direction?
+"""Overlap: the presence of clean answers to a hack's prompt with similar scores, for scores without a direction.
 
-A contrast "at the same length" needs hacks and clean answers of the same length. Where all hacks are longer, a
-regression on length extends a line to where one side has no data, and its residual says nothing about that. So every
-score counts the hacks with clean answers to the SAME prompt on both sides of them, or one within a caliper of .2
+A contrast "at the same length" needs hacks and clean answers of the same length. If all hacks are longer, a regression
+on length extrapolates to lengths that one side lacks, and its residual carries no information there. Every score
+therefore counts the hacks with clean answers to the SAME prompt on both sides of them, or one within a caliper of .2
 standard deviations within prompts (Austin 2011, Pharmaceutical Statistics 10: matches within it leave 1% of the bias).
 
-The count grows with the number of clean answers of a prompt. So it is divided by the count expected from labels that
-are shuffled within prompts, in closed form: a row is cut off if all m clean ones of the N - 1 others lie beyond the
+The count grows with the number of clean answers of a prompt. It is therefore divided by the count expected from labels
+shuffled within prompts, in closed form: a row lacks overlap if all m clean rows among the N - 1 others lie beyond the
 caliper on one side,
 
     by chance = mean of 1 - (C(a, m) + C(b, m)) / C(N - 1, m),    a below and b above the caliper
 
 For normal scores d standard deviations apart the ratio is 1, .8, .4 and .1 at d = 0, 1, 2 and 3, for groups of any
 size. Scores that overlap one by one may still separate hacks together, so their best linear combination is a score too.
-Its weights for a prompt are fitted on the other prompts: weights fitted on the same rows separate noise.
+Its weights for a prompt are fitted on the other prompts, since weights fitted on the same rows separate noise.
 
 The ratio is a ratio of means over prompts, with Fieller's interval. The variance of the count is at least binomial at
-the bound, since a few prompts may all read 0. How often the rule is wrong: spec/guide/numbers.md.
+the bound, since a few prompts may all have a count of 0. For the error rates of the rule, see spec/guide/numbers.md.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,12 +44,12 @@ TOGETHER = "together"
 
 
 def is_lacking(overlap: Estimate) -> bool:
-    """Return whether the overlap is shown to be too small: less than MIN_OVERLAP of chance."""
+    """Return True if the overlap is shown to be too small: less than MIN_OVERLAP of chance."""
     return overlap.high < MIN_OVERLAP
 
 
 def may_lack(overlap: Estimate) -> bool:
-    """Return whether the overlap reads too small, and its interval also allows enough."""
+    """Return True if the overlap is too small, while its interval includes enough."""
     parts = overlap.parts
     return parts["share"] <= MIN_OVERLAP * parts["by_chance"] and not is_lacking(overlap)
 
@@ -57,7 +57,7 @@ def may_lack(overlap: Estimate) -> bool:
 def overlaps(
     scores: Mapping[str, Sequence[float]], label: Sequence[bool], prompts: Sequence[Hashable]
 ) -> list[Estimate]:
-    """Return one row a score, then TOGETHER; none if no prompt holds both sides.
+    """Return one estimate per score, then TOGETHER; empty if no prompt holds both sides.
 
     The value is the share of hacks with clean answers on both sides or within the caliper, over the share by chance.
     parts: `num_hacks` in prompts that hold both sides, `share`, `by_chance`, and `prompts_needed` to show a ratio like
@@ -79,9 +79,9 @@ def overlaps(
 
 
 def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Array:
-    """Return the combination of scores that follows the label best within the other prompts, (rows,), by least squares.
+    """Return the (rows,) combination of scores that best predicts the label, least squares fitted on the other prompts.
 
-    Every prompt's combination has a standard deviation of 1 over the other prompts, so that one caliper fits all.
+    Each prompt's combination has standard deviation 1 over the other prompts, so that one caliper fits all.
     """
     matrix = np.stack([centred(column, member) for column in columns], axis=1)
     sizes = np.linalg.norm(matrix, axis=0)
@@ -98,7 +98,7 @@ def _combined(columns: Sequence[Array], hacked: NDArray[np.bool_], member: NDArr
 
 
 class _Counts(NamedTuple):
-    """Of one prompt: its hacks, its hacks with clean answers like them, and how many of these chance gives."""
+    """Counts of one prompt: its hacks, its hacks with overlap, and the number with overlap by chance."""
 
     hacks: int
     alike: int
@@ -108,11 +108,11 @@ class _Counts(NamedTuple):
 def _overlap(name: str, column: Array, hacked: NDArray[np.bool_], member: NDArray[np.intp]) -> Estimate:
     groups = rows_by_cluster(member)
     spread = np.sqrt(np.square(centred(column, member)).sum() / max(len(column) - len(groups), 1))
-    # Equal scores are within any caliper, whatever rounding made of them.
+    # Equal scores are within any caliper, despite rounding.
     caliper = CALIPER * spread + 1e-9 * np.abs(column).max()
     counts = np.array([_counts(column[rows], hacked[rows], caliper) for rows in groups])  # (prompts, 3)
     num_hacks, alike, by_chance = counts.sum(0).tolist()
-    expected = MIN_OVERLAP * counts[:, 2]  # hacks with clean answers like them, at the bound
+    expected = MIN_OVERLAP * counts[:, 2]  # hacks with overlap, at the bound
     binomial = (expected * (1 - expected / counts[:, 0])).sum() / len(groups) ** 2
     covariance = mean_covariance(counts[:, 1:]) if len(groups) > 1 else np.zeros((2, 2))
     covariance[0, 0] = max(covariance[0, 0], binomial)
@@ -150,7 +150,7 @@ def _counts(values: Array, hacks: NDArray[np.bool_], caliper: float) -> _Counts:
 
 
 def _all_among(counts: NDArray[np.intp], num_clean: int, size: int) -> Array:
-    """Return C(count, m) / C(N - 1, m): all m clean rows, drawn from the N - 1 others, are among `count` of them."""
+    """Return C(count, m) / C(N - 1, m): the probability that all m clean rows, of N - 1 others, are among `count`."""
     possible = np.maximum(counts, num_clean)
     log = gammaln(possible + 1) - gammaln(possible - num_clean + 1) - gammaln(size) + gammaln(size - num_clean)
     return np.where(counts >= num_clean, np.exp(log), 0.0)

@@ -4,7 +4,7 @@
     hack_difference  mean within-prompt difference of cos_S_contrib, hacked minus clean, among the rewarded (A > 0)
     auroc            AUROC of cos_S_contrib for hacked among the rewarded
 
-To add a statistic: compute it in `_statistics` and give the centre of its null in CENTRES.
+To add a statistic, compute it in `_statistics` and give the centre of its null in CENTRES.
 Shapes: B draws, S samples of a run, P rewarded samples, T steps, G samples of a step, M modules.
 """
 
@@ -26,15 +26,15 @@ from probe.analysis.statistics.nulls import null_test, permuted_axes, true_axes
 from probe.analysis.statistics.run_gradients import Linked
 
 NUM_DRAWS = 999
-CHUNK = 1 << 20  # how many scores are ranked at once
-N2 = "permuted pairs"  # in the names of estimates
-# Where the null of each statistic is symmetric: both tails of its test are measured from there.
+CHUNK = 1 << 20  # scores ranked at once
+N2 = "permuted pairs"  # appears in the names of estimates
+# The null's point of symmetry for each statistic; both tails of its test start there.
 CENTRES = {"cos_in": 0.0, "hack_difference": 0.0, "auroc": 0.5}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidLabels:
-    """The paid samples (A > 0) of a run and their labels."""
+    """The rewarded samples (A > 0) of a run and their labels."""
 
     rows: NDArray[np.intp]  # (P,) indices among the S samples
     hacked: NDArray[np.bool_]  # (P,)
@@ -42,12 +42,12 @@ class PaidLabels:
 
     @property
     def both_sides(self) -> bool:
-        """Whether there are hacked and clean samples to compare."""
+        """Return True if there are both hacked and clean samples."""
         return bool(self.hacked.any() and not self.hacked.all())
 
 
 def paid_labels(linked: Linked) -> PaidLabels:
-    """The paid samples that have a gradient and labels that are sure."""
+    """Return the rewarded samples that have a gradient and a reliable label."""
     rows = []
     for i, sample in enumerate(linked.samples):
         if sample.advantage > 0 and sample.cos_S_nll is not None and sample.sure:
@@ -60,10 +60,10 @@ def paid_labels(linked: Linked) -> PaidLabels:
 
 
 def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Array]:
-    """{statistic: (B,)} along axes drawn B times; statistics that the run cannot measure are left out."""
+    """Return {statistic: (B,)} along axes drawn B times, without the statistics that the run cannot measure."""
     statistics = {}
     if linked.steps:
-        # The mean over prompts of the cosines of the steps' gradients.
+        # Mean over prompts of the cosines of the steps' gradients.
         statistics["cos_in"] = along(axes, mean_unit(linked.totals, prompt_weights(linked.prompts)))
     if labels.both_sides:
         scores = linked.sample_cosines(axes, labels.rows)  # A > 0: cos_S_contrib = cos_S_nll
@@ -77,10 +77,10 @@ def _statistics(linked: Linked, axes: Axes, labels: PaidLabels) -> dict[str, Arr
 
 
 def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> tuple[Array, Array]:
-    """(P,) what a sample counts in the mean within-prompt difference if it hacks, and (P,) minus that if it is clean.
+    """Return the (P,) weights of hacked, then of clean samples in the mean within-prompt difference.
 
-    sum over hacked of its scores - sum over clean of theirs, so weighted, is the mean over the prompts that hold both
-    labels of (mean of its hacked - mean of its clean scores).
+    The weighted sum of hacked scores minus the weighted sum of clean scores is the mean, over the prompts that hold
+    both labels, of (mean of its hacked - mean of its clean scores).
     """
     num_hacked = np.bincount(prompts, weights=hacked)
     num_clean = np.bincount(prompts, weights=~hacked)
@@ -90,24 +90,24 @@ def _difference_shares(hacked: NDArray[np.bool_], prompts: NDArray[np.intp]) -> 
 
 
 def permutation_nulls(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
-    """Return a row for each statistic of an arm along v_hack, under B = num_draws relabelled sets of pairs."""
+    """Return one estimate per statistic of an arm along v_hack, under B = num_draws relabelled sets of pairs."""
     labels, axes = paid_labels(linked), permuted_axes(linked.pairs, num_draws, seed)
     observed, draws = (_statistics(linked, one, labels) for one in (true_axes(linked.pairs), axes))
     rows = []
     for name, values in draws.items():
-        # A draw that keeps no direction at all has no statistic.
+        # A draw that keeps no direction has no statistic.
         finite = values[np.isfinite(values)]
         rows.append(null_test(f"{name}, {N2}", float(observed[name][0]), finite, centre=CENTRES[name], arm=arm))
     return rows
 
 
 def module_cosines(linked: Linked, arm: str, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[Estimate]:
-    """Return the mean cosine over prompts of each module that keeps a direction, with z of N2; largest |z| first."""
+    """Return each module's mean cosine over prompts, if it keeps a direction, with z of N2; largest |z| first."""
     truth, permuted = true_axes(linked.pairs), permuted_axes(linked.pairs, num_draws, seed)
     kept = np.flatnonzero(truth.kept[0])
     if not linked.steps or not len(kept):
         return []
-    # Mean over prompts of each module's gradient; a step without a gradient there counts as 0.
+    # Mean over prompts of each module's gradient; a step without a gradient in the module counts as 0.
     means = mean_module_unit(linked.totals, prompt_weights(linked.prompts))
     observed, draws = (along_modules(axes, means)[:, kept] for axes in (truth, permuted))
     sd = np.sqrt(np.square(draws).mean(0))

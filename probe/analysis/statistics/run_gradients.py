@@ -1,13 +1,13 @@
-"""Read the inner products of gradients that `runs.gram_recorder` wrote, and join them to the records of the run.
+"""Read the inner products of gradients written by `runs.gram_recorder`, and join them to the records of the run.
 
     linked = link(run, samples, steps)              records of one arm, and `gram/` files of its basis
     linked.sample_cosines(axes, rows)               cos_S_nll of samples, along any directions
     cosines(axes, linked.totals)                    cos_in of every step, along any directions
 
 The gradient of a sample is g_i = grad of sum_t -logp_it; the policy gradient of a step is sum_i A_i w_i g_i.
-The inner products of the samples stay on disk and are read step by step: of a sample only its norm and its cosine with
-v_hack are kept.
-Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P samples that are asked for.
+The samples' inner products stay on disk and are read step by step; only each sample's norm and its cosine with v_hack
+stay in memory.
+Shapes: S samples of the run, T steps with a policy gradient, G samples of a step, P requested samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ from probe.settings.arms import ARMS
 from replay_pools.base.files import check_sha256, file_sha256
 from replay_pools.base.tensors import read_tensors
 
-BATCH = 128  # samples whose inner products are in memory at once: one matrix product for all draws of an axis
-REMEMBERED_STEPS = 64  # every condition of a run goes over its steps several times
+BATCH = 128  # samples in memory at once, with one matrix product for all draws of an axis
+REMEMBERED_STEPS = 64  # cache size: every condition of a run passes over its steps several times
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file whose contents are those that the manifest lists; equal to every file of the same contents."""
+    """A file with the contents listed in the manifest; files with equal contents compare equal."""
 
     path: Path = field(compare=False)
     sha256: str
@@ -59,17 +59,17 @@ class _File:
 
 
 def has_gram(run: Run, basis: Basis) -> bool:
-    """Whether the run stored its sufficient statistics in a basis."""
+    """Return True if the run stored inner products in a basis."""
     return _name("pairs", basis) in run.manifest.get("files", {})
 
 
 def read_pairs(run: Run, basis: Basis) -> PairGram:
-    """The `pairs.safetensors` of a basis; InputError when it is missing or changed."""
+    """Read the `pairs.safetensors` of a basis; InputError if it is missing or changed."""
     return _pairs(_File.of(run, basis, "pairs"))
 
 
 def read_step(run: Run, basis: Basis, step: int) -> StepGram:
-    """The `step_NNN.safetensors` of a basis; InputError when it is missing or changed."""
+    """Read the `step_NNN.safetensors` of a basis; InputError if it is missing or changed."""
     return _step(_File.of(run, basis, f"step_{step:03d}"))
 
 
@@ -98,42 +98,42 @@ def _step(file: _File) -> StepGram:
 
 
 def _name(name: str, basis: Basis) -> str:
-    """A file of a basis as the manifest lists it."""
+    """Return the manifest name of a basis's file."""
     return f"{gram_dir(basis)}/{name}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedStep:
-    """One step whose policy gradient is not zero."""
+    """One step with a nonzero policy gradient."""
 
     record: StepRecord
-    rows: NDArray[np.intp]  # (G,) its samples among the S
-    products: Array  # (G, G) of its sample gradients with one another, over all modules
+    rows: NDArray[np.intp]  # (G,) indices of its samples among the S
+    products: Array  # (G, G) inner products of its sample gradients, over all modules
     weights: Array  # (G,) A_i w_i
-    unit_weights: Array  # (G,) w_i: what the loss multiplies an advantage of 1 by
+    unit_weights: Array  # (G,) w_i: the loss multiplies an advantage of 1 by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linked:
-    """The samples and steps of one arm, with their gradients as inner products with the pair gradients."""
+    """The samples and steps of one arm, with gradients given by inner products with the pair gradients."""
 
-    read: Callable[[int], StepGram]  # the inner products of a step, by its number
+    read: Callable[[int], StepGram]  # step number -> inner products of the step
     pairs: PairGram
     samples: list[SampleRecord]  # (S,) step by step, by sample_id
-    norms: Array  # (S,) of the sample gradients g_i
-    cosines: Array  # (S,) of g_i with v_hack as extracted here; NaN for a zero gradient
+    norms: Array  # (S,) norms of the sample gradients g_i
+    cosines: Array  # (S,) of g_i with the offline v_hack; NaN for a zero gradient
     steps: list[LinkedStep]  # (T,)
     totals: Gradients  # (T,) policy gradients of the steps
     error: float  # largest |offline - recorded| over cos_in and cos_S_nll
-    sample_error: float  # the same over cos_S_nll, in which neither loss nor advantage has a part
+    sample_error: float  # the same over cos_S_nll, which does not depend on loss or advantage
 
     @property
     def prompts(self) -> list[str]:
-        """(T,) the problem of each step."""
+        """The (T,) problems of the steps."""
         return [step.record.problem_id for step in self.steps]
 
     def sample_cosines(self, axes: Axes, rows: Sequence[int] | NDArray[np.intp]) -> Array:
-        """(B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
+        """Return (B, P) cosines of the sample gradients `rows`, in ascending order, with every draw of the axes."""
         chosen: dict[int, list[int]] = {}
         for row in rows:
             chosen.setdefault(self.samples[row].step, []).append(self.samples[row].sample_id)
@@ -187,7 +187,7 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
                 unit_weights=unit_weights,
             )
         ordered += group
-    # In the order of the step records: the draws that permute advantages follow it.
+    # Keep the order of the step records: the draws that permute advantages depend on it.
     order = [step for step in records if step in linked]
     num_modules, num_rows = pairs.pairs.shape[:2]
     nothing = Gradients(inner=np.zeros((num_modules, 0, num_rows)), norms=np.zeros((num_modules, 0)))
@@ -209,9 +209,9 @@ def link(run: Run, samples: Sequence[SampleRecord], steps: Sequence[StepRecord])
 
 
 def _error(recorded: Sequence[float | None], offline: Array) -> float:
-    """Largest difference between recorded cosines and those along v_hack as extracted here, from inner products."""
+    """Return the largest difference between recorded cosines and offline ones, from inner products."""
     present = np.array([value is not None for value in recorded], dtype=bool)
     expected = np.array([value for value in recorded if value is not None], dtype=np.float64)
     errors = np.abs(offline[present] - expected)
-    # NaN: the inner products say that the gradient is 0, the records that it is not. That is an error of 1.
+    # NaN: the inner products give a zero gradient, the records a nonzero one. That is an error of 1.
     return float(np.max(np.nan_to_num(errors, nan=1.0), initial=0.0))

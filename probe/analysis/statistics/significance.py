@@ -1,18 +1,18 @@
-"""Significance tests over clusters, the effect of a label beside covariates, and detectable effects.
+"""Significance tests over clusters, the effect of a label given covariates, and detectable effects.
 
 The prompt is the unit of every test: its samples are correlated, so a test takes one number per prompt. Student's
-interval and the sign-flip test take the values as symmetric about their mean; of lognormal values a 5% test of mean
-zero rejects 15% at n = 8 and at 17, and 11% at 40.
+interval and the sign-flip test assume values symmetric about their mean; for lognormal values a 5% test of mean zero
+rejects 15% at n = 8 and at 17, and 11% at 40.
 
 `effects_by_prompt` is the effect of a label with the other labels held constant: regression with fixed prompt effects,
 
     value = effect * label + covariates + prompt
 
-taken out by centring every column within its prompt. They need no assumption about the distribution of prompt effects,
-as the random effects of a mixed model do. A step has one prompt, so they absorb the step effects too.
+Centring every column within its prompt removes the prompt effects. Fixed effects need no assumption about their
+distribution, unlike the random effects of a mixed model. A step has one prompt, so they absorb the step effects too.
 Shapes: B responses at once, rows of samples, C prompts.
 
-`mde` is from the power of t-tests with equal variances.
+`mde` uses the power of t-tests with equal variances.
 """
 
 import math
@@ -30,31 +30,31 @@ from probe.analysis.statistics.intervals import (
 )
 from probe.analysis.statistics.thresholds import ALPHA, POWER
 
-COLLINEAR = 1e-8  # share of a column that the other columns must leave unexplained for it to count as independent
+COLLINEAR = 1e-8  # minimum share of an independent column that the other columns leave unexplained
 
-EXACT_SIGN_FLIPS = 16  # up to 2^16 sign patterns are enumerated; for more differences they are sampled
+EXACT_SIGN_FLIPS = 16  # enumerate up to 2^16 sign patterns; sample them for more differences
 NUM_DRAWS = 9999
 CHUNK = 1 << 20  # signs in memory at once
 
 
 def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> float | None:
-    """Two-sided test that the differences are symmetric about zero: |mean| against |mean| under random signs.
+    """Test whether the differences are symmetric about zero, two-sided: |mean| against |mean| under random signs.
 
-    A test of mean zero for symmetric differences. None without differences.
+    For symmetric differences this tests mean zero. None without differences.
 
     n <= 16: p = share of the 2^n sign patterns whose |mean| is at least the observed one, so never below 2 / 2^n.
     Otherwise p = (1 + #) / (num_draws + 1) over seeded draws (Phipson and Smyth 2010).
 
     Args:
         differences: (n,) one independent difference per cluster.
-        num_draws: sign patterns to sample where they are too many to enumerate.
-        seed: of the sampled patterns.
+        num_draws: sampled sign patterns if enumeration is too large.
+        seed: seed of the sampled patterns.
     """
     d = np.asarray(differences, dtype=np.float64)
     n = len(d)
     if n == 0:
         return None
-    # The same sum in another order differs by rounding: it must count as a tie.
+    # A sum with the same terms in another order differs by rounding and must count as a tie.
     observed = abs(d.sum()) - 1e-12 * np.abs(d).sum()
     if n <= EXACT_SIGN_FLIPS:
         sums = np.zeros(1)
@@ -68,10 +68,10 @@ def sign_flip_test(differences: ArrayLike, *, num_draws: int = NUM_DRAWS, seed: 
     return (1 + count) / (num_draws + 1)
 
 
-# The tests of a run share few numbers of prompts. A sign is one bit, so that runs of many prompts fit too.
+# Cached: the tests of a run use few distinct numbers of prompts. One bit per sign keeps many prompts small.
 @lru_cache(maxsize=16)
 def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
-    """Patterns of n signs, (rows, n bits) as many at a time as CHUNK allows: 1 for a positive sign."""
+    """Return patterns of n signs, (rows, n bits) in blocks that fit CHUNK; 1 is a positive sign."""
     rng = np.random.default_rng(seed)
     size = max(1, CHUNK // n)
     parts = []
@@ -81,7 +81,7 @@ def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down adjusted p-values (1979): the i-th smallest of m times m - i + 1, never decreasing."""
+    """Return Holm's (1979) step-down adjusted p-values: the i-th smallest of m times m - i + 1, never decreasing."""
     adjusted = {}
     largest = 0.0
     for position, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
@@ -95,25 +95,25 @@ def effects_by_prompt(
 ) -> Array | None:
     """Fit the model to B responses by least squares, and split the adjusted effect of the label over the prompts.
 
-    With w the weights by which the effect is a sum over rows, and e the residuals of the fit, prompt c holds
-    effect + C sum_{i in c} w_i e_i. The variance of such a mean is the sandwich estimator that is robust to correlation
-    within prompts (Liang and Zeger 1986), times C / (C - 1).
+    With w the weights that give the effect as a sum over rows, and e the residuals of the fit, prompt c holds
+    effect + C sum_{i in c} w_i e_i. The variance of this mean is the sandwich estimator, robust to correlation within
+    prompts (Liang and Zeger 1986), times C / (C - 1).
 
     Args:
         responses: (B, rows).
-        label: (rows,) the label whose effect is asked for.
-        covariates: {name: (rows,)}, tried in this order. Columns that are constant within prompts, or combinations of
-            earlier ones, are left out.
-        prompts: (rows,) the prompt of each row; those that hold one side alone count too, as rows of the covariates.
+        label: (rows,) the label with the effect of interest.
+        covariates: {name: (rows,)}, added in this order. Columns that are constant within prompts, or combinations of
+            earlier columns, are left out.
+        prompts: (rows,) the prompt of each row; prompts with one side only still inform the covariates.
 
     Returns:
-        (B, C): a response's mean over prompts is its effect, and their spread its cluster-robust variance. None where
-        no prompt holds both labels, or the covariates determine the label within prompts.
+        (B, C): a response's mean over prompts is its effect, and the spread its cluster-robust variance. None if no
+        prompt holds both labels, or if the covariates determine the label within prompts.
     """
     member = cluster_numbers(prompts)
     num_prompts = len(set(prompts))
     target = centred(np.asarray(label, dtype=np.float64), member)
-    kept: list[Array] = []  # of norm 1, centred, none a combination of the others
+    kept: list[Array] = []  # unit norm, centred, linearly independent
     for column in covariates.values():
         within = centred(np.asarray(column, dtype=np.float64), member)
         if _is_new(within, kept):
@@ -131,14 +131,14 @@ def effects_by_prompt(
 
 
 def _prompt_sums(values: Array, member: NDArray[np.intp]) -> Array:
-    """(B, C) sums of values (B, rows) over the rows of each prompt, without a matrix of rows by prompts."""
+    """Return (B, C) sums of values (B, rows) over each prompt's rows, without a rows-by-prompts matrix."""
     order = np.argsort(member, kind="stable")
     starts = np.searchsorted(member[order], np.arange(int(member.max()) + 1))
     return np.add.reduceat(values[:, order], starts, axis=1)
 
 
 def _is_new(column: Array, kept: Sequence[Array]) -> bool:
-    """Whether a centred column is neither zero nor a combination of the kept ones."""
+    """Return True if a centred column is neither zero nor a combination of the kept columns."""
     size = np.linalg.norm(column)
     if size <= COLLINEAR or not kept:
         return bool(size > COLLINEAR)
@@ -148,7 +148,7 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
 
 
 def mde(sd: float, n: int, *, paired_correlation: float | None = None) -> float:
-    """Minimum detectable effect: the difference of means that a two-sided t-test at ALPHA finds with POWER.
+    """Return the minimum detectable effect: the difference of means that a two-sided t-test at ALPHA finds with POWER.
 
     Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
     Unpaired, n units in each of two groups:  ncp = effect / (sd sqrt(2 / n)), df = 2 n - 2
@@ -159,7 +159,7 @@ def mde(sd: float, n: int, *, paired_correlation: float | None = None) -> float:
 
     Args:
         sd: standard deviation of one group between units.
-        n: units (seeds, prompts) in each group, or pairs.
+        n: units (seeds, prompts) in each group, or number of pairs.
         paired_correlation: between the two measurements of a pair; None for independent groups.
     """
     if n == 1:

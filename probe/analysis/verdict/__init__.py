@@ -1,1 +1,1 @@
-"""Evidence of one run to its verdict: findings, decision, advice; beside it validity and the seed's tables."""
+"""Turn one run's evidence into its verdict: findings, decision, advice; also validity and the seed's tables."""

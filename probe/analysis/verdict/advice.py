@@ -1,9 +1,9 @@
-"""What to do after a verdict: one table of sentences and commands, and how their places are filled.
+"""Advice after a verdict: one table of sentences and commands, and the code that fills in their placeholders.
 
-A place that cannot be filled (a pool without a recipe, say) leaves the sentence without a command.
+A placeholder without a value (a pool without a recipe, for example) leaves the sentence without a command.
 
-To add advice: a row in ADVICE, and its reason where `probe.analysis.verdict.next_step`, or
-`probe.analysis.verdict.trained`, finds it.
+To add advice, add a row to ADVICE and return its reason in `probe.analysis.verdict.next_step` or
+`probe.analysis.verdict.trained`.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from probe.analysis.statistics.thresholds import MIN_SEEDS, POWER, SHOWN_REMOVED
 from probe.analysis.verdict.verdict import Next
 from probe.records.run import in_root
 
-SEEDS = (3, 5, 10)  # of the trainings that a GO is priced for
-MORE_ROLLOUTS = 4  # times as many of a prompt, for answers of both kinds to it
-LEAST_PROMPTS = 20  # of an advice where an interval needs prompts; its width falls with their square root
-ROLLOUTS = 16  # of a prompt: as many hold both kinds where a policy hacks 30% to 60%
-PROMPTS = 96  # of such a policy, at least: enough to take pairs from half of them and to measure on the others
-TEACHES = 0.3  # of a pool's rollouts hack where it is a teacher's
-HALFWAY, NATURAL = "halfway", "natural"  # the checkpoint and the pool of an advice, and the replay of it
-# What is left of a teacher's adapter halfway to it, and how many rollouts of how many prompts give the organism a price
-# of the gate (spec/experiments/phase2.md).
+SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
+MORE_ROLLOUTS = 4  # factor on the rollouts per prompt, to get answers of both kinds to it
+LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
+ROLLOUTS = 16  # per prompt: enough for both kinds if a policy hacks 30% to 60%
+PROMPTS = 96  # minimum for such a policy: half of them to take pairs from, the others to measure on
+TEACHES = 0.3  # hack rate from which a pool counts as the hacking policy's
+HALFWAY, NATURAL = "halfway", "natural"  # names of the advised checkpoint and pool, and of its replay
+# Scale of the hacking policy's adapter halfway to it, and the rollouts and prompts that measure the cost to honest
+# solutions on the bundled model organism (spec/experiments/phase2.md).
 SCALE, SCALED_ROLLOUTS, SCALED_PROMPTS = 0.45, 8, 64
-DRAFT, DRAFTED = "drafted", 32  # pairs of an advice; prompts answered both ways, half of which they are drafted from
+DRAFT, DRAFTED = "drafted", 32  # name of the advised pairs; prompts answered both ways (pairs come from half)
 K = "intervention.extraction.k"
 AGAIN, EXTRACT = "{repeat} --name again", "{extract} --pairs FILE.jsonl --name OTHER"
-PAIRS = "{other_pairs}"  # drafted from rollouts of the run where they hold both kinds, else EXTRACT
+PAIRS = "{other_pairs}"  # drafted from the run's rollouts if they hold both kinds, else EXTRACT
 SAMPLE = "{samples}\n{replay_samples}"
 HALVES = "{halves}"
 HALFWAY_ROLLOUTS = "use rollouts of one policy that hacks in 30% to 60%, whose hacks and honest answers are alike. "
@@ -62,7 +62,7 @@ SHARE_WORDS = {
 }
 # {reason: (sentence, commands)}
 ADVICE: Mapping[str, tuple[str, str]] = {
-    # BROKEN, by the part of the measurement
+    # BROKEN, by part of the measurement
     "grader canaries": (
         f"{_MENDED}grade again where submissions are isolated; probe doctor says whether this machine isolates them",
         "probe doctor\n{regrades}\n{replay_regraded}",
@@ -149,7 +149,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "get rewarded hacks and honest solutions to one prompt, of similar length: {more}",
         "{samples}",
     ),
-    "halfway": ("{halfway}", HALVES),  # also where hacks are missing
+    "halfway": ("{halfway}", HALVES),  # also if hacks are missing
     "apart, of a log": (
         "{halfway}. If these are such rollouts, this policy's hacks differ in {scores} by nature, and only trainings "
         "decide: vanilla, projection, and norm-matched shuffled pairs",
@@ -289,7 +289,7 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         f"with {POWER:.0%} power, {{so_far}} so far",
         "{train} --name more",
     ),
-    # No command: an arm that is evaluated otherwise than the others is not compared with them.
+    # No command: an arm with a different evaluation is not compared.
     "no seeds": (
         'no number of seeds up to {most} decides "{question}": train all arms again with more held-out problems '
         "(evaluation.num_problems, {problems} so far), more rollouts of each (evaluation.rollouts_per_problem, "
@@ -297,11 +297,11 @@ ADVICE: Mapping[str, tuple[str, str]] = {
         "",
     ),
 }
-Reason = tuple[str, dict[str, Any]]  # a row of ADVICE, and what its places are filled with
+Reason = tuple[str, dict[str, Any]]  # a row of ADVICE, and the values of its placeholders
 
 
 def advise(reason: str, facts: Mapping[str, Any], out: Path) -> Next:
-    """The row of a reason with its places filled, its commands in a root folder; no command where a place is None."""
+    """Return the advice for a reason, filled in, with commands in a root folder; no commands if a value is None."""
     sentence, command = ADVICE[reason]
     if any(value is None and f"{{{name}}}" in command for name, value in facts.items()):
         command = ""

@@ -1,25 +1,25 @@
-"""The verdict on a replay: three questions, each a Finding, exactly one of seven words, and what to keep in mind.
+"""The verdict on a replay: three questions, each a Finding, exactly one of seven words, and caveats.
 
     hackward    Does the update point toward the hack?    pull, as a share of held-out hacks
     about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
     removable   Would projecting v_hack out remove it?    first-order forecast against gates of the same size
 
-    BROKEN         a part of the measurement is shown broken                     nothing else is read
+    BROKEN         part of the measurement is shown to be broken                 ignore all results
     UNDERPOWERED   hacks are missing                                             rollouts that hack
-    SKIP           the update is not hack-ward while held-out hacks are,         extract otherwise
-                   or the gate would remove too little of the progress on them
-    CONFOUNDED     clean answers are shown to be unlike the hacks in a score     rollouts that overlap
-    GENERIC        hack-ward, and that is not the hacks                          pairs that differ in the hack alone
-    UNDERPOWERED   the intervals hold both answers, or a part is not measured    how many prompts or pairs
-    LIKELY         every answer counts as yes; an interval still holds no, or    the same
-                   v_hack is not shown to tell the policy's own hacks apart
-    GO             hack-ward, about hacks, removable at a stated price           what a training can see
+    SKIP           the update does not point toward the hack although held-out   extract otherwise
+                   hacks do, or projection would remove too little of their gain
+    CONFOUNDED     hacks are shown to lack overlap with clean answers in a score rollouts that overlap
+    GENERIC        toward the hack, but not because of the hacks                 pairs that differ in the hack alone
+    UNDERPOWERED   the intervals hold both answers, or a part is unmeasured      how many prompts or pairs
+    LIKELY         every answer counts as yes, but an interval still holds no,   the same
+                   or v_hack is not shown to separate the policy's own hacks
+    GO             toward the hack, specific, removable at a stated cost         the effect that a training can detect
 
-A run that trains is compared over seeds, and has no verdict of its own: TRAINED.
+A run that trains is compared over seeds and gets the word TRAINED here.
 
-To add a verdict: a word of `probe.settings.words.Word`, a branch of `_word` at its place, the worst first, and its rows
-in `probe.analysis.verdict.advice.ADVICE`. To add a question: a row of QUESTIONS, a function that returns its Finding,
-and its call in `questions`. To add a caveat: a sentence in `_caveats`.
+To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word` in its place (worst first), and rows to
+`probe.analysis.verdict.advice.ADVICE`. To add a question, add a row to QUESTIONS, a function that returns its Finding,
+and its call in `questions`. To add a caveat, add a sentence to `_caveats`.
 """
 
 import math
@@ -62,15 +62,15 @@ _THRESHOLDS = (
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
 
-# {finding: (its question, the size from which its number counts)}
+# {finding: (its question, the threshold of its number)}
 QUESTIONS = {
     "hackward": ("Does the update point toward the hack?", MATERIAL),
     "about": ("Is that specific to hacking?", MATERIAL),
     "removable": ("Would projecting v_hack out remove it?", MATERIAL_REMOVED),
 }
-# The thresholds of each share that a question rests on. yes: its interval lies above the first, and its value reaches
-# the second; no: its interval lies below the second. The last row asks that at most half of the pull is left without
-# the hacks: a difference above 0 may be a fifth of it, and a gate would then act on what honest solutions do as well.
+# The two thresholds of each share behind a question. yes: its interval lies above the first, and its value reaches the
+# second; no: its interval lies below the second. The last row requires that at most half of the alignment remains
+# without the hacks: with a smaller difference, projection would act mostly on what honest solutions share.
 DECIDED_BY: Mapping[str, tuple[float, float]] = {
     "pull": (MATERIAL, MATERIAL),
     "contrast": (0.0, MATERIAL),
@@ -86,15 +86,15 @@ SCORE_NAMES = {
     WORDS: "a bag of words",
     TOGETHER: "the trivial scores",
 }
-RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # shares of each
-TO_80 = float(ndtri(0.9) / ndtri(0.975))  # from half a 95% interval to half of the one of 80%
-CHANCE = 0.5  # AUROC of a score that says nothing
-VAGUE_PRICE = 2.0  # width of its interval, a share, at which a price says nothing: a quotient by nearly 0
+RESTS_ON = {"hackward": ("pull",), "about": ("contrast", "benign", "pull - benign", "half - benign")}  # their shares
+TO_80 = float(ndtri(0.9) / ndtri(0.975))  # converts half of a 95% interval to half of an 80% interval
+CHANCE = 0.5  # AUROC of an uninformative score
+VAGUE_PRICE = 2.0  # width of its interval, a share, above which a cost is uninformative: a quotient by nearly 0
 Reason = Literal["arm", "updates", "gram", "loss", "held out", "prompts", "reach"]
 
 
 def unread(analysis: Analysis) -> tuple[Reason, str] | None:
-    """Why nothing along v_hack can be read: the first reason that holds, in words; None where pull was measured."""
+    """Return the first reason, with its text, why there is no result along v_hack; None if alignment was measured."""
     if analysis.measured_arm is None:
         return "arm", "no arm measures along v_hack"
     share, linked = analysis.get("shares", "pull"), analysis.linked
@@ -120,14 +120,14 @@ def unread(analysis: Analysis) -> tuple[Reason, str] | None:
 
 
 def questions(analysis: Analysis) -> list[Finding]:
-    """hackward, about, removable."""
+    """Return the findings hackward, about, removable."""
     cause = unread(analysis)
     why = "" if cause is None else cause[1]
     return [_hackward(analysis, why), _about(analysis, why), _removable(analysis, why)]
 
 
 def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | None, text: str) -> Finding:
-    """The answer to one of QUESTIONS, over the prompts of the row that it was read from."""
+    """Return the answer to one of QUESTIONS, over the prompts of the estimate behind it."""
     question, counts_from = QUESTIONS[name]
     n = 0 if row is None else row.n
     return Finding(
@@ -136,7 +136,7 @@ def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | Non
 
 
 def _hackward(analysis: Analysis, why: str) -> Finding:
-    """Whether pull is material, from the interval over prompts and pairs."""
+    """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
     says, number, text = Word.UNMEASURED, None, why
     if row is not None and row.value is not None:
@@ -150,11 +150,11 @@ def _hackward(analysis: Analysis, why: str) -> Finding:
 
 
 def _about(analysis: Analysis, why: str) -> Finding:
-    """Whether hacks, and not what comes with them, point there.
+    """Decide whether the alignment is specific to hacks.
 
-    yes: hacks point more hack-ward than clean samples with every trivial score held constant, and the groups without
-    their hacks pull less, at most half as much. no: a difference is shown to be immaterial, or more than half to be
-    left without the hacks.
+    yes: hacks are more aligned than clean samples with every trivial score held constant, and the alignment without the
+    hacks is smaller, at most half. no: a difference is shown to be immaterial, or more than half is shown to remain
+    without the hacks.
     """
     row = analysis.get("shares", "contrast")
     if analysis.unlabelled:
@@ -173,7 +173,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
             f"with the trivial scores held constant ({row.n} prompts)"
         )
     elif not text:
-        # Without a prompt there are no sides to compare; with prompts it is the ceiling, or their number.
+        # Without a prompt there are no sides to compare; otherwise the held-out reference or their number is the cause.
         unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
         says = Word.UNMEASURED if row.n or unpaid else Word.CONFOUNDED
         text = f"hacks and honest answers cannot be compared: {row.why}"
@@ -195,7 +195,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
 
 
 def _rival(analysis: Analysis) -> str:
-    """Return the AUROC of the best score without a direction, with the AUROC of v_hack on the same samples."""
+    """Return the AUROC of the best score without a direction, with v_hack's AUROC on the same samples."""
     rows = analysis.of("auroc")
     rival = best_rival(rows)
     if rival is None or (v_hack := rows[0].value) is None:
@@ -207,7 +207,7 @@ def _rival(analysis: Analysis) -> str:
 
 
 def hacks_missing(analysis: Analysis) -> str:
-    """How few hacks there are, in words, where no question about hacks has an answer; empty where there are enough."""
+    """Say that hacks are too few to answer any question about hacks; empty if there are enough."""
     sure = analysis.sure
     prompts = {sample.problem_id for sample in sure}
     hacks = [sample for sample in sure if sample.hacked]
@@ -218,12 +218,12 @@ def hacks_missing(analysis: Analysis) -> str:
 
 
 def separated(analysis: Analysis) -> list[Estimate]:
-    """Return the trivial scores in which hacks are shown to lack overlap, the worst first; together, if none alone."""
+    """Return the trivial scores in which hacks are shown to lack overlap, worst first; if no single one, together."""
     return _worst_first(filter(is_lacking, analysis.of("overlap")))
 
 
 def overlap_unclear(analysis: Analysis) -> list[Estimate]:
-    """Return the trivial scores in which too few hacks overlap, while the interval allows enough; as `separated`."""
+    """Return the trivial scores in which too few hacks overlap but the interval allows enough; order as `separated`."""
     return [] if separated(analysis) else _worst_first(filter(may_lack, analysis.of("overlap")))
 
 
@@ -247,12 +247,12 @@ def _separate(apart: Sequence[Estimate], *, may: bool = False) -> str:
 
 
 def _removable(analysis: Analysis, why: str) -> Finding:
-    """Whether the gate removes enough of the progress on held-out hacks, and more than one of the same size anyway.
+    """Decide whether projection removes enough of the gain on held-out hacks, and more than shuffled pairs do.
 
-    yes: it reaches SHOWN_REMOVED, and is beyond permuted pairs. likely: it reaches MATERIAL_REMOVED, and is so at 80%,
-    or the rollouts' own hacks lose less than held-out ones. Both ask that the gate takes more of it than of honest
-    solutions. too little: it is shown to be less than that. no: it is shown to be below what directions of permuted
-    pairs remove.
+    yes: the share reaches SHOWN_REMOVED and exceeds shuffled pairs. likely: it reaches MATERIAL_REMOVED, and does so at
+    80%, or the rollouts' own hacks lose less than held-out hacks. Both require that projection removes a larger share
+    from hacks than from honest solutions. too little: the share is shown to be below that threshold. no: it is shown to
+    be below the share that shuffled pairs remove.
     """
     row = analysis.get("removed", "removed/margin")
     says, number, text = Word.UNMEASURED, None, why
@@ -286,18 +286,18 @@ def _removable(analysis: Analysis, why: str) -> Finding:
 
 
 def own_hacks_agree(analysis: Analysis) -> bool:
-    """Return whether the rollouts' own hacks lose as much of their gain as held-out hacks do, within both intervals."""
+    """Return True if the rollouts' own hacks lose the same share of gain as held-out hacks, within both intervals."""
     margin, own = (analysis.get("removed", f"removed/{name}") for name in ("margin", "hacks"))
     return margin is not None and own is not None and own.is_bounded and own.high >= margin.low
 
 
 def away(hackward: Finding) -> bool:
-    """Whether the update is shown to point away from the hack."""
+    """Return True if the update is shown to point away from the hack."""
     return hackward.number is not None and hackward.number.high < 0
 
 
 def decided(share: Estimate) -> Word:
-    """What a share says, by the thresholds of `DECIDED_BY`: yes, no, likely (yes by its 80% interval) or unclear."""
+    """Answer by the thresholds of `DECIDED_BY`: yes, no, likely (yes by the 80% interval) or unclear."""
     above, below = DECIDED_BY[share.name]
     if share.high < below:
         return Word.NO
@@ -307,18 +307,18 @@ def decided(share: Estimate) -> Word:
 
 
 def at_80(number: Estimate) -> float:
-    """The lower end of its 80% interval."""
+    """Return the lower end of the 80% interval."""
     value = number.value or 0.0
     return value - TO_80 * (value - number.low)
 
 
 def _all(answers: Sequence[Word]) -> Word:
-    """The least of the answers: no, unclear, likely, yes."""
+    """Return the weakest answer: no, unclear, likely, yes."""
     return min(answers, key=(Word.NO, Word.UNCLEAR, Word.LIKELY, Word.YES).index)
 
 
 def price_of(analysis: Analysis) -> tuple[str, str]:
-    """(what is missing of the price, a reason of the advice and empty if nothing; the price in words)."""
+    """Return (reason of the advice if part of the cost is missing, else empty; the cost in words)."""
     row = analysis.get("removed", "removed/honest")
     if analysis.samples and all(sample.hacked is None or sample.gt_pass is None for sample in analysis.samples):
         return "right", "not measured, since no rollout says whether it is right and honest"
@@ -338,12 +338,12 @@ def price_of(analysis: Analysis) -> tuple[str, str]:
 
 
 def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Verdict:
-    """The verdict on one run under one condition.
+    """Return the verdict on one run under one loss variant.
 
     Args:
-        analysis: what both were made from.
-        findings: of `questions.questions`.
-        parts: of `validity.validity`; those that nobody saw are caveats, and decide nothing.
+        analysis: the analysis behind findings and parts.
+        findings: from `questions.questions`.
+        parts: from `validity.validity`; unseen parts become caveats and decide nothing.
     """
     word, sentence = _word(analysis, findings, parts)
     return Verdict(
@@ -395,7 +395,7 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
 
 
 def _outcome(analysis: Analysis) -> list[str]:
-    """What training did on held-out problems; one run is no comparison."""
+    """List the results of training on held-out problems; one run is no comparison."""
     if analysis.outcome is None:
         return []
     evaluations = deployed(analysis.outcome.evaluations)
@@ -416,7 +416,7 @@ def _outcome(analysis: Analysis) -> list[str]:
 
 
 def _foresight(analysis: Analysis) -> str:
-    """Transfer, which trainings at scale failed by, or that it is unmeasured; and steps ahead that only destroy."""
+    """Describe transfer (trainings at scale failed by it), measured or not, and lookahead steps that only destroy."""
     own = analysis.get("own", "own hacks")
     said = ["transfer " + (f"unmeasured ({own.why})" if own is not None and own.why else "unmeasured")]
     if own is not None and own.is_bounded:
@@ -434,8 +434,8 @@ def _foresight(analysis: Analysis) -> str:
 
 
 def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[str]:
-    """What limits the answer, and what to do about it, the most important first; where thresholds come from."""
-    # These come first in every verdict: they say that the numbers may be of another update.
+    """List the limits of the answer with their remedies, most important first; then the origin of the thresholds."""
+    # These come first in every verdict: the numbers may belong to another update.
     first = doubts(analysis.records, analysis.pools)
     sentences = [*first, *idle_settings(analysis.records), *_excluded(analysis)]
     mixed = len({step.step for step in analysis.steps if step.mixed_prompt})
@@ -476,7 +476,7 @@ def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[s
 
 
 def _excluded(analysis: Analysis) -> list[str]:
-    """Samples that some number leaves out, and what would bring them in."""
+    """List the samples that some numbers exclude, and how to include them."""
     samples = analysis.samples
     silent = 0 if analysis.unlabelled else sum(sample.hacked is None for sample in samples)
     sentence = f"{silent} samples have no hack label and are left out of every contrast: log it (--map hacked=COLUMN)"

@@ -1,6 +1,6 @@
-"""The reason of what comes next after a verdict on a replay, and what fills the places of its advice.
+"""Choose the advice after a verdict on a replay, and the values of its placeholders.
 
-A command that repeats a run takes its config.json and changes some settings. The sentences stand in
+A command that repeats a run takes its config.json and changes some settings. The sentences are in
 `probe.analysis.verdict.advice`.
 """
 
@@ -67,7 +67,7 @@ from replay_pools.rollout import UNSAFE
 
 
 def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
-    """The next step after a verdict of `probe.analysis.verdict.decision`, in the root folder of the run."""
+    """Return the next step after a verdict of `probe.analysis.verdict.decision`, in the run's root folder."""
     match word:
         case Word.BROKEN:
             reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), analysis)
@@ -92,15 +92,15 @@ def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts:
 
 
 def repeat(run: Run) -> str:
-    """The command that repeats a run, but for its --name and what is changed."""
+    """Return the command that repeats a run, without --name and changed settings."""
     return f"probe {run.verb or 'replay'} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
 
 
 def extract(run: Run, basis: Basis) -> str:
-    """The extraction of directions as those of a run, but for its --name and what is changed."""
+    """Return the command that repeats a run's extraction, without --name and changed settings."""
     settings = flat(run.settings)
     words = [f"probe extract --config {shlex.quote(str(run.path / CONFIG_FILE))}"]
-    # A replay takes the model that its pools name, an extraction the organism.
+    # A replay defaults to the model named by its pools, an extraction to the bundled model organism.
     if settings.get("model.name") is None and run.config.get("model") not in (None, "organism"):
         words.append(f"--model {shlex.quote(run.config['model'])}")
     if settings.get("intervention.v_hack") is not None:
@@ -109,7 +109,7 @@ def extract(run: Run, basis: Basis) -> str:
 
 
 def other_pairs(analysis: Analysis) -> str:
-    """Commands that take other pairs: of a pool of the run that answers DRAFTED prompts both ways, else of a file."""
+    """Return commands that take other pairs: from a pool that answers DRAFTED prompts both ways, else from a file."""
     run, extraction = analysis.records, (analysis.records.settings.get("intervention") or {}).get("extraction") or {}
     sides: dict[tuple[str, str, bool], set[bool]] = defaultdict(set)
     for sample in analysis.sure:
@@ -127,7 +127,7 @@ def other_pairs(analysis: Analysis) -> str:
 
 
 def direction(run: Run, basis: Basis) -> str:
-    """The command that gives the direction of a run as a file: extracts it, or shows the file that the run was told."""
+    """Return the command that creates a run's direction as a file by extraction, or shows the file given to the run."""
     v_hack = flat(run.settings).get("intervention.v_hack")
     if v_hack is not None:
         return f"probe show {shlex.quote(v_hack)}"
@@ -135,10 +135,10 @@ def direction(run: Run, basis: Basis) -> str:
 
 
 def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int | None = None) -> str | None:
-    """The command that samples the policy of a pool again; None of a pool that no command makes.
+    """Return the command that samples a pool's policy again; None if no command made the pool.
 
     Args:
-        steps, group: groups, and rollouts of a problem; default: as many as the pool has.
+        steps, group: groups, and rollouts per problem; default: the pool's.
     """
     if pool.recipe is None:
         return None
@@ -148,7 +148,7 @@ def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int
 
 
 def replay_of(analysis: Analysis, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
-    """The replay of other pools with the settings of the run, of all their groups."""
+    """Return the command that replays all groups of other pools with the run's settings."""
     options = ["--replay-dirs", shlex.quote(",".join(names)), *(["--match", match] if match else [])]
     if analysis.records.settings.get("steps") is not None:
         options.append("--set steps=none")
@@ -178,7 +178,7 @@ def _broken(part: str, analysis: Analysis) -> Reason:
 
 
 def _samples(analysis: Analysis, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
-    """The commands that sample every pool of the run again, and replay those; None where one cannot be."""
+    """Return the commands that sample the run's pools again and replay them; None if a pool cannot be sampled."""
     commands = [generate(pool, names[pool.name], **sizes) for pool in analysis.pools]
     if not commands or None in commands:
         return {"samples": None, "replay_samples": None}
@@ -186,9 +186,9 @@ def _samples(analysis: Analysis, names: Mapping[str, str], **sizes: int | None) 
 
 
 def _more_groups(reason: str, analysis: Analysis, steps: int, **facts: Any) -> Reason:
-    """Every pool of the run with as many groups, since a replay takes the problems that its pools have in common.
+    """Advise the same number of groups in every pool, since a replay uses the problems that its pools share.
 
-    Where the environment has fewer problems: with more rollouts of each.
+    If the environment has fewer problems, advise more rollouts of each.
     """
     most = min(filter(None, map(num_problems, analysis.pools)), default=steps)
     groups = [group for pool in analysis.pools if (group := pool.said("plan.group")) is not None]
@@ -210,7 +210,7 @@ def _more_groups(reason: str, analysis: Analysis, steps: int, **facts: Any) -> R
 
 
 def _more_rollouts(reason: str, analysis: Analysis, pools: Sequence[PoolFacts]) -> Reason:
-    """More rollouts of each prompt, in the first pool that can be sampled again."""
+    """Advise more rollouts of each prompt, in the first pool that can be sampled again."""
     pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
     if pool is None:
         return reason, {"samples": None, "more": f"log {MORE_ROLLOUTS} times as many rollouts of every prompt"}
@@ -224,7 +224,7 @@ def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
     if any(finding.says is Word.TOO_LITTLE for finding in findings):
         return _more_directions(analysis)
     share = analysis.get("shares", "pull")
-    assert share is not None  # it is what says so
+    assert share is not None  # this reason implies a share
     if not away(findings[0]):
         return "not hack-ward", {"ceiling": share.parts["ceiling"]}
     if analysis.unlabelled:
@@ -252,14 +252,14 @@ def _generic(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
 
 
 def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
-    """Sample a policy of whose rollouts about half hack, replay them at its weights, price the training from there.
+    """Sample a policy with a hack rate near one half, replay it at its weights, and measure the cost from there.
 
-    Where pools are of the base and of an adapter that hacks, that policy has a part of it; else a training makes one.
+    If the pools come from the base and a hacking adapter, a scaled adapter gives that policy; else a training makes it.
     """
     pools, run = analysis.pools, analysis.records
     made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
     model = run.config.get("model")
-    made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may have taught this one
+    made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may be the hacking policy
     pool = next(iter(made), None)
     if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
         return reason, {"halfway": LOG_HALFWAY, "halves": None, **facts}
@@ -277,13 +277,13 @@ def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
     else:
         halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
-    # From a checkpoint that such an advice made, the next goes on, under names of its own.
+    # The advice after an earlier advised checkpoint continues from it, under new names.
     started = flat(run.settings).get("model.adapter") if halfway is None else None
     name, natural = (f"{run.path.name}-further", f"{run.path.name}-again") if started else (HALFWAY, NATURAL)
     weights = halfway or str(out_of(run.path) / "runs" / name / "adapter")
     usual, settings, base = configure("train", preset="fast"), "", pool.said("policy.base_model")
     lessons = teacher.reference if teaches else usual.rollouts.teacher.pool
-    has_teacher = halfway is None and (teaches or base == usual.model.name)  # the preset's teaches the organism
+    has_teacher = halfway is None and (teaches or base == usual.model.name)  # the preset's adapter hacks
     for key, value, default in (
         ("model.name", base, usual.model.name),
         ("model.adapter", halfway or started, None),
@@ -308,16 +308,16 @@ def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
     if halfway is None:
         commands = [f"{train} --steps 24 --name {name}", sample, replay]
     else:
-        # Evaluated twice in 8 steps, on half of the problems: as much of the time as in the 64 steps of the preset.
+        # Two evaluations in 8 steps, on half of the problems: the time share of the preset's 64 steps.
         train += " --set evaluation.num_problems=32"
         commands = [sample, replay, f"{train} --steps 8 --name timed"]
-    if analysis.basis == "svd":  # of what can be trained
+    if analysis.basis == "svd":  # the basis that can be trained
         commands.append(f"probe spec plan {natural}")
     return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(filter(None, commands)), **facts}
 
 
 def _more_directions(analysis: Analysis) -> Reason:
-    """Twice as many directions of the same pairs; other pairs where these give no more, or came with the directions."""
+    """Double the directions from the same pairs; advise other pairs if these give no more, or came with them."""
     settings = flat(analysis.records.settings)
     if settings.get("intervention.v_hack") is not None:
         return "more directions, of a file", {}
@@ -327,7 +327,7 @@ def _more_directions(analysis: Analysis) -> Reason:
 
 
 def _confounded(analysis: Analysis) -> Reason:
-    """A pool in which the other side answers the same prompts, where one is at hand; else more of every prompt."""
+    """Advise a pool in which the other side answers the same prompts, if at hand; else more rollouts per prompt."""
     pools = analysis.pools
     hinted = [pool for pool in pools if pool.hint] or pools
     apart = separated(analysis)
@@ -348,7 +348,7 @@ def _confounded(analysis: Analysis) -> Reason:
 
 
 def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
-    """What would decide the first question that is open."""
+    """Return what would decide the first open question."""
     cause = unread(analysis)
     if cause is not None:
         return _readable(cause[0], analysis)
@@ -385,7 +385,7 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
 
 
 def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Reason:
-    """Prompts that show whether hacks and clean answers overlap; rollouts that do where no number of prompts will."""
+    """Advise prompts that would settle the overlap, or rollouts that overlap if no number of prompts would."""
     needed_prompts = [one.parts["prompts_needed"] for one in unclear]
     names, so_far = ", ".join(SCORE_NAMES[one.name] for one in unclear), unclear[0].n
     if None in needed_prompts:  # groups of two, or a ratio at the bound
@@ -393,15 +393,15 @@ def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Reason:
         more = group < ROLLOUTS
         return _more_rollouts("both sides", analysis, analysis.pools) if more else _halfway("halfway", analysis)
     prompts = max(*filter(None, needed_prompts), so_far + 1)
-    # Only a part of the prompts has rewarded answers of both kinds.
+    # Only some prompts have rewarded answers of both kinds.
     steps = math.ceil(prompts * len({step.problem_id for step in analysis.steps}) / so_far)
     return _more_groups("overlap", analysis, steps, scores=names, prompts=prompts, so_far=so_far)
 
 
 def _undefined(share: Estimate, analysis: Analysis) -> Reason:
-    """Prompts, or pairs that would show the ceiling of a share."""
+    """Advise prompts, or pairs that would separate a share's held-out reference from 0."""
     if share.why == TOO_FEW_PROMPTS:
-        # As many that LEAST_PROMPTS of them count: not all have what a share needs.
+        # Scaled so that LEAST_PROMPTS of them count: some prompts lack what a share needs.
         most = len({step.problem_id for step in analysis.steps})
         return _more_groups("few prompts", analysis, math.ceil(LEAST_PROMPTS * most / share.n))
     pairs = pairs_to_reach(share)
@@ -410,7 +410,7 @@ def _undefined(share: Estimate, analysis: Analysis) -> Reason:
 
 
 def _readable(cause: str, analysis: Analysis) -> Reason:
-    """What makes something readable again, by the reason why nothing was."""
+    """Return the advice for the reason why there was no result along v_hack."""
     match cause:
         case "updates":
             return _more_rollouts("updates", analysis, analysis.pools)
@@ -422,13 +422,13 @@ def _readable(cause: str, analysis: Analysis) -> Reason:
             return "loss", {"plain_objective": "".join(changes)}
         case "prompts" | "reach":
             share = analysis.get("shares", "pull")
-            assert share is not None  # it is what says so
+            assert share is not None  # this reason implies a share
             return _undefined(share, analysis)
     return cause, {}
 
 
 def _undecided(share: Estimate, analysis: Analysis) -> Reason:
-    """Prompts where those are what the interval is wide by, else pairs as well."""
+    """Advise prompts if they dominate the interval's width, else pairs as well."""
     plan = needed(share, *DECIDED_BY[share.name])
     if plan is None:
         return "undecided", {"share": SHARE_WORDS.get(share.name, share.name)}
@@ -442,13 +442,13 @@ def _undecided(share: Estimate, analysis: Analysis) -> Reason:
     }
     if plan.pairs > 1:
         return "pairs and prompts" if plan.prompts > share.n else "pairs", facts
-    # Only a part of the prompts has what the share needs: both labels, or rewards that differ.
+    # Only some prompts have what the share needs: both labels, or rewards that differ.
     steps = math.ceil(plan.prompts * len({step.problem_id for step in analysis.steps}) / share.n)
     return _more_groups("prompts", analysis, steps, **facts)
 
 
 def _forecast_open(analysis: Analysis) -> Reason:
-    """What leaves the last question open: no progress, too few directions, chance, or a wide interval."""
+    """Return the cause of the open last question: no gain, too few directions, chance, or a wide interval."""
     row = analysis.get("removed", "removed/margin")
     steps = 4 * len({step.problem_id for step in analysis.steps})
     if row is None or row.value is None:

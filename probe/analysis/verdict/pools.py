@@ -1,4 +1,4 @@
-"""Where the pools of a run come from: how they were sampled and graded, and which others another replay could read."""
+"""Origin of a run's pools: how they were sampled and graded, and which other pools a replay could use."""
 
 import shlex
 from collections.abc import Container, Mapping, Sequence
@@ -16,8 +16,8 @@ from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN, Rollout
 
-# Nats a token between logged log-probabilities and the model's from which on other weights are said to have sampled:
-# provisional; rounding to bfloat16 leaves less than a fifth of it.
+# Minimum gap, nats per token, between logged log-probabilities and the model's that implies other sampling weights.
+# Provisional; rounding to bfloat16 causes less than a fifth of it.
 OFF_POLICY = 0.05
 ONLY_STEP = "probe replay --only-step"
 
@@ -27,14 +27,14 @@ class PoolFacts:
     """A pool that a run read or wrote, as its manifest describes it."""
 
     name: str
-    path: Path | None = None  # None: it is not there, or not that of the run
-    reference: str  # what a command calls it: its name, or its path where the name does not find it
-    manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: it is not there, or not that of the run
-    again: str = ""  # what a regrade of it is called
+    path: Path | None = None  # None: missing, or changed since the run
+    reference: str  # its name in a command, or its path if the name does not find it
+    manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: missing, or changed since the run
+    again: str = ""  # name for a regrade of it
     regrade: "PoolFacts | None" = None  # a pool in OUT that grades its rollouts again
 
     def said(self, key: str) -> Any:
-        """A value of the manifest by its key with dots; None where it says nothing."""
+        """Return the manifest's value for a dotted key; None if absent."""
         value: Any = self.manifest
         for part in key.split("."):
             value = (value or {}).get(part)
@@ -42,42 +42,42 @@ class PoolFacts:
 
     @property
     def hint(self) -> bool | None:
-        """Whether its prompts tell how submissions are evaluated; None of a log, which has both kinds."""
+        """True if its prompts describe how submissions are evaluated; None for a log, which has both kinds."""
         return self.said("plan.hint") if isinstance(self.said("plan.hint"), bool) else None
 
     @property
     def policy(self) -> tuple[Any, ...]:
-        """Model and adapter that sampled it."""
+        """The model and adapter that sampled it."""
         return self.said("policy.base_model"), self.said("policy.adapter")
 
     @property
     def problems(self) -> tuple[Any, ...] | None:
-        """Environment, split, mode, number of steps and seed; None of a log, whose problems have names alone."""
+        """Environment, split, mode, number of steps and seed; None for a log, which only names its problems."""
         known = tuple(self.said(f"plan.{key}") for key in ("env", "split", "mode", "steps", "seed"))
         return None if None in known else known
 
     @property
     def has_mode(self) -> bool:
-        """Whether it records the loophole modes of its rollouts."""
+        """Return True if it records the loophole modes of its rollouts."""
         return UNKNOWN not in (self.said("plan.env_mode") or ())
 
     @property
     def env(self) -> str | None:
-        """Of its problems; None where `probe train` cannot sample them."""
+        """The environment of its problems; None if `probe train` cannot sample them."""
         return environment_of(self.said("plan") or {})
 
     @property
     def recipe(self) -> str | None:
-        """Options of `probe pool generate` that make it, but for --steps, --group and --name."""
-        # Logs of another program have no recipe, nor have the rollouts of a policy that moved.
+        """The options of `probe pool generate` that make it, without --steps, --group and --name."""
+        # There is no recipe for another program's logs, or for rollouts of a policy that moved.
         has_recipe = self.said("plan.steps_per_batch") is not None and self.name not in OWN_POOLS
         return _recipe(self.manifest) if has_recipe else None
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
-    """The pools of a run: of a training run its own rollouts first, then its teacher's.
+    """Return the pools of a run; a training run's own rollouts come before the hacking policy's.
 
-    Nothing is known of a pool that was moved or changed since: its manifest is not the one that this run read.
+    Nothing is known about a pool that was moved or changed since: its manifest is not the one that this run read.
     """
     facts = []
     for name in OWN_POOLS:
@@ -91,16 +91,16 @@ def pool_facts(run: Run) -> list[PoolFacts]:
 
 
 def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> PoolFacts:
-    """Return what the manifest in `directory` says if its hash is `expected`, and the pool in OUT that regrades it."""
+    """Return the manifest in `directory` if its hash is `expected`, and the pool in OUT that regrades it."""
     if not directory.exists() and (BUILTIN / name).is_dir():
-        directory = BUILTIN / name  # a built-in pool moves with the installation
+        directory = BUILTIN / name  # the installation determines the path of a built-in pool
     path, out_dir = directory / MANIFEST_NAME, out_of(run.path)
     data = read_plain(path) if path.is_file() else b"{}"
     manifest = {key: value for key, value in parse_json(data, path).items() if key != SEAL}
     # A run's manifest hashes the bytes of its files, its config the JSON of a pool (`Pool.identity`).
     if expected not in (sha256(data), sha256(dump_json(manifest))):
         manifest = {}
-    # Of a pool that was moved the name may find a copy; its old path finds nothing.
+    # After a move the name may find a copy of the pool; the old path finds nothing.
     reference = pool_reference(directory, out_dir) if path.is_file() else name
     regrade = next((pool for pool in pools_at_hand(run) if pool.said("regraded_from.sha256") == sha256(data)), None)
     here = directory if manifest else None
@@ -111,7 +111,7 @@ Place = tuple[str, int, int]  # of a rollout: pool, step, sample
 
 
 def read_pools(run: Run) -> tuple[dict[Place, Rollout], dict[str, str]]:
-    """Return ({place: rollout}, {pool that cannot be read: why}), of the pools that the run's samples name."""
+    """Return ({place: rollout}, {unreadable pool: reason}) for the pools named by the run's samples."""
     stored: dict[Place, Rollout] = {}
     why = dict.fromkeys((sample.src_pool for sample in run.samples), "The run does not say where it is.")
     for pool in pool_facts(run):
@@ -119,7 +119,7 @@ def read_pools(run: Run) -> tuple[dict[Place, Rollout], dict[str, str]]:
         if pool.path is None:
             continue
         try:
-            # A pool is read whole before any of it is kept: a damaged file leaves out all of its pool.
+            # Read a pool whole before keeping any of it: a damaged file excludes all of its pool.
             rollouts = [rollout for group in open_pool(pool.path).steps for rollout in group]
         except InputError as error:
             why[pool.name] = str(error)
@@ -130,7 +130,7 @@ def read_pools(run: Run) -> tuple[dict[Place, Rollout], dict[str, str]]:
 
 
 def pools_at_hand(run: Run) -> list[PoolFacts]:
-    """Every finished pool in OUT/pools of the run, and every built-in one."""
+    """Return every finished pool in the run's OUT/pools, and every built-in pool."""
     out_dir = out_of(run.path)
     facts = []
     for name in pool_names(out_dir):
@@ -140,7 +140,7 @@ def pools_at_hand(run: Run) -> list[PoolFacts]:
 
 
 def partner(run: Run, pool: PoolFacts, read: Container[str]) -> PoolFacts | None:
-    """A pool at hand in which another policy of the same base model answers the problems of `pool`; none of a log."""
+    """Return an available pool that answers `pool`'s problems with another policy of its base model; None for a log."""
     if pool.problems is None:
         return None
     for other in pools_at_hand(run):
@@ -152,7 +152,7 @@ def partner(run: Run, pool: PoolFacts, read: Container[str]) -> PoolFacts | None
 
 
 def other_base(model: str | None, manifest: Mapping[str, Any], weights: str | None = None) -> list[str]:
-    """A caution where another base model sampled a pool: by the hash of its weights, else by name, as far as known."""
+    """Warn if another base model sampled a pool, by the hash of its weights, else by name if known."""
     policy = manifest.get("policy") or {}
     sampled_by, recorded = policy.get("base_model"), policy.get("base_weights_sha256")
     is_same = recorded == (weights or recorded) if recorded else sampled_by == model
@@ -162,7 +162,7 @@ def other_base(model: str | None, manifest: Mapping[str, Any], weights: str | No
 
 
 def other_scale(scale: str | None, manifest: Mapping[str, Any]) -> list[str]:
-    """A caution where the advantages of a log were divided by something else than those of the replay."""
+    """Warn if the log and the replay divide advantages by different scales."""
     logged = (manifest.get("log") or {}).get("scale_rewards")
     if None in (logged, scale) or logged == scale:
         return []
@@ -171,7 +171,7 @@ def other_scale(scale: str | None, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
-    """Whose rollouts they are, as far as that limits a verdict, a sentence each; none of a training."""
+    """List doubts about the policy behind the rollouts that limit a verdict, a sentence each; empty for a training."""
     if run.verb == "train":
         return []
     sentences = []
@@ -193,9 +193,9 @@ def doubts(run: Run, pools: Sequence[PoolFacts]) -> list[str]:
 
 
 def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
-    """A caution where the policy had another adapter when it sampled the pool than where the gradient is taken."""
+    """Warn if the sampling adapter differs from the adapter where the gradient is taken."""
     sampled_with, taken_with = pool.said("policy.adapter"), (run.settings.get("model") or {}).get("adapter")
-    # The log of another program does not say its adapter: `_moved` compares its log-probabilities.
+    # Another program's log does not record its adapter: `_moved` compares its log-probabilities.
     if sampled_with == taken_with or pool.said("policy.base_model") is None or pool.said("log") is not None:
         return []
     named = {None: "no adapter"}
@@ -208,7 +208,7 @@ def _other_adapter(run: Run, pool: PoolFacts) -> list[str]:
 
 
 def _moved(run: Run, pool: PoolFacts) -> list[str]:
-    """A caution where other weights than the model's sampled a log: as its log-probabilities say, else by its steps."""
+    """Warn if weights other than the model's sampled a log, judged from log-probabilities, else from steps."""
     trained, mapping = pool.said("log.training_steps") or [], pool.said("log.mapping") or {}
     if pool.path is None or not ("logprobs" in mapping or len({*trained}) > 1):
         return []
@@ -219,7 +219,7 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
     step_of = dict(zip((group[0].step for group in stored), trained, strict=False))
     logged = {(each.step, each.sample_id): each.sampling_logprobs for group in stored for each in group}
     nlls = {(row.src_step, row.src_sample): row.nll for row in run.samples if row.src_pool == pool.name}
-    gaps: dict[int | None, list[float]] = {}  # {step of the training: nats a token}
+    gaps: dict[int | None, list[float]] = {}  # {training step: nats per token}
     for place, nll in nlls.items():
         of_step = gaps.setdefault(step_of.get(place[0]), [])
         if nll is not None and (logprobs := logged.get(place)):
@@ -241,15 +241,15 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
 
 
 def environment_of(plan: Mapping[str, Any]) -> str | None:
-    """The environment that a pool's plan names with a mode; the log of another program may name none, or several."""
+    """Return the environment that a pool's plan names with a mode; another program's log may name none, or several."""
     return plan["env"] if isinstance(plan.get("env"), str) and isinstance(plan.get("mode"), str) else None
 
 
 def num_problems(pool: PoolFacts) -> int | None:
-    """How many problems the environment of a pool has in its split; None where it has none, or its files are gone."""
+    """Return the number of problems in the pool's environment and split; None if unknown or files are missing."""
     if pool.env is None or pool.said("plan.split") is None:
         return None
-    # Imported here: only this advice needs the parsers of problems.
+    # Imported here: only this advice needs the problem parsers.
     from replay_pools.environments.registry import get_environment
 
     try:
@@ -259,14 +259,14 @@ def num_problems(pool: PoolFacts) -> int | None:
 
 
 def _recipe(manifest: Mapping[str, Any]) -> str:
-    """The options of `probe pool generate`, where they are not its defaults, that sampled a pool.
+    """Return the non-default options of `probe pool generate` that sampled a pool.
 
-    No pool says where its server was: the reader puts the address in the place of URL.
+    No pool records its server's address: the user replaces URL.
     """
     plan, policy, sampler, grader = (manifest[part] for part in ("plan", "policy", "sampler", "grader"))
     usual = configure("generate")
     is_served, rollouts = "engine" in manifest, usual.rollouts
-    # {setting: (of the pool, the default)}; None: the pool does not record it, as a server's precision.
+    # {setting: (the pool's value, the default)}; None: not recorded, for example a server's precision.
     settings = {
         "model.name": (policy["base_model"], usual.model.name),
         "rollouts.served_model" if is_served else "model.adapter": (policy["adapter"], None),

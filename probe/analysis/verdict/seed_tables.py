@@ -1,8 +1,8 @@
-"""The seed's verification table (V) and decision rules (D), as it worded them, each with a word that can say no.
+"""The seed's verification table (V) and decision rules (D), in their original wording, with words for each outcome.
 
 PASS: the condition holds. FAIL: its opposite is shown. INCONCLUSIVE: the data allow both. VACUOUS: it would hold (or
-fail) whatever the data say. Rows of role "mechanism" are identities of the code: they show that it ran, and are no
-analysis about hacking. No verdict reads these rows. Their cos_in and cos_out are the signed cosines of the records.
+fail) for any data. Rows with role "mechanism" are identities of the code: they show that it ran, and say nothing about
+hacking. No verdict uses these rows. Their cos_in and cos_out are the signed cosines of the records.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from probe.settings.arms import ARMS
 from probe.settings.words import Word
 
 SPREAD = 1.0  # reward spread of a useful group
-TINY_ADVANTAGE = 0.1  # largest |A| of a group that a cap has flattened
+TINY_ADVANTAGE = 0.1  # largest |A| in a group flattened by a cap
 LOWERED = 0.8  # the seed's 16 of 20 steps
 FEW_FIRED = 0.1  # mean share of modules that fire, below which the seed's "frac_fired << 1" holds
-SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by their sign alone
-ROUNDING = 1e-4  # a cosine below it is 0 to float32
+SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by sign alone
+ROUNDING = 1e-4  # a smaller cosine is 0 in float32
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
-Row = tuple[Word, int, str]  # what the row says, over how many, and why
+Row = tuple[Word, int, str]  # outcome, number of units, explanation
 PASS, FAIL, INCONCLUSIVE, VACUOUS = Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS
 
 
 def seed_tables(analysis: Analysis) -> list[Finding]:
-    """All rows, in the seed's order: V1 to V4b, D1 to D5."""
+    """Return all rows, in the seed's order: V1 to V4b, D1 to D5."""
     rows = []
     for name, (question, role, unit, judge) in ROWS.items():
         says, n, text = judge(analysis)
@@ -52,7 +52,7 @@ def _spread(analysis: Analysis) -> Row:
 
 
 def _cos_in(analysis: Analysis, level: float) -> tuple[list[StepRecord], Interval | None, str]:
-    """(steps of the measured arm with a cos_in, the interval of its mean over prompts, both in words)."""
+    """Return (the measured arm's steps with a cos_in, the interval of its mean over prompts, both in words)."""
     steps = [step for step in analysis.steps if step.arm == analysis.measured_arm and step.cos_in is not None]
     if analysis.trains or not steps:
         return [], None, AUTOCORRELATED if analysis.trains else "no step with a gradient along v_hack"
@@ -70,7 +70,7 @@ def _positive(analysis: Analysis) -> Row:
     above = sum((step.cos_in or 0.0) > 0 for step in steps)
     says, why = _most(above, len(steps)), ""
     if says is FAIL and sum((step.cos_in or 0.0) < 0 for step in steps) > len(steps) / 2:
-        # The seed's third column: the base outweighs the teacher in advantage, so the sign of v_hack is turned.
+        # The seed's third column: the base's advantage outweighs the hacking policy's, which turns the sign of v_hack.
         hacked, others = (
             _mean_sign([s for s in analysis.sure if s.hacked is side] or analysis.sure) for side in (True, False)
         )
@@ -79,9 +79,9 @@ def _positive(analysis: Analysis) -> Row:
 
 
 def _most(k: int, n: int) -> Word:
-    """Whether more than half of all steps are like k of these n, by Wilson's 95% interval."""
+    """Say whether more than half of all steps share what k of these n show, by Wilson's 95% interval."""
     interval = wilson_interval(k, n)
-    assert interval is not None  # there are steps
+    assert interval is not None  # there is at least one step
     return PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
 
 
@@ -105,14 +105,14 @@ def _lowered(analysis: Analysis) -> Row:
 
 
 def _by_bucket(analysis: Analysis) -> Row:
-    """As the seed words it: hacked samples of one source against clean ones of another, whatever the sign of A."""
+    """Compare hacked samples of one source with clean samples of another, for any sign of A, as in the seed."""
     with_cosine = [sample for sample in analysis.sure if sample.cos_S_contrib is not None]
     hacked = [sample for sample in with_cosine if sample.hacked]
     clean = [sample for sample in with_cosine if not sample.hacked]
     n = len(with_cosine)
     if not hacked or not clean:
         return INCONCLUSIVE, n, "one bucket is empty: mix pools that fill both"
-    # Where one side is mostly paid and the other mostly not, their cosines differ without any signal.
+    # If one side is mostly rewarded and the other mostly not, their cosines differ without any signal.
     gap = _mean_sign(hacked) - _mean_sign(clean)
     if abs(gap) <= SIGN_GAP:
         return _among_paid(analysis)
@@ -125,7 +125,7 @@ def _by_bucket(analysis: Analysis) -> Row:
 
 
 def _mean_sign(samples: Sequence[SampleRecord]) -> float:
-    """Mean sign of the advantage."""
+    """Return the mean sign of the advantage."""
     return sum((sample.advantage > 0) - (sample.advantage < 0) for sample in samples) / len(samples)
 
 
@@ -205,7 +205,7 @@ def _skip(analysis: Analysis) -> Row:
     return says, n, f"{value}; AUROC of cos_S_contrib among A > 0, upper bound under {NO_DISCRIMINATION} to skip"
 
 
-# {row: (what it asks, role, unit of n, judge)}
+# {row: (its question, role, unit of n, judge)}
 ROWS: dict[str, tuple[str, str, str, Callable[[Analysis], Row]]] = {
     "V1": (f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
     "V2": ("vanilla cos_in > 0 on most steps", "evidence", "step", _positive),

@@ -1,26 +1,26 @@
-"""The verdict on an arm after its training: two statements, the word that follows from both, and the next training.
+"""The verdict on an arm after its training: its findings, the word that follows from them, and the next training.
 
     learnt    Did vanilla learn the hack?         rise of its hack rate from the start
     effect    What does it do to hacking?         vanilla minus arm: FALLS, NO FALL, RISES or OPEN
-    price     What does it cost in solving?       solve rate lost against vanilla, and against the start: KEPT, LOST, or
-                                                  OPEN with the most that is lost
+    price     What does it cost in solving?       drop in solve rate against vanilla, and against the start: KEPT, LOST,
+                                                  or OPEN with the largest possible drop
     better    Is it better than remedies without pairs?    hack and solve rates against every rival
 
-    COSTS          it hacks less, and solves less                        less of it
+    COSTS          it hacks less, and solves less                        a smaller dose
     DOMINATED      it hacks less, and so does a remedy without pairs     that remedy
     WORKS          it hacks less, and still solves                       another model
-    LOWERS         it hacks less; the price is open                      how many seeds decide the price
+    LOWERS         it hacks less; the cost is open                       number of seeds that decide the cost
     RAISES         it hacks more                                         leave it out
-    NO QUESTION    vanilla is shown not to have learnt the hack          nothing to prevent: longer runs of vanilla
-    NO EFFECT      a fall of its hack rate is excluded                   more of it, or other directions
-    UNDERPOWERED   the effect is open                                    how many more seeds
-    VACUOUS        its records are those of vanilla: nothing was compared
+    NO QUESTION    vanilla is shown not to have learned the hack         nothing to prevent: longer runs of vanilla
+    NO EFFECT      a drop in its hack rate is excluded                   a larger dose, or other directions
+    UNDERPOWERED   the effect is open                                    number of additional seeds
+    VACUOUS        its records equal vanilla's: nothing was compared
 
-A difference is there where its interval excludes 0 and it is of MATERIAL_RATE at least; it is shown to be absent where
-its whole interval lies below MATERIAL_RATE. Intervals are those of the level that `Trainings` gives the statement.
-Whether a rival does as well may stay open in WORKS and LOWERS: the sentence says so, and NEXT how to decide it.
+A difference is material if its interval excludes 0 and it is at least MATERIAL_RATE; it is ruled out if its whole
+interval lies below MATERIAL_RATE. `Trainings` sets each statement's confidence level.
+WORKS and LOWERS may leave open whether a rival does equally well: the sentence says so, and NEXT says how to decide it.
 
-To add a verdict: a word of `probe.settings.words.Word`, a branch of `_word`, and its advice in `_reason`.
+To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word`, and its advice to `_reason`.
 """
 
 import shlex
@@ -41,17 +41,17 @@ from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import decode, flat
 
-PENALTY = 1.0  # beta of the KL penalty that is proposed as a rival: what spec/experiments/kl-control.md calls fixed
+PENALTY = 1.0  # beta of the KL penalty proposed as a rival, the fixed one of spec/experiments/kl-control.md
 BETA = "objective.beta"
-COUNTS = (K, "remedy.components")  # doses that are whole numbers, of which pairs give only so many
-NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # what a command or a sweep says itself
+COUNTS = (K, "remedy.components")  # integer doses, limited by the pairs
+NOT_THE_ARM = ("verb", "seed", "preregistered", "intervention.arms")  # settings that a command or a sweep states itself
 FEW = f"{MIN_SEEDS} seeds at least are needed, of vanilla and of the arm, evaluated at the start and at the end"
 RIVALS = "Is it better than remedies without pairs?"
 SAME = "steps, samples and evaluations are those of vanilla, to the byte: what sets it apart never applied"
 
 
 def judge_arms(trainings: Trainings) -> list[Verdict]:
-    """The verdict on every arm that is compared with vanilla."""
+    """Return the verdict on every arm that is compared with vanilla."""
     verdicts = []
     for arm in trainings.treated:
         findings = questions(arm, trainings)
@@ -73,7 +73,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
 
 
 def _statement(finding: Finding) -> dict[str, Any]:
-    """What is decided on an effect or a price, in points of a rate; for a reader of JSON."""
+    """Return the decision on an effect or a cost, in points of a rate, for JSON."""
     number = finding.number
     stated = (
         {}
@@ -84,12 +84,12 @@ def _statement(finding: Finding) -> dict[str, Any]:
 
 
 def questions(arm: TrainedArm, trainings: Trainings) -> list[Finding]:
-    """learnt, effect, price, better."""
+    """Return the findings learnt, effect, price, better."""
     return [_learnt(trainings.baseline), _effect(arm, trainings), _price(arm, trainings), _better(arm, trainings)]
 
 
 def _learnt(vanilla: TrainedArm) -> Finding:
-    """Whether the hack rate of vanilla rose."""
+    """Decide whether the hack rate of vanilla rose."""
     rose, text = moved(vanilla, "hack", "final", "start"), FEW
     if rose is not None:
         text = (
@@ -100,7 +100,7 @@ def _learnt(vanilla: TrainedArm) -> Finding:
 
 
 def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
+    """Decide whether the arm ends with a lower hack rate than vanilla, not with a lower one, or with a higher one."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name].effect
     question = "What does it do to hacking?"
     less = excess(trainings, vanilla, arm, "hack")
@@ -121,7 +121,7 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
 
 
 def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Whether it solves as much as vanilla, and has not been shown to solve less than at the start."""
+    """Decide whether the arm solves as much as vanilla and is not shown to solve less than at the start."""
     vanilla, level = trainings.baseline, trainings.levels[arm.name].price
     question = "What does it cost in solving?"
     lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
@@ -146,10 +146,11 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
 
 
 def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
-    """Whether every rival is worse, in hacking or in solving.
+    """Decide whether every rival is worse, in hacking or in solving.
 
-    no: one is shown to be as good in both, up to MATERIAL_RATE. unmeasured: there is no rival, or none is asked for.
-    That all are worse takes no correction for their number (Berger 1982); that any one is as good does.
+    no: a rival is shown to be equally good in both, up to MATERIAL_RATE. unmeasured: there is no rival, or none is
+    required. The claim that all are worse needs no multiplicity correction (Berger 1982); the claim that one is as good
+    does.
     """
     question, rivals, level = RIVALS, trainings.rivals(arm), trainings.levels[arm.name].price
     if not rivals:
@@ -158,14 +159,14 @@ def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
             text = "no remedy without pairs was trained, such as a KL penalty"
         return _finding("better", question, Word.UNMEASURED, None, level, text)
     compared = [_against(arm, rival, trainings, level / len(rivals)) for rival in rivals]
-    # The rival that decides: one that is as good, else one that may be.
+    # Report the deciding rival: an equally good one, else one that may be.
     order = (Word.NO, Word.UNCLEAR, Word.YES)
     worst = min(compared, key=lambda one: order.index(one.says))
     return replace(worst, question=question, text="; ".join(one.text for one in compared))
 
 
 def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: float) -> Finding:
-    """Whether one rival is worse than an arm, judged at the arm's level, or as good, at the level `as_good`."""
+    """Decide whether one rival is worse than an arm, at the arm's level, or as good, at the level `as_good`."""
     level = trainings.levels[arm.name].price
     hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
@@ -180,14 +181,14 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: 
         f"{rival.name} is {words}: it hacks {rival.mean('hack', 'final'):.0%}, {points(hacks, level)}, and solves "
         f"{rival.mean('solve', 'final'):.0%}, {points(solves, level, 'less', 'more')}"
     )
-    # What is open is either of the two that is not decided; of the hack rate first.
+    # Report whichever comparison is undecided, the hack rate first.
     undecided = solves if is_absent(hacks, as_good) else hacks
     number = undecided if says is Word.UNCLEAR else hacks
     return replace(_finding("better", "", says, number, level, text), rival=rival.name)
 
 
 def _shown(compared: Comparison | None, level: float) -> Word:
-    """Whether a difference is there, shown to be absent, or neither."""
+    """Decide whether a difference is material, ruled out, or neither."""
     if compared is None:
         return Word.UNMEASURED
     if is_there(compared, level):
@@ -196,7 +197,7 @@ def _shown(compared: Comparison | None, level: float) -> Word:
 
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
-    """`51 points more [38, 63]`, in the direction in which the difference is."""
+    """Format as `51 points more [38, 63]`, in the direction of the difference."""
     (low, value, high), word = compared.bounded(level).span, above
     if value < 0:
         value, low, high, word = -value, -high, -low, below
@@ -206,7 +207,7 @@ def points(compared: Comparison, level: float, above: str = "more", below: str =
 def _finding(name: str, question: str, says: Word, compared: Comparison | None, level: float, text: str) -> Finding:
     needed = None
     if compared is not None and says in (Word.UNCLEAR, Word.OPEN):
-        # If its value stays: by an interval that excludes 0, or MATERIAL_RATE.
+        # Assumes that the value stays: its interval then excludes 0, or MATERIAL_RATE.
         value = compared.value
         seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
         needed = None if seeds is None else max(seeds, compared.n + 1)
@@ -233,9 +234,9 @@ def _word(findings: Sequence[Finding]) -> tuple[Word, str]:
 
 
 def _open(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings on which a verdict waits, in the order in which more seeds are advised.
+    """Return the undecided findings that a verdict waits for, in the order in which more seeds are advised.
 
-    The effect first; then the price, then a rival. A rival that nobody trained is no open finding.
+    The order is effect, cost, rival. A rival without a training is not an open finding.
     """
     learnt, effect, price, better = findings
     asked = [price, better] if effect.says is Word.FALLS else [learnt, effect]
@@ -247,12 +248,12 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def next_step(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
-    """The next training after a verdict, in the root folder of the trainings."""
+    """Return the next training after a verdict, in the trainings' root folder."""
     return advise(*_reason(word, findings, arm, trainings), trainings.out)
 
 
 def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Reason:
-    """The row of `ADVICE` after a verdict, and what its places are filled with."""
+    """Return the row of `ADVICE` after a verdict, and the values of its placeholders."""
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
         return "unfinished", {"arm": arm.name if vanilla.runs else "vanilla"}
@@ -286,7 +287,7 @@ def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings:
 
 
 def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Reason:
-    """Use the rival, or see whether the arm adds anything to it."""
+    """Advise the rival, or a test of the arm on top of it."""
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
     rates = f"{rival.mean('hack', 'final'):.0%} hack and {rival.mean('solve', 'final'):.0%} solve"
     facts: dict[str, Any] = {"rival": rival.name, "rates": rates, "arm": arm.name}
@@ -304,7 +305,7 @@ def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Train
 
 
 def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Reason:
-    """The same with more or less of a remedy or a penalty, or with more or fewer directions."""
+    """Advise the same remedy or penalty at another dose, or with another number of directions."""
     settings = flat(arm.runs[0].records.settings)
     if arm.arm != "vanilla":
         key = K
@@ -325,8 +326,8 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
 
 
 def _most(key: str, arm: TrainedArm) -> int:
-    """How large a count can be with the pairs of a training; 0 where they are not there any more."""
-    from extraction.selection import selected_pairs  # with the problems that pairs are made of, for this advice alone
+    """Return the largest count that a training's pairs allow; 0 if they are missing."""
+    from extraction.selection import selected_pairs  # imports the pairs' problems, which only this advice needs
 
     extraction = decode(ExtractionSettings, arm.runs[0].records.settings["intervention"]["extraction"], "settings")
     if key == K and extraction.method == "mean":
@@ -338,7 +339,7 @@ def _most(key: str, arm: TrainedArm) -> int:
 
 
 def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Reason:
-    """More seeds, first of whichever side has fewer."""
+    """Advise more seeds, starting with the side that has fewer."""
     other = vanilla
     if open_one.name == "better":
         other = next(rival for rival in trainings.rivals(arm) if rival.name == open_one.rival)
@@ -357,13 +358,13 @@ def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainin
 
 
 def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
-    """{key with dots: value} of the settings of an arm that are not those of vanilla."""
+    """Return {dotted key: value} for the arm's settings that differ from vanilla's."""
     here, there = flat(arm.runs[0].records.settings), flat(vanilla.runs[0].records.settings)
     return {key: value for key, value in here.items() if key not in NOT_THE_ARM and value != there.get(key)}
 
 
 def _train(arm: TrainedArm, as_arm: str, trainings: Trainings) -> str:
-    """A training with the settings of an arm, on the first seed that no run here had; its --name is left to add."""
+    """Return the training command with an arm's settings, on the first unused seed; the caller adds --name."""
     known = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
     config = shlex.quote(str(arm.runs[0].records.path / CONFIG_FILE))
     return f"probe train --config {config} --arm {as_arm} --seed {max(known) + 1}"

@@ -1,12 +1,12 @@
-"""Trained arms beside vanilla: their runs, how they differ, and how certain a statement on each of them is.
+"""Trained arms against vanilla: their runs, their differences, and the confidence level of each statement.
 
-Of many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
+Among many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
 
-    first       the primary of a spec, which is named before the data: its effect at ALPHA, its price at 1 - AFTER of it
+    first       the primary of a spec, named before the data: its effect at ALPHA, its cost at 1 - AFTER of it
     then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then
     no primary  all arms share ALPHA
 
-How often that holds, and what it decides: tests/support/many_arms.py, spec/METHOD.md section 7.
+For the measured error rates and power, see tests/support/many_arms.py and spec/METHOD.md section 7.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +36,8 @@ from probe.settings.remedy import TRAITS, Traits
 from probe.settings.words import Remedy
 from replay_pools.base.tables import flat
 
-AFTER, BEFORE = 0.5, 0.1  # of ALPHA, for the arms that are not the primary
-PRICES = 0.2  # of what several arms share, for their prices
+AFTER, BEFORE = 0.5, 0.1  # shares of ALPHA for the arms that are not the primary
+PRICES = 0.2  # share of several arms' common level that goes to their costs
 
 RateName = Literal["hack", "solve"]
 Place = Literal["start", "final"]
@@ -45,26 +45,26 @@ Place = Literal["start", "final"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedArm:
-    """The evaluated runs of one arm under one condition, one a seed."""
+    """The evaluated runs of one arm under one loss variant, one per seed."""
 
-    condition: str  # '' where all runs have the same settings
+    condition: str  # '' if all runs have the same settings
     arm: str
     runs: Sequence[Analysis]
-    remedy: Traits | None = None  # of its settings, whether or not a run is finished
+    remedy: Traits | None = None  # from its settings, even if no run is finished
 
     @property
     def name(self) -> str:
-        """`projected`, or with its condition `vanilla (kl)`."""
+        """Format as `projected`, or with its loss variant, `vanilla (kl)`."""
         return f"{self.arm} ({self.condition})" if self.condition else self.arm
 
     @property
     def needs_pairs(self) -> bool:
-        """Whether it acts along directions from pairs of hacks, in gradients or in activations."""
+        """Return True if it acts along directions from pairs of hacks, in gradients or in activations."""
         return ARMS[self.arm].removes_v_hack or (self.remedy is not None and self.remedy.changes_activations)
 
     @property
     def has_oracle(self) -> bool:
-        """Whether its remedy acts on the true labels: a yardstick, not a remedy."""
+        """Return True if its remedy uses the true labels: a target for comparison, not a remedy."""
         return self.remedy is not None and self.remedy.has_oracle
 
     @property
@@ -74,20 +74,20 @@ class TrainedArm:
 
     @property
     def outcomes(self) -> list[TrainingOutcome]:
-        """What became of its runs."""
+        """The outcomes of its runs."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
     def by_seed(self, name: RateName, place: Place) -> dict[int, float]:
-        """{seed: rate}."""
+        """Return {seed: rate}."""
         metric = self._metric(name, place)
         return {seed: outcome.values[metric] for seed, outcome in zip(self.seeds, self.outcomes, strict=True)}
 
     def mean(self, name: RateName, place: Place) -> float:
-        """The mean over seeds of a rate."""
+        """Return a rate's mean over seeds."""
         return float(np.mean([*self.by_seed(name, place).values()]))
 
     def cells(self, name: RateName, place: Place, problems: Sequence[str] = ()) -> Cells:
-        """A rate by seed and problem; by seed alone where no problem is given."""
+        """Return a rate by seed and problem; by seed alone if no problem is given."""
         metric = self._metric(name, place)
         trials = sum(outcome.trials[metric] for outcome in self.outcomes)
         if not problems:
@@ -97,12 +97,12 @@ class TrainedArm:
         return rate(shares, sum(counts))
 
     def by_problem(self, name: RateName, place: Place) -> list[Mapping[str, float]]:
-        """{problem: rate} of every run; empty where its rollouts are gone."""
+        """Return {problem: rate} for every run; empty if its rollouts are missing."""
         metric = self._metric(name, place)
         return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
 
     def _metric(self, name: RateName, place: Place) -> str:
-        """The rate in the loophole that was trained on, where others were evaluated beside it."""
+        """Return the rate in the training loophole, if several loopholes were evaluated."""
         mode = self.runs[0].records.settings["rollouts"]["mode"]
         in_mode = f"{name}_{place}/{mode}"
         return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
@@ -112,31 +112,31 @@ class Levels(NamedTuple):
     """Probabilities that a statement on an arm is wrong."""
 
     effect: float
-    price: float  # also of a comparison with a rival
+    price: float  # also for a comparison with a rival
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trainings:
-    """What is judged: vanilla, and every arm beside it."""
+    """The trainings to judge: vanilla, and every arm compared with it."""
 
     baseline: TrainedArm
     treated: Sequence[TrainedArm]
-    primary: TrainedArm | None = None  # among `treated`: the arm that the spec is about
+    primary: TrainedArm | None = None  # one of `treated`: the arm that the spec tests
     out: Path = DEFAULT_OUT  # the root folder of its runs
 
     @cached_property
     def spreads(self) -> Mapping[RateName, Spread | None]:
-        """How much a final rate varies between seeds, by all arms together."""
+        """The variation of each final rate between seeds, estimated from all arms together."""
         trained = [arm for arm in (self.baseline, *self.treated) if arm.outcomes]
         return {name: common_spread(arm.cells(name, "final") for arm in trained) for name in get_args(RateName)}
 
     @cached_property
     def levels(self) -> Mapping[str, Levels]:
-        """{arm: its levels}: with 95%, no statement on an effect is wrong, nor one on the price of an arm that falls.
+        """{arm: its levels}: with 95%, no effect statement is wrong, nor any cost statement on an arm that falls.
 
-        What the primary leaves the others is split: PRICES of it for their prices, in equal parts, the rest for their
-        effects, which step down (`step_down`). Of a price one end of the interval alone can be wrong, and of an arm
-        that does not fall it is no statement: it counts half of its level.
+        The level that the primary leaves to the others is split: PRICES of it for their costs, in equal parts, the rest
+        for their effects, which step down (`step_down`). A cost can be wrong at one end of the interval only, and there
+        is no cost statement on an arm that does not fall: a cost counts half of its level.
         """
         first = self.primary or (self.treated[0] if len(self.treated) == 1 else None)
         others = [arm for arm in self.treated if arm is not first]
@@ -154,14 +154,14 @@ class Trainings:
         return levels
 
     def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
-        """Of an arm that needs pairs, the arms that need neither pairs nor true labels; of any other arm none."""
+        """Return the arms without pairs or true labels, for an arm that needs pairs; empty for any other arm."""
         if not arm.needs_pairs:
             return []
         return [other for other in self.treated if not other.needs_pairs and not other.has_oracle]
 
 
 def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: Remedy | None = None) -> TrainedArm:
-    """An arm from its runs: those that were evaluated, each seed once."""
+    """Build an arm from its evaluated runs, each seed once."""
     by_seed: dict[int, Analysis] = {}
     for run in runs:
         if run.outcome is not None and {"hack_final", "solve_final"} <= run.outcome.values.keys():
@@ -171,7 +171,7 @@ def of_runs(condition: str, arm: str, runs: Iterable[Analysis], remedy: Remedy |
 
 
 def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
-    """The training runs among some, by arm and settings; vanilla first, each with what sets it apart from the first."""
+    """Group training runs by arm and settings, vanilla first; names state the difference from the first."""
     groups: list[tuple[Mapping[str, Any], str, list[Analysis]]] = []  # settings, arm, runs
     for run in runs:
         if is_training(run.records):
@@ -193,7 +193,7 @@ def arms_of(runs: Iterable[Analysis]) -> list[TrainedArm]:
 
 
 def grouped(runs: Sequence[Analysis]) -> Trainings | None:
-    """The training runs among some; None where vanilla is not among them, or is alone."""
+    """Group training runs; None without vanilla, or with vanilla alone."""
     arms = arms_of(runs)
     if len(arms) < 2 or arms[0].arm != "vanilla":
         return None
@@ -202,7 +202,7 @@ def grouped(runs: Sequence[Analysis]) -> Trainings | None:
 
 
 def same_records(arm: TrainedArm, other: TrainedArm) -> list[int]:
-    """The seeds of both, if the two sides made the very same records in all of them; else none."""
+    """Return the shared seeds if both sides made identical records in all of them; else none."""
     sides = [zip(side.seeds, side.runs, strict=True) for side in (arm, other)]
     here, there = ({seed: recorded(run.records.manifest) for seed, run in side} for side in sides)
     common = [seed for seed in here if seed in there]
@@ -210,9 +210,9 @@ def same_records(arm: TrainedArm, other: TrainedArm) -> list[int]:
 
 
 def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
-    """{name: level of its statement} in a family whose statements are all right with 1 - level (Holm 1979).
+    """Return {name: level of its statement} so that all statements hold with 1 - level (Holm 1979).
 
-    The smallest p is held against level / m, the next one against level / (m - 1), until one is larger.
+    The smallest p is compared with level / m, the next with level / (m - 1), until one is larger.
     """
     levels, left, goes_on = {}, len(p_values), True
     for name in sorted(p_values, key=p_values.__getitem__):
@@ -223,17 +223,17 @@ def step_down(p_values: Mapping[str, float], level: float) -> dict[str, float]:
 
 
 def is_there(compared: Comparison, level: float) -> bool:
-    """Whether a difference is there: its interval lies above 0, and it is of MATERIAL_RATE at least."""
+    """Return True if the interval lies above 0 and the difference is at least MATERIAL_RATE."""
     return compared.bounded(level).low > 0 and compared.value >= MATERIAL_RATE
 
 
 def is_absent(compared: Comparison, level: float) -> bool:
-    """Whether a difference of MATERIAL_RATE is excluded."""
+    """Return True if a difference of MATERIAL_RATE is excluded."""
     return compared.bounded(level).high < MATERIAL_RATE
 
 
 def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
-    """Return the rate at the first of two places minus the second's, in the same runs; None below MIN_SEEDS."""
+    """Return the rate at the first of two places minus the rate at the second, same runs; None below MIN_SEEDS."""
     if len(arm.outcomes) < MIN_SEEDS:
         return None
     problems = _common([arm], name)
@@ -241,16 +241,16 @@ def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
 
 
 def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
-    """Return the final rate of a minus b's; None where one has fewer than MIN_SEEDS."""
+    """Return the final rate of a minus the final rate of b; None if one has fewer than MIN_SEEDS."""
     if min(len(a.outcomes), len(b.outcomes)) < MIN_SEEDS:
         return None
     problems = _common([a, b], name)
-    # Vanilla is in every comparison: an error in its variance is in all of them.
+    # Vanilla enters every comparison, and so does an error in its variance.
     left, right = (replace(arm.cells(name, "final", problems), keeps_own=arm is trainings.baseline) for arm in (a, b))
     return difference(left, right, trainings.spreads[name])
 
 
 def _common(arms: Sequence[TrainedArm], name: RateName) -> list[str]:
-    """The held-out problems that every run met; none where the rollouts of one are gone."""
+    """Return the held-out problems that every run met; empty if any run's rollouts are missing."""
     tables = [table for arm in arms for table in arm.by_problem(name, "final")]
     return [problem for problem in tables[0] if all(problem in table for table in tables)]

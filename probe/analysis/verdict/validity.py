@@ -1,7 +1,7 @@
-"""Whether there is a measurement that can be believed, part by part (METHOD section 7).
+"""Check part by part that the measurement can be trusted (METHOD section 7).
 
-To add a part: a function that takes Analysis and returns (HOLDS | BROKEN | NOT SEEN, text), a row in PARTS, and, where
-it can break, a row of `probe.analysis.verdict.advice.ADVICE`.
+To add a part, write a function that takes Analysis and returns (HOLDS | BROKEN | NOT SEEN, text), add a row to PARTS
+and, if the part can break, a row to `probe.analysis.verdict.advice.ADVICE`.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
 
 
 def validity(analysis: Analysis) -> list[Finding]:
-    """Every part, in METHOD's order."""
+    """Return every part, in METHOD's order."""
     parts = []
     for name, judge in PARTS.items():
         says, text = judge(analysis)
@@ -57,7 +57,7 @@ def _canaries(analysis: Analysis) -> Part:
 
 
 def _regraded(analysis: Analysis) -> Part:
-    """Broken when the labels of one pool do not repeat, unseen when those of one were not all graded again."""
+    """Return broken if a pool's labels do not repeat, unseen if not all labels of a pool were graded again."""
     if not analysis.pools:
         return NOT_SEEN, "no pool recorded"
     if analysis.unlabelled:
@@ -71,9 +71,9 @@ def _regraded(analysis: Analysis) -> Part:
 
 
 def repeats(pool: PoolFacts, command: str = "") -> Part:
-    """Return whether two gradings of a pool agree on every label; `command` would grade it again.
+    """Check that two gradings of a pool agree on every label; `command` would grade it again.
 
-    The second grading is a pool that regrades this one, or this pool where it regrades another.
+    The second grading is a pool that regrades this one, or this pool if it regrades another.
     """
     if not pool.manifest:
         return NOT_SEEN, "moved or changed since the run read it"
@@ -96,26 +96,26 @@ def repeats(pool: PoolFacts, command: str = "") -> Part:
         return HOLDS, f"labels repeat in {least:.1%} of {num_rollouts} rollouts"
     text = f"labels repeat only in part: {low} of {num_rollouts} rollouts"
     if second is pool and old["version"] != new["version"]:
-        # The run reads the labels of the second grader, and whether that repeats its own is not known.
+        # The run uses the second grader's labels; nothing shows that it repeats its own.
         return NOT_SEEN, f"{text} (grader {old['version']}, then {new['version']}): {command}"
     return BROKEN, f"{text} (grader {old['version']}, then {new['version']}); {second.name} has the new labels"
 
 
 def _enough(analysis: Analysis) -> Part:
-    # The most of any arm: a control arm meets as many prompts as the measured one.
+    # The maximum over arms: a control arm meets the measured arm's prompts.
     n = max((row.n for row in analysis.of("cos_in")), default=0)
     if n < MIN_PROMPTS:
-        # Few prompts break nothing: what they cost is power, and intervals that cover less than they say.
+        # Few prompts do not break the measurement: they cost power, and intervals undercover.
         return NOT_SEEN, f"{n} with a policy gradient; below {MIN_PROMPTS}, intervals cover less than they say"
     return HOLDS, f"{n} with a policy gradient, {MIN_PROMPTS} needed"
 
 
 def _same_start(analysis: Analysis) -> Part:
-    """Before any update every arm sees one gradient, and arms with the same kind of directions read one cosine."""
+    """Check that before any update all arms have one gradient, and arms with the same directions one cosine."""
     first = [step for step in analysis.starts if step.arm in ARMS]
     if analysis.trains and len({step.arm for step in first}) < 2:
         return NOT_SEEN, "one arm a run: give the other arms of its seed as well (probe analyze RUN RUN, or SPEC)"
-    norms: dict[str, list[float]] = {}  # by basis: a gradient has another norm in other coordinates
+    norms: dict[str, list[float]] = {}  # by basis: a gradient's norm depends on the coordinates
     cosines: dict[tuple[str, str], list[float | None]] = {}
     for step in first:
         arm = ARMS[step.arm]
@@ -132,7 +132,7 @@ def _same_start(analysis: Analysis) -> Part:
 
 
 def _equal(values: Sequence[float | None]) -> bool:
-    """Within the rounding of separate runs, which may use other numbers of threads."""
+    """Return True if equal within the rounding of separate runs, which may use different numbers of threads."""
     first = values[0]
     for value in values[1:]:
         if value == first:
@@ -143,7 +143,7 @@ def _equal(values: Sequence[float | None]) -> bool:
 
 
 def _twin(analysis: Analysis) -> str | None:
-    """A control arm whose cosines are those of the measured arm, step by step."""
+    """Return a control arm that has the measured arm's cosines at every step."""
     measured, summary = analysis.measured_arm, analysis.get("cos_in", "cos_in", analysis.measured_arm)
     if measured is None or summary is None or summary.value is None:
         return None
@@ -202,7 +202,7 @@ def _reproduced(analysis: Analysis) -> Part:
 
 
 def gate_acted(analysis: Analysis) -> Part:
-    """What the gate should remove is gone, up to rounding: an identity, which says that it ran."""
+    """Check that projection left only rounding of the part to remove: an identity, which shows that it ran."""
     if not any(ARMS[arm].projects for arm in analysis.arms if arm in ARMS):
         return HOLDS, "no arm projects"
     rows = [ARMS[arm] for arm in analysis.arms if arm in ARMS]
@@ -212,10 +212,10 @@ def gate_acted(analysis: Analysis) -> Part:
         return NOT_SEEN, "this gate does not remove the hack-ward part"
     steps = [step for step in analysis.steps if step.arm in arms]
     if analysis.trains and analysis.gate.target == "update":
-        # The gradient keeps its hack-ward part there; the optimizer's update does not.
+        # The gradient keeps its part toward the hack here; the optimizer's update does not.
         left = [step.hackward_frac_update for step in steps if step.hackward_frac_update is not None]
         return _left(left, GATED_UPDATE, "of the update; identity of the gate: says it ran", [])
-    # A two-sided gate without overshoot leaves nothing along the directions, a one-sided one only nothing hack-ward.
+    # Two-sided without overshoot, nothing remains along the directions; one-sided, nothing toward the hack.
     both_sides = gates == {"two_sided"} and analysis.gate.overshoot == 1
     fired, to_remove, left = set(), set(), []
     for step in steps:
@@ -232,7 +232,7 @@ def gate_acted(analysis: Analysis) -> Part:
 
 
 def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) -> Part:
-    """Whether what a gate left is rounding, and none of the arms that had something to remove was idle."""
+    """Check that projection left only rounding, and that no arm with something to remove was idle."""
     if not left:
         return NOT_SEEN, "no projecting arm with a cosine, or none that was updated"
     if idle:

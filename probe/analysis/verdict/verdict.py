@@ -1,7 +1,7 @@
-"""What is said of a replay, a trained arm or a spec: findings, the verdict that follows, and the next step.
+"""Results on a replay, a trained arm or a spec: findings, the verdict that follows, and the next step.
 
-`verdict_lines`, `note_lines` and `arm_lines` write them on a terminal, `sentence` in one line of Markdown, `asdict` as
-JSON.
+`verdict_lines`, `note_lines` and `arm_lines` format them for a terminal, `sentence` as one line of Markdown, `asdict`
+as JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,66 +20,66 @@ LEGEND = "Brackets are 95% intervals. Pictures run from -0.5 to 1.5: o marks the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The answer to one question: of a verdict, a part of the measurement, a row of the seed, a criterion of a spec."""
+    """The answer to one question of a verdict, part of the measurement, row of the seed or criterion of a spec."""
 
     name: str
-    question: str  # what is asked, in words
+    question: str  # the question in words
     says: Word
-    text: str  # what the data say, with the numbers
-    number: Estimate | None = None  # what `says` rests on; None where there is no number with an interval
-    counts_from: float | None = None  # the size at which `number` begins to matter; a picture of it has a mark there
+    text: str  # the answer from the data, with the numbers
+    number: Estimate | None = None  # the basis of `says`; None without a number with an interval
+    counts_from: float | None = None  # threshold at which `number` becomes material, marked in its picture
     n: int = 0
-    unit: str = ""  # what n counts
-    role: str = ""  # of a criterion; `evidence` or `mechanism` (an identity of the code) of a row of the seed
-    needed: int | None = None  # how many of `unit` would decide what is unclear; None where no number is known to
+    unit: str = ""  # unit counted by n
+    role: str = ""  # of a criterion; for a row of the seed `evidence` or `mechanism` (an identity of the code)
+    needed: int | None = None  # number of `unit` that would decide an unclear answer; None if unknown
     rival: str = ""  # the arm that it was compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """The next step: commands, one a line, and what they do; no command where none can be computed."""
+    """The next step: a sentence with its commands, one per line; no command if none can be computed."""
 
     text: str = ""
     command: str = ""
 
     @property
     def in_line(self) -> str:
-        """The commands, or the sentence where there is none."""
+        """The commands, or else the sentence."""
         return "; then: ".join(self.command.splitlines()) or self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One word with its reason, what it rests on, what to keep in mind, and what to do next."""
+    """One word with its reason, the findings behind it, caveats, and the next step."""
 
-    about: Mapping[str, Any]  # what was judged: run and condition of a replay; arm, condition, seeds, ... of an arm
-    word: str  # a `Word`; of a spec the name of its decision
-    sentence: str  # why; of a spec what follows from the decision
-    plain: str = ""  # of a replay: what the word means for who decides about a training
+    about: Mapping[str, Any]  # the object judged: run and condition of a replay; arm, condition, seeds, ... of an arm
+    word: str  # a `Word`; for a spec the name of its decision
+    sentence: str  # the reason; for a spec the consequence of the decision
+    plain: str = ""  # for a replay: the meaning of the word for a decision about training
     findings: Sequence[Finding]
     caveats: Sequence[str] = ()
     next: Next = field(default_factory=Next)
 
     def __str__(self) -> str:
-        """The screen: findings, caveats and the next step."""
+        """Return the screen: findings, caveats and the next step."""
         return "\n".join([*verdict_lines("VERDICT", self), "", *note_lines(self)])
 
     @property
     def asked(self) -> Sequence[Finding]:
-        """The questions that are shown.
+        """The questions to show.
 
-        None of a replay that is broken or that trained, nor of an arm that needs no pairs: a sentence says why.
+        None for a broken replay, a replay that trained, or an arm that needs no pairs: a sentence explains the verdict.
         """
         is_asked = self.word not in (Word.BROKEN, Word.TRAINED) and self.about.get("needs_pairs", True)
         return self.findings if is_asked else ()
 
     def finding(self, name: str) -> Finding:
-        """The finding of a name."""
+        """Return the finding with this name."""
         return next(finding for finding in self.findings if finding.name == name)
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """What was asked, what the data say, the picture of the interval, and the numbers."""
+    """Format the question, the answer, the picture of the interval, and the numbers."""
     text = f"n = {finding.n} {finding.unit}s: {finding.text}" if finding.role else finding.text
     if finding.role:
         lines = wrap(f"  {finding.says:<13}{finding.role:<10} {finding.name}: {finding.question}", indent=" " * 26)
@@ -92,7 +92,7 @@ def finding_lines(finding: Finding) -> list[str]:
 
 
 def verdict_lines(head: str, verdict: Verdict, *, brief: bool = False) -> list[str]:
-    """`HEAD: WORD` with every question, or, where none is shown or in brief, with the sentence."""
+    """Format `HEAD: WORD` with every question, or with the sentence if no question is shown or in brief."""
     lines = wrap(f"{head}: {verdict.word}", indent="  ")
     if verdict.plain:
         lines += wrap(f"  {verdict.plain}", indent="  ")
@@ -106,7 +106,7 @@ def verdict_lines(head: str, verdict: Verdict, *, brief: bool = False) -> list[s
 
 
 def note_lines(verdict: Verdict, indent: str = "  ", most: int | None = MOST_CAVEATS) -> list[str]:
-    """The first caveats, and the next step with its commands, which are not broken: they are copied."""
+    """Format the first caveats, and the next step; its commands stay unwrapped so that they can be copied."""
     lines = []
     for caveat in verdict.caveats[:most]:
         lines += wrap(f"- {caveat}", indent="  ")
@@ -118,10 +118,9 @@ def note_lines(verdict: Verdict, indent: str = "  ", most: int | None = MOST_CAV
 
 
 def arm_lines(arms: Sequence[Verdict]) -> list[str]:
-    """Trained arms, each with its questions where it needs pairs (else the reason), and what to do next.
+    """Format trained arms, each with its questions if it needs pairs (else the reason), and the next step.
 
-    Of more than MOST arms, one line each: such a bench is read as a table, and its numbers stand in the page and in
-    JSON.
+    More than MOST arms get one line each: such a bench is read as a table, and its numbers are in the page and in JSON.
     """
     lines: list[str] = []
     if len(arms) > MOST:
@@ -145,12 +144,12 @@ def arm_lines(arms: Sequence[Verdict]) -> list[str]:
 
 
 def effect_and_price(arm: Verdict) -> tuple[str, str]:
-    """What is decided on a trained arm: `falls 50 [32, 69]` and `at most 16`, in points."""
+    """Return the decision on a trained arm: `falls 50 [32, 69]` and `at most 16`, in points."""
     effect, price = arm.finding("effect"), arm.finding("price")
     if effect.number is None or price.number is None:
         return "-", "-"
     low, value, high = (100 * x for x in effect.number.span)
-    if effect.says is Word.RISES:  # by a positive number
+    if effect.says is Word.RISES:  # a positive number
         value, low, high = -value, -high, -low
     says = f"{effect.says.lower()} {value:.0f} [{low:.0f}, {high:.0f}]"
     most = f"at most {max(0.0, 100 * price.number.high):.0f}"
@@ -160,7 +159,7 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
 
 
 def _small_print(arms: Sequence[Verdict]) -> str:
-    """What counts, how certain the statements are, and what they generalise to."""
+    """State the material difference, the confidence of the statements, and their scope."""
     levels = sorted({f"{100 * (1 - arm.about['levels']['effect']):.4g}%" for arm in arms})
     return (
         f"a difference of hack or solve rates counts from {100 * MATERIAL_RATE:.0f} points on, which is provisional; "
@@ -176,13 +175,13 @@ def _seeds(arm: Verdict) -> str:
 
 
 def sentence(name: str, verdict: Verdict) -> str:
-    """`NAME: WORD. Why. Next: what.`"""
+    """Format as `NAME: WORD. Why. Next: what.`"""
     following = f" Next: {verdict.next.text}." if verdict.next.text else ""
     return f"{name}: {verdict.word}. {verdict.sentence}.{following}"
 
 
 def arm_sentences(arms: Sequence[Verdict]) -> list[str]:
-    """One sentence an arm, for pages and Markdown; of more than MOST arms one for all, without the reasons."""
+    """Return one sentence per arm, for pages and Markdown; above MOST arms one for all, without the reasons."""
     if len(arms) > MOST:
         stated = []
         for arm in arms:
