@@ -92,7 +92,6 @@ SCORES: Mapping[str, Callable[[SampleRecord], float | None]] = {
     V_HACK: lambda sample: sample.cos_S_contrib,
     **TRIVIAL,
 }
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
