@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from probe.settings.words import OF_REPLAY
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "spec" / "guide"
 README = (ROOT / "README.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 METHOD = (ROOT / "spec" / "METHOD.md").read_text()
 PAGES = {"README.md": 2, "spec/guide/example.md": 5}  # {document: how many blocks it has at least}
 PAGES |= {f"spec/guide/{path.name}": path.read_text().count("\n```bash") for path in sorted(GUIDE.glob("*.md"))}
@@ -42,9 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
     place = tmp_path_factory.mktemp("manual")
     (place / "out").mkdir()
     (place / "out" / "cache").symlink_to(common / "cache")
-    (place / "spec").mkdir()
-    for path in (ROOT / "spec").glob("*.toml"):
-        (place / "spec" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(ROOT / "spec", place / "spec", ignore=shutil.ignore_patterns("__pycache__"))
     snippet = re.search(r"```python\n(.*?)```", (GUIDE / "pools.md").read_text(), re.S)
     assert snippet is not None
     code = snippet[1].replace('Path("out/rollouts.jsonl")', f"Path({str(place / 'out' / 'rollouts.jsonl')!r})")
@@ -98,7 +98,7 @@ def test_the_make_targets_exist() -> None:
 
 
 def test_the_readme_is_short_and_links_every_page() -> None:
-    assert len(README.splitlines()) <= 300
+    assert len(README.split()) <= 1500
     assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.glob("*.md"))
 
 
@@ -136,7 +136,7 @@ def test_the_links_lead_somewhere() -> None:
 
 def test_the_tree_has_a_row_for_every_room() -> None:
     """A room is a folder of code directly in a package. Every row is a folder that exists."""
-    tree = next(block for block in README.split("```\n") if block.startswith("replay_pools/"))
+    tree = next(block for block in CONTRIBUTING.split("```\n") if block.startswith("replay_pools/"))
     rows, package = set(), ""
     for line in tree.splitlines():
         name = line.split()[0]
@@ -153,7 +153,6 @@ def test_the_tree_has_a_row_for_every_room() -> None:
 def test_every_verb_arm_and_preset_is_described() -> None:
     replay = (GUIDE / "replay.md").read_text()
     presets = (GUIDE / "settings.md").read_text()
-    assert all(f"`probe {verb}" in README for verb in cli.verbs)
     assert all(f"| `{arm}` |" in replay for arm in ARMS)
     assert all(f"| `{preset}` |" in presets for preset in preset_names())
 

@@ -25,7 +25,7 @@ MOST_STRINGS = 10  # in each table
 MOST_EVIDENCE = 4  # on the first screen, in each direction
 LEAST_PUSH = 5e-5  # smaller pushes round to 0 in a table's four decimals
 LONGEST_STRING = 120  # characters
-SIDES = ("hack-ward", "clean-ward")
+SIDES = ("toward the hack", "away from the hack")
 NO_SHARES = (
     "By rollout: shares of tokens, which tell lines and tokens apart, come with --set token_attribution=N (steps)."
 )

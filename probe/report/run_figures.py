@@ -32,9 +32,9 @@ DIRECTIONS = {
     "placebo": "placebo pairs",
 }
 SHARES = {  # the quantity behind each question
-    "hackward": "pull: hack-ward, in held-out hacks",
-    "about": "contrast: hacks minus clean answers",
-    "removable": "removed by the gate, of the progress",
+    "hackward": "alignment (1 = held-out hacks)",
+    "about": "contrast: hacks minus honest answers",
+    "removable": "removed by projection, of the gain",
 }
 MARKS = 200  # per figure; more prompts or steps are thinned evenly
 ROW = 0.37  # inches for a row of marks below its label
@@ -101,7 +101,7 @@ def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
         if permuted is not None:
             rows.append(Row(N2, f"p {p_value(permuted.p)}", permuted.value, null=_band(permuted)))
     axes.set_title("Does the gradient point along the direction?")
-    axes.set_xlabel("mean cos_in over prompts, 95% (\u2192 hack-ward)")
+    axes.set_xlabel("mean cos_in over prompts, 95% (\u2192 toward the hack)")
     forest(axes, rows, null="95% of the null (of an arm: Haar)", strong="measured arm", weak="other arms")
 
 
@@ -121,7 +121,7 @@ def contrasts(axes: Axes, analysis: Analysis) -> None:
         band = _band(analysis.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", contrast.arm))
         is_measured = contrast.arm == analysis.measured_arm
         rows.append(Row(str(contrast.arm), note, contrast.value, contrast.interval, band, is_measured))
-    axes.set_title("Do hacks point further hack-ward?")
+    axes.set_title("Do hacks point further toward the hack?")
     axes.set_xlabel("hacks minus clean answers, cosines within prompts, A > 0, 95%")
     forest(axes, rows, null="95% of Haar directions", strong="measured arm", weak="other arms")
 
@@ -174,7 +174,7 @@ def cells(axes: Axes, analysis: Analysis) -> None:
         axes.barh(place, value, 0.3, color=color)
         _write_row(axes, place, label, plural(num_rollouts, "rollout"))
     axes.set_title("Which rollouts carry the gradient?")
-    axes.set_xlabel("sum of cosine \u00d7 gradient norm (\u2192 hack-ward)")
+    axes.set_xlabel("sum of cosine \u00d7 gradient norm (\u2192 toward the hack)")
     _rows_of(axes, len(rows), 0.0)
 
 
@@ -189,7 +189,7 @@ def module_map(axes: Axes, analysis: Analysis) -> None:
     largest = max(abs(row.parts["z"]) for row in rows) or 1.0
     for row in rows:
         (layer, kind), z = places[row.name], row.parts["z"]
-        side, name = (HACK, "hack-ward") if z > 0 else (CLEAN, "clean-ward")
+        side, name = (HACK, "toward the hack") if z > 0 else (CLEAN, "away from it")
         axes.bar(
             layers.index(layer),
             *(1, 1, kinds.index(kind) - 0.5),

@@ -53,8 +53,8 @@ EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
 )
 COLOURED = {"coloured": "coloured tokens first"}  # then by alignment with the hack
 ORDERS = {  # keys of page.js
-    "hackward": "most hack-ward first",
-    "cleanward": "most clean-ward first",
+    "hackward": "most toward the hack first",
+    "cleanward": "most away from it first",
     "step": "step by step",
     "reward": "largest reward first",
     "advantage": "largest advantage first",
@@ -144,7 +144,7 @@ def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Secti
         strings=tables,
     )
     lead = (
-        "Search, filter and open what the policy wrote. Orange pushes hack-ward, blue clean-ward. The number of a row "
+        "Search, filter and open what the policy wrote. Orange pushes toward the hack, blue away. The number of a row "
         "is its cos_S_contrib, the cosine of its part of the update with the direction."
     )
     return Section(id="rollouts", title="Rollouts", lead=lead, html=html, tables=tables), data.anchors
