@@ -30,6 +30,7 @@ EXAMPLES = (
     "spec/NAME.toml",
     "spec/NAME-training.toml",
     "spec/NAME.md",
+    "spec/experiments/NAME.md",
     "spec/same-prompt.toml",
     "spec/same-prompt-training.toml",
     "spec/RUN-screen.toml",
@@ -93,7 +94,7 @@ def test_commands_that_need_a_gpu_or_hours_are_commands() -> None:
 
 def test_the_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.M))
+    named = set(re.findall(r"(?:^ *|`)make ([a-z-]+)", README, re.M))
     assert {"demo", "test"} <= named <= targets
 
 
