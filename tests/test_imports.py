@@ -33,6 +33,7 @@ LIGHT_PATTERNS = (  # by folder, so that a new file is covered
     "probe/report/**/*.py",
 )
 WORDS = {
+    "probe.analysis.estimate",  # the type of every number with an interval
     "probe.settings.words",
     "probe.settings.loss",
     "probe.settings.arms",
@@ -93,7 +94,7 @@ except SystemExit as end:
 
 def test_the_public_names_are_these() -> None:
     """A name that is added or lost is a change of the interface."""
-    public = ["Direction", "analyze", "attach", "cosines", "extract", "load", "read_run", "replay"]
+    public = ["Direction", "analyze", "attach", "check", "cosines", "extract", "load", "read_run", "replay"]
     assert [*probe._PLACES] == public
     assert {*public} <= {*dir(probe)}
     assert (probe.attach, probe.read_run) == (attach, read_run)

@@ -95,7 +95,7 @@ def run(command: click.Command, args: Sequence[str] | None = None) -> int:
         echo(error.format_message(), err=True)
         return EXIT_INPUT
     except (KeyboardInterrupt, click.Abort):
-        echo("probe: interrupted; the same command goes on where it stopped", err=True)
+        echo("probe: interrupted; repeat the command to continue", err=True)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python's flush at exit would fail again.

@@ -5,6 +5,7 @@ It calls the functions behind `probe pool import`, `extract` (a replay extracts 
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,10 +14,11 @@ from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.cli.report import report_command, report_of_runs
 from probe.records.run import elsewhere
-from probe.runs.check import checked, group_size, imported, replayed, settled
 from probe.settings.training import ModelConfig
-from replay_pools.logs.importing import CheckedLog
 from replay_pools.pool import Pool
+
+if TYPE_CHECKING:
+    from replay_pools.logs.importing import CheckedLog
 
 NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
 
@@ -59,6 +61,8 @@ def check(
 
       probe check rollouts.jsonl --pairs pairs.jsonl --model Qwen/Qwen3-4B --map reward=score
     """
+    from probe.runs.check import checked, imported, replayed, settled  # brings numpy, which the help does not wait for
+
     config, given = configured(ctx, "replay"), given_keys(ctx)
     log, pair_notes = checked(
         rollouts,
@@ -83,7 +87,7 @@ def check(
     _judge(replayed(config, name, out, say), name, out, as_json)
 
 
-def _without_pairs(rollouts: Path, log: CheckedLog) -> list[str]:
+def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
     """Return lines on the log alone, if no pairs were given."""
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
@@ -92,7 +96,7 @@ def _without_pairs(rollouts: Path, log: CheckedLog) -> list[str]:
     return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
-def _mapped(rollouts: Path, log: CheckedLog) -> str:
+def _mapped(rollouts: Path, log: "CheckedLog") -> str:
     """Return the recognised columns of a log, and how to correct them."""
     from replay_pools.logs.columns import as_option
 
@@ -103,8 +107,9 @@ def _mapped(rollouts: Path, log: CheckedLog) -> str:
     )
 
 
-def _log_lines(rollouts: Path, log: CheckedLog, pool: Pool, model: ModelConfig, out: Path) -> list[str]:
+def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: ModelConfig, out: Path) -> list[str]:
     """Return lines on recognised columns, chosen settings, cautions and facts that no log records."""
+    from probe.runs.check import group_size
     from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions

@@ -393,7 +393,7 @@ def locked(path: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         who, fix = owner or "another process", "wait for it, or choose another name"
-        raise InputError(path, expected="nobody else who writes it", found=who, fix=fix) from error
+        raise InputError(path, expected="no other process writing to it", found=who, fix=fix) from error
     try:
         command = without_secrets(" ".join(" ".join(sys.orig_argv[1:]).split()))[:300]
         since = time.strftime("%Y-%m-%d %H:%M:%S")

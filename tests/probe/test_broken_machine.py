@@ -122,7 +122,7 @@ def test_an_interrupted_terminal_is_left_as_it_was(out: Path, replay, quick: lis
     replay("warms-the-cache", "--arm", "vanilla", "--steps", "1", *quick)
     code, shown = interrupt(args, out / "runs" / "interrupted" / "step_*.cos.jsonl.gz", 2)
     assert code == 130
-    assert shown.rstrip().endswith("probe: interrupted; repeat the command to continue")
+    assert shown.count("probe: interrupted; repeat the command to continue") == 1
     assert "Traceback" not in shown
     assert shown.rindex(SHOW_CURSOR) > shown.rindex(HIDE_CURSOR)
     assert run(cli, args) == 0

@@ -84,7 +84,7 @@ UNKNOWN = [
     (
         ["replay", "--replay-dirs", "teachr"],
         "pool teachr: ",
-        "found only teacher, base, base-hinted, mixed; did you",
+        "found only teacher, base, base-hinted, mixed, tool; did",
     ),
     (["pool", "show", "teachr"], "pool teachr: ", "did you mean teacher?"),
     (["replay", "--v-hack", "v_hak"], "directions v_hak: ", "found only v_hack; did you mean v_hack? (run probe extr"),

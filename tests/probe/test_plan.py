@@ -94,7 +94,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    budget = {"sd": 0.15, "paired_correlation": 0.3, "expected_effect": 0.5}
+    budget = {"sd": 0.15, "paired_correlation": 0.3, "expected_effect": 0.4}
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
     lowers = {**LOWERS, "arm": "route", "paired": True}
     text = training_spec(
@@ -110,9 +110,9 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
     assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
-    assert found["effects"][1]["unpaired"] == pytest.approx(0.526, abs=1e-3)
+    assert found["effects"][1]["unpaired"] == pytest.approx(0.461, abs=1e-3)
     (note,) = found["notes"]
-    assert "CANNOT see the expected effect of 0.5: the smallest detectable one is 0.526 (unpaired)" in note
+    assert "CANNOT see the expected effect of 0.4: the smallest detectable one is 0.461 (unpaired)" in note
 
 
 def test_check_exits_with_one_for_a_vacuous_part(

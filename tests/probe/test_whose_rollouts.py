@@ -43,9 +43,9 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
     log = log_of(tmp_path / "silent.jsonl")
     probe("pool", "import", log, "--name", "steps-silent", "--model", small)
     _, errors = probe("replay", "--replay-dirs", "steps-silent", "--name", "steps-silent", *replay)
-    assert "caution: rollouts of steps 0 to 1 of a training, whose weights moved in between" in errors
+    assert "caution: rollouts of steps 0 to 1 of a training; its weights moved in between" in errors
     words = " ".join(probe("analyze", "steps-silent", "--draws", "99")[0].split())
-    assert "steps 0 to 1 of a training, whose weights moved in between; no log-probability says how far" in words
+    assert "of a training, whose weights moved in between; no log-probability says how far" in words
     nlls = {(row.src_step, row.src_sample): row.nll for row in read_run(out / "runs" / "steps-silent").samples}
     log = log_of(tmp_path / "moved.jsonl", nlls, moved=0.5)
     probe("pool", "import", log, "--name", "steps-moved", "--model", small)
@@ -60,8 +60,8 @@ def test_steps_of_a_training_were_sampled_by_weights_that_move(
         assert said in words if said else "nats a token off" not in words, words
     for options, message in (
         (("--only-step", "7"), "expected a step of pool steps-moved, 0 to 1, found 7"),
-        (("--only-step", "x"), "expected numbers and spans of steps"),
-        (("--only-step", "2-1"), "expected numbers and spans of steps"),
+        (("--only-step", "x"), "expected steps and ranges of steps"),
+        (("--only-step", "2-1"), "expected steps and ranges of steps"),
     ):
         _, errors = probe("replay", "--replay-dirs", "steps-moved", "--name", "never", *options, *replay, code=2)
         assert message in errors
@@ -131,7 +131,7 @@ def test_the_loss_of_the_logger_is_that_of_the_check(
     for options, scale in (((), "group"), (("--set", "objective.scale_rewards=none"), "none")):
         name = f"scaled-{scale}"
         text, errors = probe("check", path, "--model", small, *few_pairs, "--name", name, "--steps", "2", *options)
-        assert "divided by their group's standard deviation" in text
+        assert "divided by the standard deviation of the group" in text
         assert read_run(out / "runs" / name).settings["objective"]["scale_rewards"] == scale
         assert ("those of the replay of none" in " ".join(text.split())) == (scale == "none")
     options = ("--arm", "vanilla", "--per-pool", "8", "--steps", "2", *few_pairs)
