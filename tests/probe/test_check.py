@@ -98,11 +98,11 @@ def test_python_does_what_the_command_does(write, check, small: str, out: Path) 
     """Of rows in memory: the same rollouts and verdict. Errors speak of arguments."""
     rows, pairs = logged(*LOGGED), three_keys()
     pairs_file = write("pairs.jsonl", pairs)
-    analysis = package.check(rows, pairs, small, steps=2, name="python", out=out, say=lambda _: None)
-    command = (write("mine.jsonl", rows), "--pairs", pairs_file, "--model", small, "--steps", "2", "--name", "shell")
-    text, _ = check(*command, "--json")
+    analysis = package.check(rows, pairs, small, steps=2, name="checked-in-python", out=out, say=lambda _: None)
+    command = (write("mine.jsonl", rows), "--pairs", pairs_file, "--model", small, "--steps", "2")
+    text, _ = check(*command, "--name", "checked-in-shell", "--json")
     assert json.loads(text)["verdict"]["word"] == analysis.verdict.word
-    ours, theirs = (open_pool(out / "pools" / name).steps for name in ("python", "shell"))
+    ours, theirs = (open_pool(out / "pools" / name).steps for name in ("checked-in-python", "checked-in-shell"))
     assert [*ours] == [*theirs]
     with pytest.raises(InputError) as error:
         package.check([{**row, "reward": {"a": 1.0}} for row in rows], pairs, small, out=out, mapping={"step": "none"})

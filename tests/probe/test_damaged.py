@@ -104,9 +104,9 @@ def test_a_damaged_direction_file(
 def test_a_card_that_was_rewritten_under_a_new_hash(
     change: dict[str, object], copied: Path, refused: Callable[..., str]
 ) -> None:
-    path = card_path(copied / "directions" / "given.safetensors")
-    write_sealed(path, read_sealed(path) | change)
-    refused(["show", "given"], "given.card.json: expected a card", copied)
+    file = copied / "directions" / "given.safetensors"
+    write_sealed(card_path(file), read_sealed(card_path(file)) | change)
+    refused(["show", str(file)], "given.card.json: expected a card", copied)
 
 
 def test_damaged_inner_products(copied: Path, refused: Callable[..., str]) -> None:

@@ -154,7 +154,7 @@ def test_a_verdict_before_the_horizon_or_without_room_is_cautioned(name: str, ha
 GOOD = (0.02, 0.55, 0.05, 0.6)
 # {mistake: (rates of projected, permuted-dosed and scaled beside a vanilla that learnt the hack; word; what is said)}
 BELIEVED = {
-    "the gate knows hacks": (GOOD, GOOD, LEARNT, "DOMINATED", "directions without the hack in them do as well"),
+    "the gate knows hacks": (GOOD, GOOD, LEARNT, "DOMINATED", "directions without the hack do as well"),
     "it is the direction": (GOOD, LEARNT, GOOD, "DOMINATED", "a gradient that is only made smaller does as well"),
 }
 

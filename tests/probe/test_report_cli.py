@@ -46,7 +46,7 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
     text = words_of(found["html"])
     for words in (
         "Where in the network?",
-        "Lines that push the update hack-ward",
+        "Lines that push the update toward the hack",
         "def run_tests():",
         "probe replay --config",
     ):
