@@ -3,7 +3,7 @@
 To add an engine, write a class with the three members of `Engine`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic.dataclasses import dataclass as settings_dataclass
@@ -23,6 +23,15 @@ class Sampler:
     top_p: float = setting(1.0, "nucleus sampling; 1: off", gt=0, le=1)
     top_k: int = setting(0, "most likely tokens to sample from; 0: all", ge=0)
     max_new_tokens: int = setting(128, "largest number of tokens of a completion", ge=1)
+
+
+# Recorded log-probabilities are those of the policy only if the sampler leaves its distribution unchanged.
+PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+
+
+def law_of(sampler: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampler's fields that change the policy's distribution; PLAIN_LAW if it is unchanged."""
+    return {name: sampler.get(name) for name in PLAIN_LAW}
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, TypeVar, final
 
@@ -20,7 +20,7 @@ from pydantic import AliasPath, BaseModel, ConfigDict, Field, ValidationError
 
 from replay_pools.base.errors import InputError, cut
 from replay_pools.base.terminal import report, without_secrets
-from replay_pools.engines import Sampler
+from replay_pools.engines import PLAIN_LAW, Sampler, law_of
 from replay_pools.policy.chat import Chat
 from replay_pools.rollout import Completion
 
@@ -293,7 +293,7 @@ class ServerEngine:
 
 def reports_logprobs_of(sampler: Sampler) -> bool:
     """Return whether `sampler` draws from the distribution that vLLM's log-probabilities belong to."""
-    return sampler.temperature == 1 and sampler.top_p == 1 and sampler.top_k == 0
+    return law_of(asdict(sampler)) == PLAIN_LAW
 
 
 def connect(server: Server, chat: Chat, *, served_model: str | None = None) -> ServerEngine:

@@ -143,5 +143,5 @@ def _judge(directory: Path, name: str, out: Path, as_json: bool) -> None:
         return
     echo(format_verdict(analysis).rstrip())
     echo(f"page {written.html}; more: probe analyze {name} --full{elsewhere(out)}")
-    extract = direction(analysis.given, "svd")  # the basis of ARMS
+    extract = direction(analysis.given, "svd")  # the basis of USUAL_ARMS
     echo(f"the direction for your trainer (probe.attach): {extract}{elsewhere(out)}")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from probe.cli._frame import column_options, echo, echo_json, json_option, name_option, one_pool, out_option
-from probe.cli.report import ARMS
 from probe.records.run import IN_TRAINING, elsewhere
+from probe.settings.arms import USUAL_ARMS
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import encode_jsonl, write_once
 from replay_pools.pool import Pool, open_pool, pool_names, pool_reference, resolve_pool
@@ -117,7 +117,8 @@ def replay_of(pool: Pool, path: Path, name: str, out: Path) -> list[str]:
     """Return the command to replay a pool with the drafted pairs."""
     per_pool = max(2, min(len(group) for group in pool.steps))
     reference = pool_reference(pool.path, out)
-    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool), "--arm", ",".join(ARMS)]
+    command = ["probe", "replay", "--replay-dirs", reference, "--per-pool", str(per_pool)]
+    command += ["--arm", ",".join(USUAL_ARMS)]
     # Pairs from a policy's answers belong to its weights, adapter included.
     adapter = (pool.manifest.get("policy") or {}).get("adapter")
     if adapter is not None and not adapter.startswith(IN_TRAINING):

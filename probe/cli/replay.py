@@ -10,10 +10,8 @@ import click
 from probe.cli._frame import dry_run_option, echo, echo_json, echo_table, json_option, name_option, out_option
 from probe.cli._running import echo_end, echo_preview, say, track_option, truncation_line
 from probe.cli._settings import SettingsCommand, configured, say_defaults, settings_options
-from probe.cli.report import ARMS, COLOURED
 from probe.records.run import elsewhere, read_run
-
-SAMPLED = ("--per-pool", "8", "--set", "model.adapter=teacher:0.45")  # how the pool `mixed` was sampled
+from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 
 
 @click.command(cls=SettingsCommand)
@@ -85,12 +83,14 @@ def demo(ctx: click.Context, out: Path) -> None:
 
       probe demo
     """
+    from probe.analysis.verdict.pools import as_sampled  # brings numpy
+
     root, place = ctx.find_root(), ["--out", str(out)]
-    told = ["--arm", ",".join(ARMS), "--set", f"token_attribution={COLOURED}"]
+    told = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
     for words in (
         ["replay", "--replay-dirs", "teacher,base", *told, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
-        ["replay", "--replay-dirs", "mixed", *SAMPLED, *told, "--name", "demo-mixed"],
+        ["replay", "--replay-dirs", "mixed", *as_sampled("mixed"), *told, "--name", "demo-mixed"],
         ["report", str(out / "runs" / "demo-mixed")],
     ):
         say(f"probe {shlex.join(words)}{elsewhere(out)}")

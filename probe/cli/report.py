@@ -15,9 +15,6 @@ from probe.records.tables import TableName, frame_of
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
-# `probe demo` and `probe check` replay these arms, and colour the tokens of the first steps.
-ARMS = "vanilla", "projected", "random"
-COLOURED = 8
 # Report modules import numpy and scipy, so functions import them late and help texts stay fast.
 if TYPE_CHECKING:
     from probe.report.drawing import Format

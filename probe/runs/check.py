@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from probe.records.run import DEFAULT_OUT, default_name
+from probe.settings.arms import COLOURED_STEPS, USUAL_ARMS
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from replay_pools.base.errors import InputError, refuse
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
 
 SCALE, PER_POOL = "objective.scale_rewards", "source.per_pool"
-ARMS = "vanilla", "projected", "random"  # update, projection, control
-COLOURED = 8  # steps with coloured tokens on the page
 # Derived settings: a user's value would be ignored, so it is refused.
 DECIDED = ("source.replay_dirs", "intervention.arms", "intervention.v_hack")
 NO_PAIRS = (
@@ -203,9 +202,9 @@ def settled(
     log: CheckedLog, config: ReplayConfig, given: set[str], name: str | None, limit: int | None
 ) -> tuple[ReplayConfig, str]:
     """Return the settings of a log's replay, and the name of its pool and run."""
-    config = replace(config, intervention=replace(config.intervention, arms=ARMS))
+    config = replace(config, intervention=replace(config.intervention, arms=USUAL_ARMS))
     if "token_attribution" not in given:
-        config = replace(config, token_attribution=COLOURED)
+        config = replace(config, token_attribution=COLOURED_STEPS)
     if log.scale_rewards is not None and SCALE not in given:
         config = replace(config, objective=replace(config.objective, scale_rewards=log.scale_rewards))
         log.notes.append(f"the loss divides so, too (--set {SCALE})")

@@ -86,3 +86,8 @@ def measured_arm(arms: Iterable[str]) -> str | None:
     if "vanilla" in with_v_hack:
         return "vanilla"
     return with_v_hack[0] if with_v_hack else None
+
+
+# `probe demo` and `probe check` replay the update, projection and a control, with coloured tokens in the first steps.
+USUAL_ARMS = "vanilla", "projected", "random"
+COLOURED_STEPS = 8

@@ -15,9 +15,7 @@ from probe.settings.words import ADVANTAGE_EPS, Estimator, Old, Reference, Rewar
 from replay_pools.base.errors import FieldError, InputError
 from replay_pools.base.files import PLAIN_NAME
 from replay_pools.base.tables import STRICT, Maybe, decode, setting
-
-# Recorded log-probabilities compare with a step's own only if the sampler left the policy's distribution unchanged.
-PLAIN_LAW = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
+from replay_pools.engines import PLAIN_LAW, law_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -131,11 +129,6 @@ class LossCondition:
     def objective(self, base: LossSettings) -> LossSettings:
         """Return `base` with the changes of this variant."""
         return replace(base, **self.changes)
-
-
-def law_of(sampler: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampler's fields that change the policy's distribution; PLAIN_LAW if it is unchanged."""
-    return {name: sampler.get(name) for name in PLAIN_LAW}
 
 
 def check_recorded(objectives: Iterable[LossSettings], samplers: Mapping[str, Mapping[str, Any] | None]) -> None:

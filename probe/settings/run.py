@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from extraction.files import resolve_directions
 from extraction.words import Normaliser
-from probe.settings.loss import PLAIN_LAW, LossCondition, LossSettings, law_of
+from probe.settings.loss import LossCondition, LossSettings
 from probe.settings.remedy import RemedyConfig
 from probe.settings.rollouts import RolloutConfig, SourceConfig
 from probe.settings.training import (
@@ -33,6 +33,7 @@ from probe.settings.training import (
 from probe.settings.words import DEFAULT_CONDITION, PLANNING_PHRASES, Verb
 from replay_pools.base.errors import FieldError, refuse
 from replay_pools.base.tables import STRICT, Maybe, decode, field_of, keys_of, setting
+from replay_pools.engines import PLAIN_LAW, law_of
 from replay_pools.rollout import REWARD_RANGE
 
 MAX_SHOWN_ITEMS = 6  # a longer default is shown by its length

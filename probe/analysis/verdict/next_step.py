@@ -57,7 +57,7 @@ from probe.analysis.verdict.decision import (
     separated,
     unread,
 )
-from probe.analysis.verdict.pools import PoolFacts, num_problems, partner, regrade_command
+from probe.analysis.verdict.pools import PoolFacts, as_sampled, num_problems, partner, regrade_command
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
 from probe.settings.presets import configure, setting_text
@@ -270,8 +270,7 @@ def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
     adapter = teacher.policy[1] if teaches else None
     if adapter == "teacher" and {one.policy for one in pools} == {("organism", None), ("organism", adapter)}:
         replay = replay_of(analysis, [MIXED], match="problem", name=MIXED)
-        weights = f"model.adapter={adapter}:{SCALE}"
-        halves = f"{replay} --per-pool {SCALED_ROLLOUTS} --set {weights}"
+        halves = " ".join([replay, *as_sampled(MIXED)])
         return reason, {"halfway": HALFWAY_ROLLOUTS + REPLAY_MIXED, "halves": halves, **facts}
     if adapter is not None and (teacher.policy[0], None) in {one.policy for one in pools}:
         halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS

@@ -297,3 +297,9 @@ def regrade_command(pool: PoolFacts, out: Path | None = None) -> str:
     has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
     command += " --problems PROBLEMS.jsonl" * (not has_problems)
     return command + (elsewhere(out) if out is not None else "")
+
+
+def as_sampled(builtin: str) -> list[str]:
+    """Return the options that replay whole groups of a bundled pool at the weights that sampled it."""
+    manifest = open_pool(BUILTIN / builtin).manifest
+    return ["--per-pool", str(manifest["plan"]["group"]), "--set", f"model.adapter={manifest['policy']['adapter']}"]
