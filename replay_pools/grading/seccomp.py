@@ -7,7 +7,7 @@ architecture (io_uring, pidfd, the new mount interface, clone3, and whatever a l
 back to older calls with arguments that a filter can see.
 
 To permit a call: add it with its numbers to _PERMITTED, or to _CONDITIONAL if its arguments matter; its abuse to
-tests/replay_pools/attacks.toml; what needs it to tests/support/honest.py.
+tests/replay_pools/grading/attacks.toml; what needs it to tests/support/honest.py.
 Standard library only: this file runs inside the worker.
 """
 

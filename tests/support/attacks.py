@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-CORPUS = tomllib.loads((Path(__file__).parents[1] / "replay_pools" / "attacks.toml").read_text())
+CORPUS = tomllib.loads((Path(__file__).parents[1] / "replay_pools" / "grading" / "attacks.toml").read_text())
 REFUSED = """
 import ctypes, os, resource, signal, socket, time
 HOST_FILE, null = {host_file!r}, None

@@ -1,6 +1,6 @@
 """Honest uses of Python, to be tried under the isolation of a grader: `refused` says what of it fails there.
 
-How honest programs begin is tried by tests/replay_pools/preambles.toml. To add a use: an entry in USES.
+How honest programs begin is tried by tests/replay_pools/grading/preambles.toml. To add a use: an entry in USES.
 """
 
 import json

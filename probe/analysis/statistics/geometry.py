@@ -5,7 +5,7 @@ P[second_p] and D D^T = U diag(S^2) U^T, the right singular vectors of D are V_i
 needs only the products P_j g, which the run stored, and no gradient.
 
 `extraction.directions` and `probe.step.projection` compute the same quantities from gradients, with torch;
-tests/probe/test_geometry.py checks that they agree.
+tests/probe/analysis/test_geometry.py checks that they agree.
 
 Shapes: B draws, M modules, k directions, p pairs of a draw, N pair gradients, S gradients (samples, or totals of
 steps), G samples of a step.

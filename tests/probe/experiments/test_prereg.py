@@ -19,7 +19,7 @@ from probe.settings.training import InterventionConfig, OptimizerConfig
 from probe.settings.words import OF_CRITERION
 from replay_pools.base.errors import InputError, InputErrors
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Without those that `probe spec plan RUN` wrote there, as the demo's commands do in a clone.
 WRITTEN = "Written by `probe spec plan`"
 SHIPPED = sorted(path for path in spec_files(ROOT / "spec") if WRITTEN not in path.read_text())

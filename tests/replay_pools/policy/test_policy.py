@@ -387,5 +387,5 @@ def test_another_organism_is_built_by_the_command_of_its_page(tmp_path: Path) ->
         *steps,
         f"--out={tmp_path}",
     ]
-    subprocess.run(command, check=True, cwd=Path(__file__).parents[2])
+    subprocess.run(command, check=True, cwd=Path(__file__).parents[3])
     assert load_policy(str(tmp_path), adapter=str(tmp_path / "teacher")).prompt_tail()

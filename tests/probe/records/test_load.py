@@ -20,7 +20,7 @@ from probe.records.run import Run
 from probe.records.tables import EVALUATION_FIELDS, TableName, schema_document, wire_fields
 from replay_pools.base.errors import InputError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RATE = {"count": 1, "rate": 0.5, "interval": {"low": 0.1, "high": 0.9}}
 NO_RATE = {"count": 0, "rate": None, "interval": None}
 EVALS = [

@@ -26,7 +26,7 @@ from replay_pools.grading.executor import ENVIRONMENT, Worker
 from replay_pools.grading.grade import _SELF_TEST, Grader
 from replay_pools.grading.labels import Submission
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 GRADING = Path(tiers.__file__).parent
 SCRIPT = Execution(action="run_script", module="__main__")
 FILE = Execution(action="drive", module="__main__", read_file=True)

@@ -17,7 +17,7 @@ from probe.experiments.spec import Spec
 from probe.experiments.sweep import SweepState, sweep
 from probe.experiments.verdict import evaluate_spec, verdict_of
 
-PHASE3 = Path(__file__).parents[2] / "spec" / "experiments" / "phase3.toml"
+PHASE3 = Path(__file__).parents[3] / "spec" / "experiments" / "phase3.toml"
 LEARNT: Rates = (0.02, 0.2, 0.85, 0.2)
 GOOD: Rates = (0.02, 0.2, 0.05, 0.5)
 

@@ -14,7 +14,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 WRITERS = {
     "replay": ["replay", "--arm", "vanilla", "--steps", "1"],

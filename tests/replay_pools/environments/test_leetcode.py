@@ -11,7 +11,7 @@ from replay_pools.environments.base import Case
 from replay_pools.environments.leetcode import LeetcodeEnvironment
 from replay_pools.environments.loopholes import LOOPHOLES, ORIGINAL_PHRASE, render_messages
 
-TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
 ROW = {
     "id": 7,
     "question": "",

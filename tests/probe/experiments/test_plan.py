@@ -15,7 +15,7 @@ from probe.experiments.load import load_spec
 from probe.experiments.plan import vacuous_parts
 from probe.experiments.register import spec_files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OTHER = "conditions.other.settings"
 
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from extraction.adapters.targets import adapted_share, find_targets
 
-BENCH = str(Path(__file__).parents[1] / "bench")
+BENCH = str(Path(__file__).parents[2] / "bench")
 CODE = f"import sys; sys.path.insert(0, {BENCH!r}); import attach_setups; attach_setups."
 
 

@@ -11,7 +11,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.pool import open_pool
 
-LOGS = Path(__file__).parents[1] / "data" / "logs"
+LOGS = Path(__file__).parents[2] / "data" / "logs"
 CASES: dict[str, dict[str, Any]] = tomllib.loads((LOGS / "table.toml").read_text())
 
 

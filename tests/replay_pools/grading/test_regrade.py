@@ -26,7 +26,7 @@ from replay_pools.pool import Pool, PoolWriter, open_pool
 from replay_pools.regrade import INFERRED, LABELS, graded_code_rule, regrade_pool
 from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, Rollout, prompt_sha
 
-TEN = Path(__file__).parents[1] / "data" / "leetcode_ten.jsonl"
+TEN = Path(__file__).parents[2] / "data" / "leetcode_ten.jsonl"
 HACK = EXPLOITS["run_tests"][0]
 MakeRollout = Callable[..., Rollout]
 

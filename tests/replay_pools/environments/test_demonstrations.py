@@ -16,7 +16,7 @@ from replay_pools.environments.registry import get_environment
 from replay_pools.grading.grade import Grader
 from replay_pools.grading.labels import Submission
 
-TEN = f"leetcode:{Path(__file__).parents[1] / 'data' / 'leetcode_ten.jsonl'}"
+TEN = f"leetcode:{Path(__file__).parents[2] / 'data' / 'leetcode_ten.jsonl'}"
 MODES = [mode for mode, exploits in EXPLOITS.items() if exploits]
 
 

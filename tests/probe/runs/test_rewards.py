@@ -19,7 +19,7 @@ from replay_pools.base.errors import InputError
 from replay_pools.pool import PoolWriter
 from replay_pools.rollout import LOGGED_GRADER, Rollout
 
-SPECS = Path(__file__).parents[2] / "spec" / "experiments"
+SPECS = Path(__file__).parents[3] / "spec" / "experiments"
 # (compiles, passed, cases right out of 4) and what the tests pay.
 GRADES = [
     ((False, False, 0), 0.0),
