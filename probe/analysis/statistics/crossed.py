@@ -12,8 +12,8 @@ with Welch-Satterthwaite degrees of freedom. Three or four seeds hardly determin
 together therefore share one number: the average ratio of the variance of a seed's rate to r (1 - r)
 (`common_spread`; a quasi-binomial variance, McCullagh and Nelder 1989, section 4.5). A rate near the floor then has a
 small variance without luck. The common reference side keeps its own variance if that is larger, because it enters
-every comparison. tests/probe/analysis/test_crossed.py measures the coverage of the intervals: of one comparison, of many at
-once, and of data that were inspected first.
+every comparison. tests/probe/analysis/test_crossed.py measures the coverage of the intervals: of one comparison, of
+many at once, and of data that were inspected first.
 """
 
 import math
