@@ -55,7 +55,7 @@ class Push(NamedTuple):
 
     text: str
     push: float
-    count: int  # occurrences
+    times: int  # occurrences
     num_prompts: int  # prompts with the line
 
 
@@ -164,7 +164,7 @@ def evidence(run: RunRollouts, anchors: set[str]) -> dict[str, Any] | None:
         {
             "text": row.text,
             "search": row.text,
-            "tip": f"{row.count} times in {row.num_prompts} prompts",
+            "tip": f"{row.times} times in {row.num_prompts} prompts",
             "number": row.push,
         }
         for row in ranked

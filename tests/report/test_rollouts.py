@@ -47,7 +47,7 @@ def test_lines_hold_the_shares_of_their_tokens(shown) -> None:
 
 def test_counts_are_of_occurrences_and_prompts(shown) -> None:
     rows = {row.text: row for row in pushes(shown)}
-    assert (rows["def run_tests():"].count, rows["def run_tests():"].num_prompts) == (12, 6)
+    assert (rows["def run_tests():"].times, rows["def run_tests():"].num_prompts) == (12, 6)
     assert rows["def run_tests():"].push > 0
     assert all(row.num_prompts >= 2 for row in rows.values()), "a string of one prompt says more about the prompt"
 
