@@ -21,7 +21,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -142,7 +142,7 @@ def _activation(material: Material, argument: str) -> Array | str:
     assert material.states is not None
     assert material.pairs is not None
     projected = project_states(material.states, material.pairs, material.used)
-    member = cluster_numbers(material.prompts)
+    member = cluster_numbers([rollout.prompt_sha for rollout in material.rollouts])
     alone = np.bincount(member)[member] < 2
     return np.where(alone, np.nan, centred(projected, member))
 
@@ -480,32 +480,6 @@ def strength(row: Estimate) -> float:
     if row.value is None:
         return 0.5
     return row.value if row.name == "words" else max(row.value, 1 - row.value)
-
-
-def left_out_kinds(pairs: PairMaterial) -> list[Estimate]:
-    """Return, for each kind of hack, the AUROC of its pairs' sides by a score from the pairs of all other kinds.
-
-    The score is `similarity`, or `activation` without gradients; each pair is a prompt.
-    """
-    kinds, rows = np.array(pairs.kinds), []
-    names = sorted({*pairs.kinds})
-    for kind in names if len(names) > 1 else []:
-        used, of_kind = np.flatnonzero(~pairs.held_out & (kinds != kind)), np.flatnonzero(kinds == kind)
-        if not len(used):
-            continue
-        if pairs.similarities is not None:
-            means = pairs.similarities[:, of_kind][..., used].mean(-1)  # (2, of kind, 2)
-            scores = means[..., 0] - means[..., 1]
-        elif pairs.states is not None:
-            scores = project_states(pairs.states[:, of_kind], pairs, used)
-            scores = scores - scores.mean(0)
-        else:
-            return []
-        prompts = [*range(len(of_kind))] * 2
-        labels = np.repeat([1.0, 0.0], len(of_kind))
-        row = separation(kind, scores.ravel(), labels, prompts)
-        rows.append(replace(row, unit="pair", parts={"num_extraction": len(used)}))
-    return rows
 
 
 def mean_logprobs(rollouts: Sequence[Rollout]) -> Array | None:

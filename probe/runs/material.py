@@ -297,20 +297,21 @@ ARRAYS = ("logprobs", "sampled", "reference", "states", "similarities", "fingerp
 OF_PAIRS = ("states", "similarities", "fingerprints")
 
 
-def save_material(path: Path, material: Material, cautions: Sequence[str]) -> None:
-    """Write everything but the rollouts and their labels, atomically."""
+def save_material(path: Path, material: Material, cautions: Sequence[str], key: str) -> None:
+    """Write everything but the rollouts and their labels, atomically; `key` identifies the inputs."""
     arrays: dict[str, Any] = {name: getattr(material, name) for name in ARRAYS}
     arrays |= {f"cosines/{kind}": values for kind, values in (material.cosines or {}).items()}
-    header: dict[str, Any] = {"missing": dict(material.missing), "cautions": [*cautions], "seed": material.seed}
+    header: dict[str, Any] = {"missing": dict(material.missing), "cautions": [*cautions], "key": key}
+    header["seed"] = material.seed
     if (pairs := material.pairs) is not None:
         arrays |= {f"pairs/{name}": getattr(pairs, name) for name in OF_PAIRS}
         header |= {"kinds": [*pairs.kinds], "held_out": pairs.held_out.tolist()}
-    tensors = {name: torch.from_numpy(values) for name, values in arrays.items() if values is not None}
+    tensors = {name: torch.tensor(values) for name, values in arrays.items() if values is not None}
     write_tensors(path, tensors, header)
 
 
-def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, list[str]]:
-    """Read a file of `save_material` for the same rollouts; return the material and the cautions.
+def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, list[str], str]:
+    """Read a file of `save_material` for the same rollouts; return the material, the cautions and the key.
 
     Raises:
         InputError: a missing or damaged file.
@@ -330,4 +331,4 @@ def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, li
         missing=header["missing"],
         **arrays,
     )
-    return material, header["cautions"]
+    return material, header["cautions"], header["key"]
