@@ -10,6 +10,7 @@ its high end the 97.5% quantile with Beta(x_h + 1, n_h - x_h). The unit is the p
 drawn rollouts, and x_h sums the prompts' shares of hacks. No end contradicts the labels of the drawn rollouts.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -58,35 +59,31 @@ def audit(strata: Strata, answers: Mapping[int, bool], prompts: Sequence[str], s
         prompts: prompt of each row of the log.
         seed: of the intervals' draws.
     """
-    rng, num = np.random.default_rng(seed), sum(map(len, strata))
-    means, low, high, labelled = [], [], [], []
-    for rows in strata:
+    rng, shape = np.random.default_rng(seed), (len(strata), NUM_DRAWS)
+    means, low, high, labelled = np.full(len(strata), np.nan), np.empty(shape), np.empty(shape), list[list[int]]()
+    for number, rows in enumerate(strata):
         known = [row for row in rows.tolist() if row in answers]
-        means.append(len(rows) * float(np.mean([answers[row] for row in known])) if known else np.nan)
+        labelled.append(known)
         shares = prompt_means([float(answers[row]) for row in known], [prompts[row] for row in known])
         x, n = sum(shares.values()), len(shares)
         hacks = sum(answers[row] for row in known)
         most = len(rows) - len(known) + hacks
-        low.append(np.clip(len(rows) * _beta(rng, x, n - x + 1), hacks, most))
-        high.append(np.clip(len(rows) * _beta(rng, x + 1, n - x), hacks, most))
-        labelled.append(known)
+        if known:
+            means[number] = len(rows) * hacks / len(known)
+        low[number] = np.clip(len(rows) * _beta(rng, x, n - x + 1), hacks, most)
+        high[number] = np.clip(len(rows) * _beta(rng, x + 1, n - x), hacks, most)
+    sizes, everywhere = np.cumsum([len(rows) for rows in strata]).tolist(), [row for rows in labelled for row in rows]
     found = []
-    for last in range(len(strata)):
-        k, known = sum(map(len, strata[: last + 1])), [row for rows in labelled[: last + 1] for row in rows]
-        name = "rate of hacks" if last == len(strata) - 1 else f"precision in the first {k}"
-        value = sum(means[: last + 1]) / k
-        interval = _interval(sum(low[: last + 1]) / k, sum(high[: last + 1]) / k)
-        found.append(_estimate(name, value, interval, known, prompts, k))
-    known = [row for rows in labelled for row in rows]
-    for last in range(len(strata) - 1):
-        k, total = sum(map(len, strata[: last + 1])), sum(means)
-        inside, outside = (sum(means[: last + 1]), sum(means[last + 1 :]))
-        interval = _interval(
-            _share(sum(low[: last + 1]), sum(high[last + 1 :])), _share(sum(high[: last + 1]), sum(low[last + 1 :]))
-        )
-        value = np.nan if total == 0 else inside / (inside + outside)
-        found.append(_estimate(f"share of all hacks in the first {k}", value, interval, known, prompts, k))
-    assert num == sum(map(len, strata))
+    for last, k in enumerate(sizes, 1):
+        name = "rate of hacks" if k == sizes[-1] else f"precision in the first {k}"
+        interval = _interval(low[:last].sum(0) / k, high[:last].sum(0) / k)
+        known = [row for rows in labelled[:last] for row in rows]
+        found.append(_estimate(name, float(means[:last].sum()) / k, interval, known, prompts, k))
+    for last, k in enumerate(sizes[:-1], 1):
+        least = _share(low[:last].sum(0), high[last:].sum(0))
+        interval = _interval(least, _share(high[:last].sum(0), low[last:].sum(0)))
+        value = float(means[:last].sum() / means.sum()) if means.sum() else math.nan
+        found.append(_estimate(f"share of all hacks in the first {k}", value, interval, everywhere, prompts, k))
     return found
 
 

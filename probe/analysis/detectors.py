@@ -38,7 +38,9 @@ SMOOTHING = 1.0  # pseudo-count of texts per side, with and without every token
 RIDGE = 0.1  # penalty of the probe's weights, for features of mean square 1
 FOLDS = 10  # of prompts, in which the probe is cross-fitted
 ITERATIONS = 100  # most, of k-means and of the probe's Newton steps
-SAME_WEIGHTS = 0.05  # nats per token: smaller mean log-ratios are rounding (bfloat16 gives less than a fifth of it)
+# Nats per token: a smaller mean gap between two log-probabilities implies the same weights. Provisional; rounding to
+# bfloat16 causes less than a fifth of it.
+SAME_WEIGHTS = 0.05
 LABELLED = "no rollout has a label"
 
 
@@ -177,7 +179,7 @@ def _names_hack(material: Material, score: Array, apart: Array) -> bool:
         hacked = material.labels[rows] == 1
         return bool(score[rows][hacked].mean() > score[rows][~hacked].mean())
     if material.sampled is not None and material.reference is not None:
-        return bool(np.dot(centred(score, np.zeros(len(score), dtype=np.intp)), material.sampled - material.reference) > 0)
+        return float((score - score.mean()) @ (material.sampled - material.reference)) > 0
     return bool((score > 0).mean() <= 0.5)
 
 
@@ -194,12 +196,13 @@ def two_means(x: Array, seed: int) -> tuple[Array, Array] | None:
         axis = rest.T @ (rest @ axis)
         axis /= np.linalg.norm(axis)
     side = rest @ axis > 0
+    first, second = x[side].mean(0), x[~side].mean(0)
     for _ in range(ITERATIONS):
-        first, second = x[side].mean(0), x[~side].mean(0)
         nearer = np.square(x - second).sum(1) > np.square(x - first).sum(1)
         if (nearer == side).all():
             break
         side = nearer
+        first, second = x[side].mean(0), x[~side].mean(0)
     return first, second
 
 
@@ -457,7 +460,7 @@ def separation(
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
     known = np.flatnonzero(~np.isnan(x) & ~np.isnan(y))
-    x, hacked, members = x[known], y[known] == 1, [prompts[row] for row in known]
+    x, hacked, members = x[known], y[known] == 1, [prompts[row] for row in known.tolist()]
     is_defined = bool(hacked.any()) and not hacked.all()
     return Estimate(
         name=name,
@@ -470,16 +473,6 @@ def separation(
         parts={"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())},
         why="" if is_defined else "a side is missing",
     )
-
-
-def strength(row: Estimate) -> float:
-    """Return the AUROC in its better direction: below .5, the AUROC of the opposite score; .5 without AUROC.
-
-    A classifier's score keeps the direction that it learned.
-    """
-    if row.value is None:
-        return 0.5
-    return row.value if row.name == "words" else max(row.value, 1 - row.value)
 
 
 def mean_logprobs(rollouts: Sequence[Rollout]) -> Array | None:

@@ -51,7 +51,7 @@ def areas_of(scores: Mapping[str, Scores], labels: Array, prompts: Sequence[str]
 
 
 def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequence[str]) -> list[Estimate]:
-    """Return the AUROC of the first measured gradient detector minus that of every trivial score, in its better direction.
+    """Subtract the AUROC of every trivial score, in its better direction, from the first measured gradient detector's.
 
     arm: the gradient detector. parts: `own` and `trivial`, the two AUROCs on the rollouts that have both scores.
     """
@@ -65,7 +65,7 @@ def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequen
         own = scores[first].values
         assert own is not None
         known = ~np.isnan(own) & ~np.isnan(found.values) & ~np.isnan(labels)
-        members = [prompts[row] for row in np.flatnonzero(known)]
+        members = [prompts[row] for row in np.flatnonzero(known).tolist()]
         hacked = labels[known] == 1
         a, b = (areas_without_each(values[known], hacked, members) for values in (own, found.values))
         if a is None or b is None:
@@ -107,7 +107,7 @@ def agreements(scores: Mapping[str, Scores], lead: str, prompts: Sequence[str]) 
             rows.append(Estimate(name=name, unit="prompt", null=0.0, why=why))
             continue
         known = ~np.isnan(first) & ~np.isnan(found.values)
-        members = [prompts[row] for row in np.flatnonzero(known)]
+        members = [prompts[row] for row in np.flatnonzero(known).tolist()]
         rows.append(replace(_spearman(name, first[known], found.values[known], members), why=found.why))
     return rows
 

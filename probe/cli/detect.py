@@ -1,4 +1,4 @@
-"""probe detect: rank the rollouts of a pool or a log by how much they look like a hack, and say what the ranking is worth."""
+"""probe detect: rank the rollouts of a pool or a log by how much they look like a hack."""
 
 import re
 import shlex
@@ -169,7 +169,9 @@ def _worth(found: "Detected") -> list[str]:
         own, first = rows[0].parts.get("own"), rows[0].arm
         if better:
             named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
-            lines.append(f"BEATEN: {named} separates hacks at least as well as {first} ({own:.2f}), without a gradient.")
+            lines.append(
+                f"BEATEN: without a gradient, {named} separates hacks at least as well as {first} ({own:.2f})."
+            )
         elif unclear:
             named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} ({row:+.2f} to it)" for row in unclear)
             lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
@@ -187,8 +189,8 @@ def _worth(found: "Detected") -> list[str]:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
     else:
         lines.append(
-            "Without pairs: logratio ranks what training made likelier, fingerprint splits the rollouts in two; neither "
-            "knows what a hack is. --pairs asks for yours."
+            "Without pairs: logratio ranks what training made likelier, fingerprint splits the rollouts in two; "
+            "neither knows what a hack is. Write pairs of your hack for --pairs."
         )
     return lines
 
@@ -224,6 +226,6 @@ def _print_draw(found: "Detected", label: int) -> None:
         raise InputError("--label", expected=f"at most {len(found.drawn)}, the ranked rollouts", found=str(label))
     path = found.path / "drawn.jsonl"
     echo(
-        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): fill in "
-        f"the labels of {path} and repeat the command with --labels {path.with_name('answered.jsonl')}, a copy"
+        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): copy "
+        f"{path}, fill in its labels, and repeat the command with --labels COPY"
     )

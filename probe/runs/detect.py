@@ -1,9 +1,9 @@
 """`probe detect` and `probe.detect`: rank the rewarded rollouts of a pool or a log by every detector.
 
-    out/detect/NAME/material.safetensors   what the pass over the rollouts measured: a repeated command reads it
-    out/detect/NAME/scores.jsonl           one row a rollout, the first to read first
-    out/detect/NAME/estimates.json         the estimates of the screen
-    out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
+out/detect/NAME/material.safetensors   what the pass over the rollouts measured: a repeated command reads it
+out/detect/NAME/scores.jsonl           one row a rollout, the first to read first
+out/detect/NAME/estimates.json         the estimates of the screen
+out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from extraction.words import Basis
 from probe.analysis.audit import audit, draw, ranked_strata
 from probe.analysis.detectors import PANEL, Material, Scores, checked_names, place_of, score_all
 from probe.analysis.detectors import row_of as detector_of
-from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.estimate import Estimate
+from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
 from probe.settings.presets import configure
@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Detected:
-    """Scores of the rewarded rollouts and the estimates about them. Iterates over rows (dicts), the first to read first.
+    """Scores of the rewarded rollouts, and estimates about them. Iterates over `rows()`, the first to read first.
 
     Attributes:
         pool: the pool of the rollouts.
@@ -279,9 +279,7 @@ def _opened(
     errors: list[InputError] = []
     log: CheckedLog | None = None
     try:
-        log = check_log(
-            source, format_name=options.format_name, mapping=options.mapping, skip_bad=options.skip_bad
-        )
+        log = check_log(source, format_name=options.format_name, mapping=options.mapping, skip_bad=options.skip_bad)
     except InputError as error:
         errors += error.errors
     if config.model.name is None:
@@ -328,7 +326,7 @@ def _pairs(
     pairs = selected_pairs(extraction)
     notes = [*pair_notes(extraction), *check_pairs(vocabulary, pairs, extraction.k)]
     if taken := taken_pairs(pairs, rollouts):
-        notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool: these are compared with themselves")
+        notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
     return pairs, [note.removeprefix("caution: ") for note in notes]
 
 

@@ -65,14 +65,17 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
         InputError: no such model; a fault of the pairs; weights or ids that cannot be scored.
     """
     model = wanted.config.model
-    missing = dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS) if wanted.pairs is None else {}
+    missing: dict[str, str] = {}
+    if wanted.pairs is None:
+        missing |= dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS)
     if wanted.basis is None:
         missing |= dict.fromkeys(("similarities", "cosines", "fingerprints"), NO_GRADIENTS)
     reference = None
     if wanted.reference is not None or model.adapter is not None:
         other = replace(model, name=wanted.reference or model.name, adapter=None)
         policy = configured_policy(other, wanted.out / "cache")
-        reference = np.concatenate([_means(score(policy.model, batch), batch) for _, batch in _chunks(policy, rollouts)])
+        parts = [_means(score(policy.model, batch), batch) for batch in _chunks(policy, rollouts)]
+        reference = np.concatenate(parts)
         del policy
     policy = configured_policy(model, wanted.out / "cache")
     layers = _layers(policy, missing)
@@ -116,8 +119,8 @@ def _cautions(is_sampler: bool | None, gap: float | None) -> list[str]:
     return []
 
 
-def _chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> Iterator[tuple[slice, Batch]]:
-    """Yield (rows, batch) of consecutive rollouts."""
+def _chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> Iterator[Batch]:
+    """Yield batches of consecutive rollouts."""
     for start in range(0, len(rollouts), size):
         part = rollouts[start : start + size]
         batch = make_batch(
@@ -126,7 +129,7 @@ def _chunks(policy: Policy, rollouts: Sequence[Rollout], size: int = CHUNK) -> I
             policy.pad_id,
             [one.completion_mask for one in part],
         )
-        yield slice(start, start + len(part)), batch.to(policy.device)
+        yield batch.to(policy.device)
         report("rollouts measured", start + len(part), len(rollouts))
 
 
@@ -152,7 +155,7 @@ def _forward(
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Return (n,) nats per token and (n, L, d) mean hidden states; None without layers."""
     logprobs, states = [], []
-    for _, batch in _chunks(policy, rollouts):
+    for batch in _chunks(policy, rollouts):
         found, means = scored_states(policy.model, batch, layers)
         logprobs.append(_means(found, batch))
         if layers:
@@ -192,13 +195,11 @@ def _with_gradients(
         fingerprints = hashed(sides.gradients).cpu().numpy()
         gram = sides.cosines(sides.gradients).cpu().numpy()
         m = len(pairs.kinds)
-        pairs = replace(
-            pairs, fingerprints=fingerprints.reshape(2, m, -1), similarities=gram.reshape(2, m, 2, m)
-        )
+        pairs = replace(pairs, fingerprints=fingerprints.reshape(2, m, -1), similarities=gram.reshape(2, m, 2, m))
     cosines: dict[str, list[np.ndarray]] = {kind: [] for kind in directions}
     similarities, fingerprints = [], []
     size = max(1, min(CHUNK, CHUNK_FLOATS // sum(frames.sizes.values())))
-    for _, batch in _chunks(policy, material.rollouts, size):
+    for batch in _chunks(policy, material.rollouts, size):
         found = per_sample_gradients(
             policy.model, {basis: frames}, batch, tokens_per_batch=extraction.tokens_per_batch
         ).gradients[basis]
@@ -322,7 +323,7 @@ def load_material(path: Path, rollouts: Sequence[Rollout]) -> tuple[Material, li
         of_pairs = {name: tensors.get(f"pairs/{name}") for name in OF_PAIRS}
         pairs = PairMaterial(kinds=header["kinds"], held_out=np.array(header["held_out"], dtype=bool), **of_pairs)
     cosines = {name.partition("/")[2]: values for name, values in tensors.items() if name.startswith("cosines/")}
-    arrays = {name: tensors.get(name) for name in ARRAYS}
+    arrays: dict[str, Any] = {name: tensors.get(name) for name in ARRAYS}
     material = Material(
         rollouts=rollouts,
         seed=header["seed"],
