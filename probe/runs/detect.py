@@ -353,7 +353,7 @@ def _measured(
     wanted = Wanted(
         config=config,
         is_sampler=_is_sampler(config.model, pool),
-        pairs=pairs,
+        has_pairs=pairs is not None,
         reference=options.reference,
         basis=options.basis,
         out=options.out,

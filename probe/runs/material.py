@@ -25,6 +25,7 @@ from extraction.library import DirectionLibrary, pair_batch
 from extraction.logprobs import split_model
 from extraction.pairs import Pair
 from extraction.passes import score
+from extraction.selection import selected_pairs
 from extraction.words import Basis, ExtractionSettings, kind_of
 from probe.analysis.detectors import SAME_WEIGHTS, Material, PairMaterial, mean_logprobs
 from probe.runs.activations import scored_states
@@ -50,9 +51,9 @@ NO_GRADIENTS = "needs gradients (run without --no-gradients)"
 class Wanted:
     """What to measure, at which weights."""
 
-    config: ReplayConfig  # its model, loss normaliser, extraction and seed matter
+    config: ReplayConfig  # its model, loss normaliser, extraction with the pairs, and seed matter
     is_sampler: bool | None  # True: the model's weights sampled the rollouts; None: not recorded
-    pairs: Sequence[Pair] | None
+    has_pairs: bool
     reference: str | None  # name of the reference model; None: the model without its adapter
     basis: Basis | None  # of the gradients; None: no gradients
     out: Path
@@ -66,7 +67,7 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
     """
     model = wanted.config.model
     missing: dict[str, str] = {}
-    if wanted.pairs is None:
+    if not wanted.has_pairs:
         missing |= dict.fromkeys(("pairs", "similarities", "cosines"), NO_PAIRS)
     if wanted.basis is None:
         missing |= dict.fromkeys(("similarities", "cosines", "fingerprints"), NO_GRADIENTS)
@@ -80,7 +81,7 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
     policy = configured_policy(model, wanted.out / "cache")
     layers = _layers(policy, missing)
     logprobs, states = _forward(policy, rollouts, layers)
-    pairs = None if wanted.pairs is None else _pairs(policy, wanted.pairs, layers)
+    pairs = _pairs(policy, selected_pairs(wanted.config.intervention.extraction), layers) if wanted.has_pairs else None
     recorded = mean_logprobs(rollouts)
     gap = None if recorded is None else float(np.abs(recorded - logprobs).mean())
     is_sampler = wanted.is_sampler
