@@ -25,6 +25,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
 from probe.analysis.statistics.intervals import Array
 from probe.records.run import DEFAULT_OUT, default_name
+from probe.runs.check import as_arguments, recognised
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig
 from probe.settings.training import ModelConfig
@@ -177,7 +178,6 @@ def detect(
         InputError: all faults of the log, the pairs, the labels and the names of detectors.
     """
     from extraction.pair_files import store_rows
-    from probe.runs.check import as_arguments
 
     out = Path(out)
     given: dict[str, Any] = {**settings}
@@ -217,6 +217,8 @@ def detected(
     """
     names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
     pool, log, model = _opened(source, config, given, options)
+    if log is not None:
+        say(recognised(log))
     config = replace(config, model=model)
     everything = [rollout for group in pool.steps for rollout in group]
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
@@ -353,6 +355,7 @@ def _measured(
     wanted = Wanted(
         config=config,
         is_sampler=_is_sampler(config.model, pool),
+        weights_sha256=pool.manifest["policy"].get("base_weights_sha256"),
         has_pairs=pairs is not None,
         reference=options.reference,
         basis=options.basis,

@@ -53,6 +53,7 @@ class Wanted:
 
     config: ReplayConfig  # its model, loss normaliser, extraction with the pairs, and seed matter
     is_sampler: bool | None  # True: the model's weights sampled the rollouts; None: not recorded
+    weights_sha256: str | None  # of the base that sampled; None: not recorded
     has_pairs: bool
     reference: str | None  # name of the reference model; None: the model without its adapter
     basis: Basis | None  # of the gradients; None: no gradients
@@ -85,6 +86,8 @@ def measure(rollouts: Sequence[Rollout], wanted: Wanted, say: Callable[[str], No
     recorded = mean_logprobs(rollouts)
     gap = None if recorded is None else float(np.abs(recorded - logprobs).mean())
     is_sampler = wanted.is_sampler
+    if is_sampler and wanted.weights_sha256 not in (None, policy.base_weights_sha):
+        is_sampler = False
     if is_sampler is None and gap is not None:
         is_sampler = gap < SAME_WEIGHTS
     sampled = recorded if is_sampler is False else logprobs

@@ -54,6 +54,7 @@ def wanted(small: str, pairs: list[Pair], tmp_path_factory: pytest.TempPathFacto
         plain = Wanted(
             config=configure("replay", options=settings),
             is_sampler=True,
+            weights_sha256=None,
             has_pairs=True,
             reference=None,
             basis="svd",
@@ -155,6 +156,8 @@ def test_the_weights_decide_the_log_ratio_and_the_caution(
     assert other.reference is other.logprobs
     assert other.sampled is not None
     assert other.sampled[1] == pytest.approx(np.mean(rollouts[1].sampling_logprobs or []))
+    _, cautions = measure(rollouts, wanted(**quick, weights_sha256="another"), print)
+    assert "other weights than the model's sampled" in cautions[0]
     silent = [replace(one, sampling_logprobs=None) for one in rollouts]
     unknown, cautions = measure(silent, wanted(**quick, is_sampler=None, reference=small), print)
     assert "nothing records" in cautions[0]
