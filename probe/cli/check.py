@@ -71,7 +71,7 @@ def check(
         mapping=mapping,
         format_name=format_name,
         skip_bad=skip_bad,
-        without_pairs=lambda log: echo("\n".join(_without_pairs(rollouts, log))),
+        without_pairs=lambda log: echo("\n".join(_without_pairs(log))),
     )
     config, name = settled(log, config, given, name, limit)
     pool = imported(log, config, name, out, limit)
@@ -87,14 +87,14 @@ def check(
     _judge(replayed(config, name, out, say), name, out, as_json)
 
 
-def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
+def _without_pairs(log: "CheckedLog") -> list[str]:
     """Return lines on the log alone, if no pairs were given."""
+    from probe.runs.check import recognised
+
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
     labelled = [row for row in rows if row.hacked is not None]
     hacks = f"{sum(bool(row.hacked) for row in labelled)} of {len(labelled)} hack" if labelled else "hacks not logged"
-    from probe.runs.check import recognised
-
     return [recognised(log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 

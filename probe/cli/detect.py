@@ -13,7 +13,6 @@ from probe.cli._frame import echo, echo_json, echo_table, json_option, log_optio
 from probe.cli._running import say
 from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
 from probe.records.run import elsewhere
-from replay_pools.base.errors import InputError
 from replay_pools.base.files import append_jsonl
 
 if TYPE_CHECKING:
@@ -222,8 +221,6 @@ def _print_list(found: "Detected", out: Path) -> None:
 def _print_draw(found: "Detected", label: int) -> None:
     from probe.runs.detect import spread_over
 
-    if len(found.drawn) < label:
-        raise InputError("--label", expected=f"at most {len(found.drawn)}, the ranked rollouts", found=str(label))
     path = found.path / "drawn.jsonl"
     echo(
         f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): copy "

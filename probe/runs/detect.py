@@ -39,6 +39,8 @@ from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"
 PAIRS, MODEL, ADAPTER = "intervention.extraction.pairs", "model.name", "model.adapter"
+# Prefixes of the settings that act; another one would be ignored, so it is refused.
+ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
 YES, NO = ("1", "true", "yes", "hack", "hacked"), ("0", "false", "no", "clean")
 LABEL_COLUMNS = "columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)"
 
@@ -133,6 +135,7 @@ class Detected:
             "lead": self.lead,
             "cautions": [*self.cautions],
             "why": found,
+            "drawn": [place_of(self.rollouts[row]) for row, _ in self.drawn],
             "estimates": [{"family": name, **asdict(row)} for name, rows in self.families.items() for row in rows],
         }
 
@@ -215,6 +218,13 @@ def detected(
     Raises:
         InputError: as in `detect`.
     """
+    refuse(
+        [
+            InputError(f"--set {key}", expected=f"settings of {', '.join(ACTING)}", found="one that detects nothing")
+            for key in sorted(given)
+            if not key.startswith(ACTING)
+        ]
+    )
     names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
     pool, log, model = _opened(source, config, given, options)
     if log is not None:
@@ -413,6 +423,9 @@ def _judged(
         if values is None:
             raise InputError("--label", expected="a detector that needs no labels", found="none was measured")
         strata = ranked_strata(values)
+        if options.label > len(rollouts):
+            expected = f"at most {len(rollouts)}, the ranked rollouts"
+            raise InputError("--label", expected=expected, found=str(options.label))
         drawn = draw(strata, options.label, material.seed)
         if answers is not None:
             families["audit"] = audit(strata, _answered(drawn, rollouts, answers, options), material.prompts)

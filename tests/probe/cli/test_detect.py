@@ -181,6 +181,8 @@ def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small
         (["nowhere"], "nowhere"),
         ([log[0]], "--model"),
         (["mixed", "--detectors", "nil,text"], "did you mean nll"),
+        (["mixed", "--set", "intervention.v_hack=file", "--set", "source.per_pool=2"], "source.per_pool"),
+        ([*log, "--model", small, "--no-gradients", "--label", "99", "--detectors", "nll"], "at most"),
         ([log[0], "--model", small, "--no-gradients", "--label", "5", "--detectors", "words"], "--label"),
     ):
         _, error = probe("detect", *words, code=2)
