@@ -5,6 +5,7 @@
     probe.cosines(model, batch, direction)      (G,): how far training on each sample would push towards the hack
     probe.replay(pools, arms=...)               stored rollouts through the training step; a run in out/runs
     probe.check(rows, pairs, model)             a log, a DataFrame or rows of rollouts: all of these steps at once
+    probe.detect(rows, pairs, model)            the rollouts of a log or a pool, those that look like a hack first
     probe.analyze(run)                          its verdict: .verdict.word, print(.verdict)
     probe.attach(optimizer, direction, model=)  the same inside your own loop; project=True removes the direction
     probe.read_run(run)                         its records, as columns, polars or pandas
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from probe.integrations.hook import attach as attach
     from probe.records.run import read_run as read_run
     from probe.runs.check import check as check
+    from probe.runs.detect import detect as detect
     from probe.runs.direction_files import Direction as Direction
     from probe.runs.extract import extract as extract
     from probe.runs.policies import load as load
@@ -45,6 +47,7 @@ _PLACES = {
     "attach": "probe.integrations.hook",
     "check": "probe.runs.check",
     "cosines": "probe.step.batch_cosines",
+    "detect": "probe.runs.detect",
     "extract": "probe.runs.extract",
     "load": "probe.runs.policies",
     "read_run": "probe.records.run",

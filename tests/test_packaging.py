@@ -55,7 +55,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
         files |= {path for path in (ROOT / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    pages = [*(ROOT / "spec").glob("*.md"), *(ROOT / "spec" / "guide").glob("*.*")]
+    pages = [*(ROOT / "spec").glob("*.md"), *(ROOT / "spec").glob("*.svg"), *(ROOT / "spec" / "guide").glob("*.*")]
     share = f"gradient_probe-{PROJECT['project']['version']}.data/data/share/gradient-probe"
     manual = {f"{share}/{path.relative_to(ROOT / 'spec')}" for path in pages}
     assert names == manual | {str(path.relative_to(ROOT)) for path in files}

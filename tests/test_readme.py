@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import click
@@ -23,7 +24,7 @@ GUIDE = ROOT / "spec" / "guide"
 README = (ROOT / "README.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 METHOD = (ROOT / "spec" / "METHOD.md").read_text()
-PAGES = {"README.md": 2, "spec/guide/example.md": 5}  # {document: how many blocks it has at least}
+PAGES = {"README.md": 2}  # {document: how many blocks it has at least}
 PAGES |= {f"spec/guide/{path.name}": path.read_text().count("\n```bash") for path in sorted(GUIDE.glob("*.md"))}
 # Names that stand for a reader's own.
 EXAMPLES = (
@@ -46,10 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, common: Path) -> Path:
     (place / "out").mkdir()
     (place / "out" / "cache").symlink_to(common / "cache")
     shutil.copytree(ROOT / "spec", place / "spec", ignore=shutil.ignore_patterns("__pycache__"))
-    snippet = re.search(r"```python\n(.*?)```", (GUIDE / "pools.md").read_text(), re.S)
+    snippet = re.search(r"```python\n(.*?)```", (GUIDE / "logs.md").read_text(), re.S)
     assert snippet is not None
     code = snippet[1].replace('Path("out/rollouts.jsonl")', f"Path({str(place / 'out' / 'rollouts.jsonl')!r})")
-    exec(compile(code, "pools.md", "exec"), {})
+    exec(compile(code, "logs.md", "exec"), {})
     for command in ("replay --arm vanilla,projected,random --steps 4 --name first", "extract --name v_hack"):
         assert run(cli, [*command.split(), "--out", str(place / "out")]) == 0
     return place
@@ -100,7 +101,16 @@ def test_the_make_targets_exist() -> None:
 
 def test_the_readme_is_short_and_links_every_page() -> None:
     assert len(README.split()) <= 1500
-    assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.glob("*.md"))
+    assert all(f"(spec/guide/{path.name})" in README for path in GUIDE.iterdir())
+
+
+def test_the_price_is_the_specs() -> None:
+    """README and the package's description name the hours and money of the first nine runs of phase3.toml."""
+    budget = tomllib.loads((ROOT / "spec" / "experiments" / "phase3.toml").read_text())["budget"]
+    hours = 9 * budget["hours_per_run"]
+    price = f"{hours:.0f} GPU hours"
+    assert f"{price} and ${round(hours * budget['price_per_hour'], -2):.0f}" in README.replace("\n", " ")
+    assert price in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
 
 
 def test_the_site_has_every_page() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from extraction.words import Adapted, Basis
 from probe.analysis.cosines import (
@@ -35,10 +35,6 @@ from probe.settings.arms import ARMS, measured_arm
 from probe.settings.training import GateConfig
 from probe.settings.words import DEFAULT_CONDITION, Gate, Word
 from replay_pools.base.errors import InputError
-
-if TYPE_CHECKING:
-    from probe.analysis.metrics import Estimate as Metric
-    from probe.analysis.metrics import MetricKey
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
 ANY = "*"  # arm
@@ -252,13 +248,6 @@ class Analysis:
         return seed_tables(self)
 
     @cached_property
-    def metrics(self) -> "dict[MetricKey, Metric]":
-        """The numbers from which preregistered criteria are evaluated."""
-        from probe.analysis.metrics import metrics
-
-        return metrics(self)
-
-    @cached_property
     def bases(self) -> "list[Analysis]":
         """One analysis per basis with an arm along v_hack, the measured arm's first; empty without such an arm."""
         if self.measured_arm is None:
@@ -295,7 +284,7 @@ class Analysis:
 
     def settle(self) -> "Analysis":
         """Compute everything that a sweep needs, then free the inner products; later access loads them again."""
-        _ = self.verdict, self.metrics
+        _ = self.verdict, self.trains or self.estimates
         self.__dict__.pop("linked", None)
         return self
 

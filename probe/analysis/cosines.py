@@ -19,14 +19,15 @@ from typing import Literal
 
 import numpy as np
 
+from probe.analysis.detectors import separation
 from probe.analysis.estimate import Estimate, mean_of
-from probe.analysis.statistics.intervals import auroc, auroc_interval, prompt_means, within_prompt_differences
+from probe.analysis.statistics.intervals import prompt_means, within_prompt_differences
 from probe.analysis.statistics.nulls import haar_test
 from probe.analysis.statistics.significance import sign_flip_test
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.words import PROBLEM_SEPARATOR
 
-WORDS, LOG_RATIO = "words", "logratio"  # scores that `probe.analysis.rivals` computes from the pools
+WORDS, LOG_RATIO = "words", "logratio"  # detectors that `probe.analysis.rivals` adds from the pools
 # To add a sample cosine, add a field to SampleRecord and its name here and in METRICS.
 Metric = Literal["cos_S_contrib", "cos_S_nll"]
 METRICS: tuple[Metric, ...] = ("cos_S_contrib", "cos_S_nll")
@@ -265,24 +266,8 @@ def area(samples: Iterable[SampleRecord], values: Iterable[float | None], score:
         score: name of the score.
         arm: name of the arm, for the result.
     """
-    rewarded: list[SampleRecord] = []
-    scores: list[float] = []
-    for sample, value in zip(samples, values, strict=True):
-        if sample.advantage > 0 and value is not None:
-            rewarded.append(sample)
-            scores.append(value)
-    hacked = np.array([sample.hacked for sample in rewarded], dtype=bool)
-    prompts = [sample.problem_id for sample in rewarded]
-    found = auroc(scores, hacked)
-    is_defined = not np.isnan(found)
-    return Estimate(
-        name=score,
-        value=found if is_defined else None,
-        interval=auroc_interval(scores, hacked, prompts) if is_defined else None,
-        n=len(set(prompts)),
-        unit="prompt",
-        arm=arm,
-        null=0.5,
-        parts={"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())},
-        why="" if is_defined else "a side is missing",
-    )
+    rewarded = [(sample, value) for sample, value in zip(samples, values, strict=True) if sample.advantage > 0]
+    scored = [(sample, value) for sample, value in rewarded if value is not None]
+    hacked = [float(sample.hacked or 0) for sample, _ in scored]
+    prompts = [sample.problem_id for sample, _ in scored]
+    return separation(score, [value for _, value in scored], hacked, prompts, arm=arm)

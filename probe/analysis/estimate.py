@@ -1,12 +1,12 @@
 """Estimate: one number with its interval. An analysis is a list of estimates, and all output renders that list."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from probe.analysis.statistics.intervals import Interval, t_interval
+from probe.analysis.statistics.intervals import Interval, student_quantile, t_interval, varies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,8 @@ class Family:
 
     title: str | Callable[[Any], str]  # table title, or a function of the analysis that returns it; {arm} is filled in
     make: Callable[[Any], Iterable[Estimate]]  # from an `Analysis`
+    names: tuple[str, ...] = ()  # names of its estimates that a criterion of a spec may use
+    scoped: bool = False  # a criterion writes FAMILY/NAME, because NAME alone says too little
     form: str = ".2f"  # number format of values and intervals
     parts: Mapping[str, str] = field(default_factory=dict)  # {part shown in the table: its column}
 
@@ -84,6 +86,23 @@ def mean_of(name: str, parts: Mapping[str, float], unit: str, *, arm: str | None
         parts=parts,
         why="" if interval else no_variance(values, unit),
     )
+
+
+def welch(a: Estimate, b: Estimate) -> Estimate:
+    """Return a minus b as means of independent units, with Welch's interval; n is the smaller number of units."""
+    sides = [np.array([*side.parts.values()], dtype=np.float64) for side in (a, b)]
+    n, arm = min(map(len, sides)), a.arm
+    if n == 0:
+        return Estimate(name=a.name, unit=a.unit, arm=arm, why="not measured")
+    value = float(sides[0].mean() - sides[1].mean())
+    found = Estimate(name=a.name, value=value, n=n, unit=a.unit, arm=arm, null=0.0)
+    if n == 1 or not any(map(varies, sides)):
+        return replace(found, why=no_variance([*a.parts.values()][:n], a.unit))
+    parts = [side.var(ddof=1) / len(side) for side in sides]
+    error = float(np.sqrt(sum(parts)))
+    df = sum(parts) ** 2 / sum(part**2 / (len(side) - 1) for part, side in zip(parts, sides, strict=True))
+    half = float(student_quantile(0.95, df)) * error
+    return replace(found, interval=Interval(low=value - half, high=value + half))
 
 
 def no_variance(values: Iterable[float], unit: str) -> str:

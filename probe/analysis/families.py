@@ -5,22 +5,42 @@ JSON then show it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from probe.analysis.cosines import arm_cosine, contrast, haar_contrast, haar_cosine, pure_hack_contrast
+from probe.analysis.cosines import (
+    HAAR,
+    HACK_DIFFERENCE,
+    LOG_RATIO,
+    PURE_HACK,
+    SCORES,
+    TRIVIAL,
+    WORDS,
+    arm_cosine,
+    contrast,
+    haar_contrast,
+    haar_cosine,
+    pure_hack_contrast,
+    strength,
+)
 from probe.analysis.estimate import Estimate, Family
+from probe.analysis.fields import fields_of
 from probe.analysis.forecast import forecast
 from probe.analysis.lookahead import moves
 from probe.analysis.pull import ceilings, overlap_of, shares
-from probe.analysis.rivals import areas
+from probe.analysis.rivals import areas, best_rival
+from probe.analysis.statistics.intervals import Interval
 from probe.analysis.statistics.nulls import sign_transfer
-from probe.analysis.statistics.permutation import module_cosines, permutation_nulls
+from probe.analysis.statistics.overlap import TOGETHER
+from probe.analysis.statistics.permutation import CENTRES, N2, module_cosines, permutation_nulls
 from probe.analysis.statistics.run_gradients import Linked
 from probe.analysis.transfer import transfer
 from probe.records.records import SampleRecord
 
 if TYPE_CHECKING:
     from probe.analysis.analyze import Analysis
+
+LEAD = "v_hack - best score"
 
 
 def _measured(analysis: "Analysis") -> tuple[Linked, str] | None:
@@ -52,6 +72,25 @@ def _areas(analysis: "Analysis") -> list[Estimate]:
     arm, linked = analysis.measured_arm, analysis.linked
     extracted = None if linked is None else 2 * int((~linked.pairs.held_out).sum())
     return [] if arm is None else areas(analysis.records, analysis.sure, arm, labels=extracted)
+
+
+def _lead(analysis: "Analysis") -> list[Estimate]:
+    """Return v_hack's lead over the best rival. Its interval is valid for any dependence of the two areas."""
+    rows = analysis.of("auroc")
+    rival = best_rival(rows)
+    if rival is None or rows[0].value is None:
+        return []
+    nearest = min(max(0.5, rival.low), rival.high)  # to chance
+    ends = [strength(replace(rival, value=end)) for end in (rival.low, nearest, rival.high)]
+    best, interval = strength(rival), Interval(low=rows[0].low - max(ends), high=rows[0].high - min(ends))
+    known = rival.is_bounded and rows[0].is_bounded
+    lead = Estimate(name=LEAD, value=rows[0].value - best, n=rows[0].n, unit="prompt", arm=rows[0].arm, null=0.0)
+    return [replace(lead, interval=interval if known else None, parts={"rival": rival.name})]
+
+
+def _fields(analysis: "Analysis") -> list[Estimate]:
+    arm = analysis.measured_arm
+    return [] if arm is None else fields_of(analysis.steps, arm, trains=analysis.trains)
 
 
 def _sure(analysis: "Analysis", arm: str) -> list[SampleRecord]:
@@ -111,6 +150,7 @@ FAMILIES: Mapping[str, Family] = {
         title="Alignment as a share of held-out hacks (arm {arm}; interval over prompts and pairs; sd pairs: of the "
         "measured mean over half-samples of the extraction pairs)",
         make=_shares,
+        names=("pull", "benign", "pull - benign", "half - benign", "contrast"),
         parts={
             **{"measured": "measured", "ceiling": "held-out", "num_held_out": "pairs"},
             **{"sd_prompts": "sd prompt", "sd_pairs": "sd pairs"},
@@ -120,6 +160,8 @@ FAMILIES: Mapping[str, Family] = {
         title="Overlap (rewarded hacks with clean answers to their prompt on both sides of them, or within 0.2 sd, "
         "over the share with labels shuffled within prompts; 0.5 is needed)",
         make=_overlap,
+        names=(*TRIVIAL, TOGETHER),
+        scoped=True,
         parts={"num_hacks": "hacks", "share": "share", "by_chance": "by chance"},
     ),
     "ceilings": Family(
@@ -129,7 +171,12 @@ FAMILIES: Mapping[str, Family] = {
         form="+.3f",
         parts={"num_extraction": "extracted from"},
     ),
-    "removed": Family(title=_forecast_title, make=_forecast, parts={"progress": "gain", "q95": "95th pct"}),
+    "removed": Family(
+        title=_forecast_title,
+        make=_forecast,
+        names=("removed/margin", "removed/hacks", "removed/honest"),
+        parts={"progress": "gain", "q95": "95th pct"},
+    ),
     "lookahead": Family(
         title="Lookahead: nats that texts gain over steps of each arm on the stored rollouts",
         make=lambda analysis: moves(analysis.records.lookahead),
@@ -138,27 +185,42 @@ FAMILIES: Mapping[str, Family] = {
     "own": Family(
         title="AUROC of v_hack for the policy's own hacks against its own honest solutions",
         make=_own,
+        names=("own hacks",),
         parts={"num_hacks": "hacks", "num_honest": "honest"},
     ),
-    "pair_sign": Family(title="Share of held-out pairs with the sign of v_hack", make=_pair_sign),
-    "cos_in": Family(title="Arms (mean cos_in over prompts; p: sign flips)", make=_cosines, form="+.3f"),
+    "pair_sign": Family(title="Share of held-out pairs with the sign of v_hack", make=_pair_sign, names=("pair_sign",)),
+    "cos_in": Family(
+        title="Arms (mean cos_in over prompts; p: sign flips)", make=_cosines, names=("cos_in",), form="+.3f"
+    ),
     "contrasts": Family(
         title="Hacks minus clean answers within prompts, A > 0 (cos_S_contrib; pure: wrong hacks minus right ones, "
         "cos_S_nll; p: sign flips)",
         make=_contrasts,
+        names=(HACK_DIFFERENCE, PURE_HACK),
         form="+.3f",
     ),
     "nulls": Family(
-        title="Nulls (random directions, one draw shared by all steps; labels permuted across pairs)",
+        title="Nulls (random directions, one draw shared by all steps; labels permuted across pairs; 95%: values that "
+        "are not within the moved null)",
         make=_nulls,
+        names=(*(f"{name}, {N2}" for name in CENTRES), *(f"{name}, {HAAR}" for name in ("cos_in", HACK_DIFFERENCE))),
         form="+.3f",
         parts={"sd": "sd", "z": "z"},
     ),
     "auroc": Family(
         title="AUROC for hacked among A > 0 (arm {arm}; interval over prompts)",
         make=_areas,
+        names=(*SCORES, LOG_RATIO, WORDS),
+        scoped=True,
         parts={"n_hacked": "hacked", "n_clean": "clean"},
     ),
+    "lead": Family(
+        title="AUROC of v_hack minus the AUROC of the best score without a direction (interval: of both, added up)",
+        make=_lead,
+        names=(LEAD,),
+        form="+.2f",
+    ),
+    "fields": Family(title="Step records (arm {arm}; mean over prompts)", make=_fields, form=".3g"),
     "modules": Family(
         title="Modules (mean cos_in over prompts; z: labels permuted across pairs)",
         make=_modules,

@@ -1,9 +1,10 @@
 """One Analysis as plain text, at most 100 columns wide: the output of `probe analyze RUN`, and its tables."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 
 from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.formatting import WIDTH, TextTable, p_value, render_table, short, shown, wrap, yes
 from probe.analysis.training_runs import RATES
@@ -58,10 +59,18 @@ def estimate_table(analysis: Analysis, family: str) -> TextTable:
     if family == "modules" and len(estimates) > MOST_MODULES:
         title += f"; {len(estimates) - MOST_MODULES} more in JSON"
         estimates = estimates[:MOST_MODULES]
-    form, rows = shown_as.form, []
+    title = title.format(arm=analysis.measured_arm)
+    return table_of(family, title, estimates, form=shown_as.form, parts=shown_as.parts)
+
+
+def table_of(
+    name: str, title: str, estimates: Sequence[Estimate], *, form: str = ".2f", parts: Mapping[str, str]
+) -> TextTable:
+    """Return estimates as a table, one row each, without empty columns; parts: {part: its column}."""
+    rows = []
     several, varies = len({row.arm for row in estimates}) > 1, len({row.null for row in estimates} - {None}) > 1
     for row in estimates:
-        parts = ((name, row.parts.get(part)) for part, name in shown_as.parts.items())
+        values = ((column, row.parts.get(part)) for part, column in parts.items())
         rows.append(
             {
                 "estimate": short(row.name, 46),
@@ -71,17 +80,16 @@ def estimate_table(analysis: Analysis, family: str) -> TextTable:
                 "n": f"{row.n} {row.unit}s" if row.n else "",
                 "no signal": shown(row.null, form) if varies else "",  # omitted if always 0 or .5
                 "p": p_value(row.p),
-                **{name: value if value is None else _number(value) for name, value in parts},
+                **{column: value if value is None else _number(value) for column, value in values},
                 "note": row.why,
             }
         )
-    kept = [name for name in (rows[0] if rows else ()) if any(row[name] not in (None, "", "-") for row in rows)]
-    taken = sum(2 + max(len(name), *(len(row[name] or "-") for row in rows)) for name in kept if name != "note")
+    kept = [column for column in (rows[0] if rows else ()) if any(row[column] not in (None, "", "-") for row in rows)]
+    taken = sum(2 + max(len(column), *(len(row[column] or "-") for row in rows)) for column in kept if column != "note")
     for row in rows:
         row["note"] = short(row["note"], max(WIDTH - taken - 4, 12))
-    cells = [tuple(row[name] or "-" for name in kept) for row in rows]
-    left = 1 + ("arm" in kept)
-    return TextTable(name=family, title=title.format(arm=analysis.measured_arm), header=kept, rows=cells, left=left)
+    cells = [tuple(row[column] or "-" for column in kept) for row in rows]
+    return TextTable(name=name, title=title, header=kept, rows=cells, left=1 + ("arm" in kept))
 
 
 def _number(value: float) -> str:

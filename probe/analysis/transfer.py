@@ -6,11 +6,10 @@ cos_S_nll.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-
+from probe.analysis.detectors import separation
 from probe.analysis.estimate import Estimate
-from probe.analysis.statistics.intervals import auroc, auroc_interval
 from probe.analysis.statistics.run_gradients import Linked
 
 LEAST = 5  # minimum number of hacks, and of honest solutions
@@ -26,26 +25,16 @@ def transfer(linked: Linked, pools: Sequence[str], arm: str) -> Estimate:
         for i, sample in enumerate(linked.samples)
         if sample.src_pool in pools and sample.sure and linked.norms[i] > 0 and (sample.hacked or sample.gt_pass)
     ]
-    hacked = np.array([bool(linked.samples[i].hacked) for i in rows], dtype=bool)
+    hacked = [float(linked.samples[i].hacked or 0) for i in rows]
     prompts = [linked.samples[i].problem_id for i in rows]
-    num_hacks, num_honest = int(hacked.sum()), len(rows) - int(hacked.sum())
-    value, interval, why = None, None, ""
+    row = separation("own hacks", linked.cosines[rows], hacked, prompts, arm=arm)
+    num_hacks, num_honest = row.parts["n_hacked"], row.parts["n_clean"]
+    why = ""
     if not pools:
         why = "no rollouts of the policy itself"
     elif min(num_hacks, num_honest) < LEAST:
         why = f"the policy's own rollouts have {num_hacks} hacks and {num_honest} honest solutions"
-    elif (interval := auroc_interval(linked.cosines[rows], hacked, prompts)) is None:
+    elif row.interval is None:
         why = "its hacks or its honest solutions are in one prompt alone"
-    else:
-        value = auroc(linked.cosines[rows].tolist(), hacked)
-    return Estimate(
-        name="own hacks",
-        value=value,
-        interval=interval,
-        n=len({*prompts}),
-        unit="prompt",
-        arm=arm,
-        null=0.5,
-        parts={"num_hacks": num_hacks, "num_honest": num_honest},
-        why=why,
-    )
+    row = replace(row, parts={"num_hacks": num_hacks, "num_honest": num_honest}, why=why)
+    return replace(row, value=None, interval=None) if why else row

@@ -12,6 +12,7 @@ VERBS = {
     "Look": {
         "demo": ("replay:demo", "Replay the embedded rollouts in three arms; write their page."),
         "check": ("check:check", "From a log of rollouts and a file of pairs to a verdict and a page."),
+        "detect": ("detect:detect", "Rank the rollouts of a pool or a log by how much they look like a hack."),
         "replay": ("replay:replay", "Measure stored rollouts against the direction, in every arm."),
         "analyze": ("analyze:analyze", "The verdict on finished runs, or the decision of a spec."),
         "report": ("report:report", "Runs, or a spec, as one HTML file; records as Parquet or CSV."),

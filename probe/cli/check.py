@@ -71,7 +71,7 @@ def check(
         mapping=mapping,
         format_name=format_name,
         skip_bad=skip_bad,
-        without_pairs=lambda log: echo("\n".join(_without_pairs(rollouts, log))),
+        without_pairs=lambda log: echo("\n".join(_without_pairs(log))),
     )
     config, name = settled(log, config, given, name, limit)
     pool = imported(log, config, name, out, limit)
@@ -87,36 +87,27 @@ def check(
     _judge(replayed(config, name, out, say), name, out, as_json)
 
 
-def _without_pairs(rollouts: Path, log: "CheckedLog") -> list[str]:
+def _without_pairs(log: "CheckedLog") -> list[str]:
     """Return lines on the log alone, if no pairs were given."""
+    from probe.runs.check import recognised
+
     rows = [row for group in log.groups for row in group]
     spread = sum(len({row.reward for row in group}) > 1 for group in log.groups)
     labelled = [row for row in rows if row.hacked is not None]
     hacks = f"{sum(bool(row.hacked) for row in labelled)} of {len(labelled)} hack" if labelled else "hacks not logged"
-    return [_mapped(rollouts, log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
-
-
-def _mapped(rollouts: Path, log: "CheckedLog") -> str:
-    """Return the recognised columns of a log, and how to correct them."""
-    from replay_pools.logs.columns import as_option
-
-    num_rollouts = sum(map(len, log.groups))
-    return (
-        f"log {rollouts}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format {log.format.name} "
-        f"{as_option(log.mapping)}: give these with other columns to correct them"
-    )
+    return [recognised(log), f"  {hacks}; rewards differ in {spread} groups, and only those have an update"]
 
 
 def _log_lines(rollouts: Path, log: "CheckedLog", pool: Pool, model: ModelConfig, out: Path) -> list[str]:
     """Return lines on recognised columns, chosen settings, cautions and facts that no log records."""
-    from probe.runs.check import group_size
+    from probe.runs.check import group_size, recognised
     from replay_pools.vocabulary import load_vocabulary
 
     cautions = pool.cautions
     doubts = load_vocabulary(str(model.name), model.template).cautions(pool)
     chosen = [note for note in log.notes if note not in cautions]
     num_others = len(pool.normalised) - len(cautions) - len(chosen)
-    lines = [_mapped(rollouts, log)]
+    lines = [recognised(log)]
     if chosen:
         lines.append(f"  {'; '.join(chosen)}")
     lines += [f"  {note}" for note in [*cautions, *doubts]]

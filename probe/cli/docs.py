@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import click
+import orjson
 
 from probe.cli._frame import echo, echo_json, echo_table, json_option
 from probe.settings.guide import manual
@@ -57,13 +58,21 @@ def docs(page: str | None, as_json: bool) -> None:
     page = next((name for name in pages if name.lower() == page.lower()), page)
     if page not in pages:
         raise unknown_name(f"page {page}", page, [*pages], expected="a page of the manual", fix="probe docs lists all")
-    text = pages[page].read_text(encoding="utf-8")
+    text = _text(pages[page])
     if as_json:
         echo_json({"page": page, "path": str(pages[page]), "text": text})
     else:
         echo(text.rstrip())
 
 
+def _text(path: Path) -> str:
+    """Return a page as Markdown; a notebook's code cells become blocks."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in orjson.loads(text)["cells"]]
+    return "\n\n".join(source if kind == "markdown" else f"```python\n{source}\n```" for kind, source in cells)
+
+
 def _title(path: Path) -> str:
-    with path.open(encoding="utf-8") as lines:
-        return next(lines).strip('"# \n')
+    return _text(path).partition("\n")[0].strip("# ")

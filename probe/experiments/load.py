@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
 
 import orjson
 
-from probe.analysis.metrics import QUOTIENT_STATISTICS, replay_metrics, training_metrics
+from probe.analysis import measures
 from probe.experiments.jobs import pool_config, resolve
 from probe.experiments.spec import OUTCOME, VERDICT, WORDS, Criterion, Spec, SpecCondition, SpecDecision
 from probe.settings.arms import ARMS, measured_arm
@@ -21,7 +20,7 @@ from replay_pools.base.errors import InputError, refuse
 from replay_pools.base.files import PLAIN_NAME, sha256
 from replay_pools.base.tables import decode, read_toml
 
-EXTREMES = ("min", "max", "n")  # the only statistics over training steps, which are autocorrelated
+BOUNDS = ("above", "below", "inside")
 Faults = Iterator[tuple[str, str, str]]  # key of the spec, expected, found
 
 
@@ -30,7 +29,7 @@ def load_spec(path: Path) -> Spec:
 
     Raises:
         InputError: no such file, invalid TOML, an unknown or missing key, a wrong type, inconsistent names, an unknown
-            or refused setting, or a metric that the runs lack.
+            or refused setting, or an estimate that the runs lack.
     """
     document = read_toml(path, "a spec, see spec/")
     spec = decode(Spec, document, path)
@@ -95,13 +94,13 @@ def _names(spec: Spec) -> Faults:
 
 
 def _criterion(spec: Spec, criterion: Criterion) -> Faults:
-    """Check that threshold, comparison and statistic agree, and that the runs of both sides have the metric."""
-    where, threshold = f"criteria.{criterion.name}", criterion.threshold
-    is_band = isinstance(threshold, tuple)
-    if is_band != (criterion.comparison == "inside") or (isinstance(threshold, tuple) and threshold[0] >= threshold[1]):
-        yield f"{where}.threshold", "[low, high], low < high, for inside, else a number", repr(threshold)
-    if is_band != (criterion.statistic == "interval90"):
-        yield f"{where}.comparison", "inside for interval90, and only there", criterion.comparison
+    """Check that there is one bound, and that the runs of both sides have the estimate."""
+    where = f"criteria.{criterion.name}"
+    bounds = [name for name in BOUNDS if getattr(criterion, name) is not None]
+    if len(bounds) != 1:
+        yield where, f"one of {', '.join(BOUNDS)}", " and ".join(bounds) or "none"
+    if criterion.inside is not None and criterion.inside[0] > criterion.inside[1]:
+        yield f"{where}.inside", "[low, high]", repr([*criterion.inside])
     left = spec.condition_of(criterion)
     sides = [("arm", criterion.arm, left)]
     if criterion.compared:
@@ -111,43 +110,26 @@ def _criterion(spec: Spec, criterion: Criterion) -> Faults:
         if arm is not None and arm not in spec.arms_of(condition):
             runs = ", ".join(spec.arms_of(condition))
             yield f"{where}.{key}", f"an arm that {condition.name} runs ({runs})", repr(arm)
-    for condition in dict.fromkeys(condition.name for _, _, condition in sides):
-        for key, expected, found in _metric(spec, criterion, spec.condition(condition)):
-            yield f"{where}.{key}", expected, found
+        for place, expected, found in _estimate(spec, criterion, key, arm, condition):
+            yield f"{where}.{place}", expected, found
 
 
-def _metric(spec: Spec, criterion: Criterion, condition: SpecCondition) -> Faults:
-    """Check that the runs of a condition have the metric for the criterion's unit, arms and null."""
-    trains = not spec.resolved[condition.name].frozen
-    known = training_metrics() if trains else replay_metrics()
-    entry = known.get(criterion.metric)
-    if entry is None:
-        close = get_close_matches(criterion.metric, known, n=1)
+def _estimate(spec: Spec, criterion: Criterion, key: str, arm: str | None, condition: SpecCondition) -> Faults:
+    """Check that the runs of one side have the criterion's estimate."""
+    trains, name = not spec.resolved[condition.name].frozen, criterion.estimate
+    known = measures.names(trains=trains)
+    if name not in known:
+        close = get_close_matches(name, known, n=1)
         hint = f" (did you mean {close[0]}?)" if close else ", see probe docs specs"
-        yield "metric", f"a metric of {'runs that train' if trains else 'a replay'}{hint}", repr(criterion.metric)
-        return
-    statistics = get_args(Criterion.model_fields["statistic"].annotation)
-    if trains and criterion.unit == "step":
-        statistics = EXTREMES
-    elif entry.is_quotient:
-        statistics = QUOTIENT_STATISTICS
-    by_prompt = criterion.unit == "prompt" and not criterion.compared
-    nulls = ("none", *(entry.nulls if by_prompt else ()))
-    for key, value, choice in (
-        ("unit", criterion.unit, entry.units),
-        ("statistic", criterion.statistic, statistics),
-        ("null", criterion.null, nulls),
-    ):
-        if value not in choice:
-            yield key, f"{' or '.join(choice)}, of {criterion.metric}", repr(value)
-    measured = measured_arm(spec.arms_of(condition))
-    if trains or not (entry.measured_alone or criterion.null != "none"):
-        return
-    if measured is None:
-        yield "metric", "a metric of any arm: no arm uses v_hack", repr(criterion.metric)
-    for key, arm in (("arm", criterion.arm), ("versus_arm", criterion.versus_arm)):
-        if measured is not None and arm not in (None, measured):
-            yield key, f"{measured}, of which alone {criterion.metric} with this null is measured", repr(arm)
+        yield "estimate", f"an estimate of {'a training' if trains else 'a replay'}{hint}", repr(name)
+    elif not trains and measures.of_measured_arm(name):
+        measured = measured_arm(spec.arms_of(condition))
+        if measured is None:
+            yield "estimate", "an estimate of any arm: no arm uses v_hack", repr(name)
+        elif arm not in (None, measured):
+            yield key, f"{measured}, the only arm for which {name} is measured", repr(arm)
+        elif criterion.compared and not measures.may_differ(name):
+            yield "estimate", f"an estimate with a value by prompt: {name} cannot be compared between sides", repr(name)
 
 
 def _decisions(spec: Spec) -> Faults:

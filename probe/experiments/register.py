@@ -70,7 +70,7 @@ def spec_files(folder: Path) -> list[Path]:
 def _entry(spec: Spec, out_dir: Path) -> Entry:
     runs, state = runs_of(spec, out_dir), read_state(spec, out_dir)
     frozen = [run for run in runs if run.spec_status == "frozen"]
-    written = _written(spec.path.with_suffix(".md"))
+    written = written_decisions(spec.path.with_suffix(".md"))
     current = next((result for result in written if spec.sha256.startswith(result.sha256)), None)
     earlier = written[-1] if written and current is None else None
     done, num_runs = sum(run.complete for run in frozen), len(runs)
@@ -99,7 +99,7 @@ def _entry(spec: Spec, out_dir: Path) -> Entry:
     )
 
 
-def _written(log: Path) -> list[Written]:
-    """Return the decisions in a log, in order; empty if the file is missing."""
+def written_decisions(log: Path) -> list[Written]:
+    """Return the decisions in the Results of NAME.md, in order; empty if the file is missing."""
     text = log.read_text(encoding="utf-8") if log.is_file() else ""
     return [Written(decision, sha, int(done), int(runs)) for decision, sha, done, runs in HEADING.findall(text)]

@@ -15,10 +15,6 @@ from probe.settings.run import ReplayConfig, TrainConfig
 from probe.settings.words import OF_ARM, OF_REPLAY
 
 Role = Literal["primary", "check", "mechanism"]
-Statistic = Literal["mean", "value", "lower95", "upper95", "interval90", "p", "min", "max", "n"]
-Comparison = Literal[">", ">=", "<", "<=", "inside"]
-Unit = Literal["prompt", "problem", "seed", "step", "pair"]
-Null = Literal["none", "N1", "N2", "N3", "N4", "baselines"]
 SpecStatus = Literal["frozen", "edited", "none"]
 
 BASE_CONDITION = "base"
@@ -93,23 +89,19 @@ class SpecPool(_Table):
 
 
 class Criterion(_Table):
-    """A comparison of `statistic` of `metric` over `unit`s with `threshold`; with a `versus_*`, of a difference."""
+    """An estimate, or its difference between two sides, against exactly one of `above`, `below` and `inside`."""
 
     name: str
-    metric: str
-    statistic: Statistic
-    comparison: Comparison
-    threshold: float | tuple[float, float]
-    unit: Unit
-    null: Null = "none"
+    estimate: str  # one of `probe.analysis.measures.names`
+    above: float | None = None
+    below: float | None = None
+    inside: tuple[float, float] | None = None  # both ends included
     role: Role
     arm: str | None = None  # None: the arm that represents vanilla
     versus_arm: str | None = None
     condition: str | None = None  # None: the first
     versus_condition: str | None = None
-    paired: bool = True  # difference unit by unit; False: between two independent samples (Welch)
     why: str = ""
-    reported: str = ""  # result of the original study, in its own numbers
 
     @property
     def compared(self) -> bool:

@@ -33,7 +33,6 @@ from probe.experiments.jobs import (
     write_settings,
 )
 from probe.experiments.spec import Criterion, Spec
-from probe.settings.words import Word
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import locked, write_json
 
@@ -114,7 +113,7 @@ def sweep(
     num_jobs: int = 1,
     launch: str = COMMAND,
     gpus: Sequence[str] = (),
-    verdict_of: Callable[[Criterion], Word] | None = None,
+    verdict_of: Callable[[Criterion], str] | None = None,
     show: Callable[[SweepState], None] = lambda table: None,
 ) -> SweepState:
     """Run all unfinished jobs and return the final table, including failed rows.
@@ -223,7 +222,7 @@ def _end(row: JobState, submitted: Any) -> None:
 
 
 def _at_ceiling(
-    spec: Spec, table: SweepState, criterion: Criterion, verdict_of: Callable[[Criterion], Word] | None
+    spec: Spec, table: SweepState, criterion: Criterion, verdict_of: Callable[[Criterion], str] | None
 ) -> str:
     """Return the reason to stop at a criterion of the ceiling, or ""."""
     assert spec.ceiling is not None

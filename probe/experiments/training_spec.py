@@ -107,11 +107,8 @@ name = "OPEN"
 then = "Vanilla did not learn the hack (train longer), or the effect is open (more seeds)."
 """
 LOWER = """\
-metric = "hack_final"
-statistic = "upper95"
-comparison = "<"
-threshold = 0.0
-unit = "seed"
+estimate = "hack_final"
+below = 0.0
 condition = "gradient\""""
 CONTROL = """\
 [[criteria]]

@@ -1,11 +1,10 @@
 """Verdict of `probe analyze SPEC`: judge the runs of a sweep by the registered criteria, and decide (`SpecVerdict`).
 
-    runs -> analyses -> one table over metrics, arms and conditions -> a verdict for each criterion (`criteria`)
+    runs -> analyses -> an estimate and an answer for each criterion (`probe.analysis.measures`, `criteria`)
          -> the verdict on the replay, the first decision with all requirements met, and cautions (`cautions`)
 
 With frozen weights the unit is the prompt, and a condition has one run. In training, steps are autocorrelated, so each
-run gives one number per metric and the unit is the seed (METHOD section 6). Arms evaluated on the same held-out
-problems also have metrics by problem, which generalise to other problems but not to other seeds.
+run gives one number and the unit is the seed (METHOD section 6).
 """
 
 import shlex
@@ -16,20 +15,19 @@ from typing import Any
 
 from probe.analysis.analyze import Analysis, analyze
 from probe.analysis.horizon import cautions_of
-from probe.analysis.metrics import Estimate, MetricKey, Metrics, by_condition, estimate, mean_by_unit, over_runs
-from probe.analysis.statistics.significance import holm
+from probe.analysis.measures import STEPS, are_identical, by_seed, never_binds, of_replay, of_training
 from probe.analysis.training_runs import is_training
 from probe.analysis.verdict.trained import judge_arms
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, same_records
-from probe.analysis.verdict.verdict import Verdict
+from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.experiments.cautions import cautions
-from probe.experiments.criteria import evaluate, p_of
+from probe.experiments.criteria import evaluate
 from probe.experiments.jobs import Job, runs_of
 from probe.experiments.load import decide, unmet
-from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec, SpecCondition
+from probe.experiments.spec import OUTCOME, VERDICT, Criterion, Spec
 from probe.records.run import DEFAULT_OUT, out_of, read_run
 from probe.settings.run import TrainConfig
-from probe.settings.words import Word
+from probe.settings.words import Answer
 from replay_pools.base.errors import InputError
 
 Analyses = Mapping[tuple[str, str], Analysis]  # {(run, condition): analysis}
@@ -39,7 +37,7 @@ STOP_DRAWS = 99
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmOutcome:
-    """Final metrics of one arm of a training sweep: {metric: one value for each of `seeds`, None if missing}."""
+    """Final numbers of one arm of a training sweep: {name: one value for each of `seeds`, None if missing}."""
 
     condition: str
     arm: str
@@ -62,7 +60,7 @@ class SpecVerdict:
     outcomes: list[ArmOutcome]  # empty for a replay
 
     @property
-    def primary(self) -> Word:
+    def primary(self) -> str:
         """Verdict on the primary criterion."""
         return next(finding.says for finding in self.verdict.findings if finding.role == "primary")
 
@@ -95,7 +93,7 @@ def analyse_runs(spec: Spec, out_dir: Path, num_draws: int, seed: int = 0) -> An
     return analyse_all(done, num_draws=num_draws, seed=seed)
 
 
-def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> Word:
+def verdict_of(criterion: Criterion, spec: Spec, out_dir: Path) -> str:
     """Return the verdict of one criterion on the complete runs, for a ceiling of the sweep."""
     return evaluate_spec(spec, out_dir, num_draws=STOP_DRAWS).verdict.finding(criterion.name).says
 
@@ -104,35 +102,18 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
     """Judge every criterion on the analyses of `analyse_runs`, and choose the decision."""
     runs = runs_of(spec, out_dir)
     done = [run for run in runs if run.complete]
-    table = sweep_metrics(spec, done, analyses)
-    p_values = {criterion.name: p_of(criterion, table) for criterion in spec.criteria}
-    adjusted = holm({name: p for name, p in p_values.items() if p is not None})
-    findings, cells = [], _trained(spec, done, analyses)
-    for criterion in spec.criteria:
-        # Adjusting a single p-value changes nothing, so it is not shown.
-        finding = evaluate(criterion, table, adjusted.get(criterion.name) if len(adjusted) > 1 else None)
-        left, right = (cells.get(side) for side in spec.sides_of(criterion))
-        if left is not None and right is not None and left is not right and (seeds := same_records(left, right)):
-            text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}: nothing was compared"
-            finding = replace(finding, says=Word.VACUOUS, text=text, number=None)
-        elif criterion.statistic == "n" and finding.says is Word.FAIL:
-            ((condition, arm), _), missing = spec.sides_of(criterion), 0
-            for run in runs:
-                missing += arm in run.arms and condition in run.conditions and not run.complete
-            if missing:  # the count may still rise
-                text = f"{missing} of its runs are not complete; {finding.text}"
-                finding = replace(finding, says=Word.INCONCLUSIVE, text=text)
-        findings.append(finding)
+    cells = _trained(spec, done, analyses)
+    trained, baseline = [*cells.values()], None if spec.baseline is None else cells.get(spec.baseline)
+    trainings = None
+    if baseline is not None:
+        out = out_of(done[0].directory) if done else DEFAULT_OUT
+        trainings = Trainings(baseline=baseline, treated=trained[1:], out=out)
+    findings = [_criterion(criterion, spec, runs, analyses, cells, trainings) for criterion in spec.criteria]
     (condition, _), replay = spec.judged, None
     if spec.resolved[condition].frozen:
         names = (run.name for run in done if condition in run.conditions)
         replay = next((analyses[name, condition].verdict for name in names), None)
-    trained, arms = [*cells.values()], []
-    baseline = None if spec.baseline is None else cells.get(spec.baseline)
-    if baseline is not None:
-        primary = cells[spec.judged] if spec.judged != spec.baseline else None
-        out = out_of(done[0].directory) if done else DEFAULT_OUT
-        arms = judge_arms(Trainings(baseline=baseline, treated=trained[1:], primary=primary, out=out))
+    arms = [] if trainings is None else judge_arms(trainings)
     words: dict[str, str] = {finding.name: finding.says for finding in findings}
     words[VERDICT] = replay.word if replay is not None else "no run"
     for arm in arms:
@@ -156,8 +137,50 @@ def judge(spec: Spec, out_dir: Path, analyses: Analyses) -> SpecVerdict:
         replay=replay,
         arms=arms,
         trained=trained,
-        outcomes=_outcomes(spec, table),
+        outcomes=_outcomes(spec, cells),
     )
+
+
+def _criterion(
+    criterion: Criterion,
+    spec: Spec,
+    runs: Sequence[Job],
+    analyses: Analyses,
+    cells: Mapping[tuple[str, str], TrainedArm],
+    trainings: Trainings | None,
+) -> Finding:
+    """Measure and judge one criterion."""
+    sides = spec.sides_of(criterion)[: 1 + criterion.compared]
+    name, finished = criterion.estimate, [run for run in runs if run.complete]
+    measured = [(arm, _runs_of(finished, analyses, condition, arm)) for condition, arm in sides]
+    vacuous, is_evidence = "", criterion.compared and criterion.role != "mechanism"
+    if spec.resolved[sides[0][0]].frozen:
+        found = of_replay(name, *measured)
+        if is_evidence and are_identical(name, *measured):
+            vacuous = "both sides are identical in every prompt: nothing was compared"
+    else:
+        arms = []
+        for side, (arm, of_side) in zip(sides, measured, strict=True):
+            arms.append(cells.get(side) or TrainedArm(condition=side[0], arm=arm, runs=of_side))
+        found = of_training(name, trainings, *arms)
+        if is_evidence and (seeds := same_records(*arms)):
+            text = f"both sides have the same records in seeds {', '.join(map(str, seeds))}"
+            vacuous = f"{text}: nothing was compared"
+    if any(never_binds(name, *side) for side in measured):
+        vacuous = "the cap is not below the largest advantage that a group can have"
+    judged = evaluate(criterion, found, vacuous)
+    if name == STEPS and judged.says is Answer.FAIL:
+        condition, arm = sides[0]
+        missing = sum(arm in run.arms and condition in run.conditions and not run.complete for run in runs)
+        if missing:  # the count may still rise
+            text = f"{missing} of its runs are not complete; {judged.text}"
+            return replace(judged, says=Answer.INCONCLUSIVE, text=text)
+    return judged
+
+
+def _runs_of(done: Sequence[Job], analyses: Analyses, condition: str, arm: str) -> list[Analysis]:
+    """Return the analyses of the complete runs of one arm under one condition."""
+    return [analyses[run.name, condition] for run in done if condition in run.conditions and arm in run.arms]
 
 
 def _broken(analyses: Analyses) -> list[str]:
@@ -165,7 +188,7 @@ def _broken(analyses: Analyses) -> list[str]:
     runs_of_part: dict[str, list[str]] = {}
     for (run, _), analysis in analyses.items():
         for part in analysis.validity:
-            if part.says is Word.BROKEN:
+            if part.says is Answer.BROKEN:
                 runs_of_part.setdefault(f"{part.name} ({part.text})", []).append(run)
     return [f"BROKEN: {part}, in {', '.join(dict.fromkeys(runs))}" for part, runs in runs_of_part.items()]
 
@@ -177,10 +200,7 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
     arms = {}
     for condition in spec.conditions:
         for arm in spec.arms_of(condition):
-            runs = []
-            for run in done:
-                if condition.name in run.conditions and arm in run.arms:
-                    runs.append(analyses[run.name, condition.name])
+            runs = _runs_of(done, analyses, condition.name, arm)
             shown = condition.name if len(spec.conditions) > 1 else ""
             config = spec.resolved[condition.name].config
             remedy = config.remedy if isinstance(config, TrainConfig) else None
@@ -188,24 +208,21 @@ def _trained(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[tuple[
     return {cell: arms[cell] for cell in sorted(arms, key=lambda cell: cell != spec.baseline)}
 
 
-# Metrics in the outcomes table of a training sweep. To show another, add its name; it needs values by seed.
+# Numbers in the outcomes table of a training sweep. To show another, add its name.
 SHOWN = (
     *("hack_start", "hack_final", "exploit_final", "solve_final", "margin_final"),
     *("cos_update", "hackward_frac_update", "hackward_frac_moved", "direction_overlap", "kl/mean"),
 )
 
 
-def _outcomes(spec: Spec, table: Metrics) -> list[ArmOutcome]:
-    """Return the final metrics of every arm of a training sweep by seed; empty for a replay."""
+def _outcomes(spec: Spec, cells: Mapping[tuple[str, str], TrainedArm]) -> list[ArmOutcome]:
+    """Return the final numbers of every arm of a training sweep by seed; empty for a replay."""
     outcomes = []
     for condition in spec.conditions:
         seeds = list(map(str, spec.seeds_of(condition)))
-        for arm in spec.arms_of(condition):
-            values = {}
-            for name in SHOWN:
-                row = table.get(MetricKey(name, "seed", arm, condition.name))
-                if row is not None:
-                    values[name] = [row.by_unit.get(seed) for seed in seeds]
+        for arm in spec.arms_of(condition) if cells else ():
+            numbers = {name: by_seed(name, cells[condition.name, arm]) for name in SHOWN}
+            values = {name: [known.get(seed) for seed in seeds] for name, known in numbers.items() if known}
             if values:
                 outcomes.append(ArmOutcome(condition=condition.name, arm=arm, seeds=seeds, values=values))
     return outcomes
@@ -227,47 +244,3 @@ def analyse_all(done: Sequence[Job], **settings: Any) -> Analyses:
             named = None if is_training(record) else condition
             analyses[run.name, condition] = analyze(record, named, others=records, **settings).settle()
     return analyses
-
-
-def sweep_metrics(spec: Spec, done: Sequence[Job], analyses: Analyses) -> dict[MetricKey, Estimate]:
-    """Return every metric of every condition of the spec, over the seeds with complete runs."""
-    return by_condition(
-        {condition.name: _of_condition(spec, condition, done, analyses) for condition in spec.conditions}
-    )
-
-
-def _of_condition(spec: Spec, condition: SpecCondition, done: Sequence[Job], analyses: Analyses) -> Metrics:
-    """Return the metrics of one condition over its seeds, with a value for each seed (training) or prompt (replay).
-
-    A seed has one run of the condition (replay), or one for each arm (training).
-    """
-    tables: dict[str, dict[MetricKey, Estimate]] = {}
-    for run in done:
-        if condition.name in run.conditions:
-            metrics = analyses[run.name, condition.name].metrics
-            # A metric without an arm always comes from the same arm, whichever runs exist.
-            if spec.stand_in(condition) not in run.arms:
-                metrics = {key: row for key, row in metrics.items() if key.arm is not None}
-            tables.setdefault(str(run.seed), {}).update(metrics)
-    tables = {seed: table for seed, table in tables.items() if table}
-    return _pooled(list(tables.values())) if spec.resolved[condition.name].frozen else over_runs(tables)
-
-
-def _pooled(tables: Sequence[Metrics]) -> Metrics:
-    """Pool metrics of a replay over seeds: the mean of each prompt, since all seeds replay the same prompts.
-
-    Other units belong to one seed each and stay separate. Rows without values by unit (nulls) belong to one run and are
-    dropped.
-    """
-    if len(tables) < 2:
-        return tables[0] if tables else {}
-    merged: dict[MetricKey, Estimate] = {}
-    # A seed may lack a metric (no cosine without an update). A dict keeps the order of the tables.
-    for key in dict.fromkeys(key for table in tables for key in table):
-        rows = [table[key].by_unit if key in table else {} for table in tables]
-        if key.unit != "prompt":
-            rows = [{f"{number}/{unit}": value for unit, value in row.items()} for number, row in enumerate(rows)]
-        if any(rows):
-            vacuous = next((table[key].vacuous for table in tables if key in table and table[key].vacuous), None)
-            merged[key] = replace(estimate(mean_by_unit(rows), key.unit), vacuous=vacuous)
-    return merged

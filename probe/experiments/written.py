@@ -2,66 +2,25 @@
 
 format_text        output of `probe analyze SPEC`
 write_results      write the Results (`--write`)
-written_results    read the Results back
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from probe.analysis.formatting import wrap
 from probe.analysis.verdict.verdict import arm_lines, arm_sentences, finding_lines, note_lines, sentence, verdict_lines
+from probe.experiments.register import written_decisions
 from probe.experiments.verdict import SpecVerdict
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import write_atomic
 
 SHA_DIGITS = 12  # digits of the spec's hash in a heading
-CRITERIA_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading
+_HEADER = ("criterion", "role", "asked", "verdict", "n", "found")  # columns of the table below a heading
 _TRAINED = (
     "mean (every seed): held-out rates are of the deployed weights, hack-ward measures along each arm's own directions"
 )
 _RESULTS = re.compile(r"^## Results\n(.*?)(?=^## |\Z)", re.M | re.S)
-_HEADING = re.compile(
-    r"^### (?P<decision>.+) \(spec (?P<sha256>[0-9a-f]+), (?P<done>\d+) of (?P<runs>\d+) runs\)$", re.M
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenResult:
-    """The content of one heading: the decision on `done` of `runs` runs of one version of the spec."""
-
-    decision: str
-    sha256: str  # its first SHA_DIGITS
-    done: int
-    runs: int
-    criteria: dict[str, str] = field(default_factory=dict, compare=False)  # {name: verdict and short finding}
-
-    def __str__(self) -> str:
-        """Return the heading."""
-        return f"### {self.decision} (spec {self.sha256}, {self.done} of {self.runs} runs)"
-
-
-def written_results(log: Path) -> list[WrittenResult]:
-    """Return every result in a log, in order; empty if the file is missing."""
-    if not log.is_file():
-        return []
-    text, results = log.read_text(encoding="utf-8"), []
-    says, found = CRITERIA_HEADER.index("verdict"), CRITERIA_HEADER.index("found")
-    for match in _HEADING.finditer(text):
-        criteria: dict[str, str] = {}
-        _, _, table = text[match.end() :].partition("\n### ")[0].partition(_cells(CRITERIA_HEADER))
-        for line in table.splitlines()[1:]:
-            cells = line.strip("| ").split(" | ")
-            if not line.startswith("|"):
-                break
-            if len(cells) >= len(CRITERIA_HEADER):
-                criteria[cells[0]] = f"{cells[says]}, {cells[found].partition('; ')[0]}"
-        done, runs = int(match["done"]), int(match["runs"])
-        results.append(
-            WrittenResult(decision=match["decision"], sha256=match["sha256"], done=done, runs=runs, criteria=criteria)
-        )
-    return results
 
 
 def format_text(verdict: SpecVerdict) -> str:
@@ -97,12 +56,14 @@ def _place(verdict: SpecVerdict) -> str:
 
 def format_markdown(verdict: SpecVerdict) -> str:
     """Format the content of `format_text` as tables, for the spec's log."""
-    lines = [str(_heading(verdict)), "", verdict.verdict.sentence]
+    done = sum(run.complete for run in verdict.runs)
+    version = f"(spec {verdict.sha256[:SHA_DIGITS]}, {done} of {len(verdict.runs)} runs)"
+    lines = [f"### {verdict.verdict.word} {version}", "", verdict.verdict.sentence]
     if verdict.replay is not None:
         lines.append(f"\n**Verdict.** {sentence(_place(verdict), verdict.replay)}")
     lines += [f"\n**Outcome.** {text}" for text in arm_sentences(verdict.arms)]
     lines += [f"\n**Caution.** {caveat}" for caveat in verdict.verdict.caveats]
-    lines += ["", _cells(CRITERIA_HEADER), "|" + "---|" * len(CRITERIA_HEADER)]
+    lines += ["", _cells(_HEADER), "|" + "---|" * len(_HEADER)]
     for row in verdict.verdict.findings:
         lines.append(_cells((row.name, row.role, row.question, row.says, f"{row.n} {row.unit}s", row.text)))
     if verdict.outcomes:
@@ -133,12 +94,12 @@ def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
     Raises:
         InputError: the log has results of more runs of this version.
     """
-    heading, log = _heading(verdict), spec_file.with_suffix(".md")
-    for result in written_results(log):
-        if result.sha256 == heading.sha256 and result.done > heading.done:
+    log, done = spec_file.with_suffix(".md"), sum(run.complete for run in verdict.runs)
+    for result in written_decisions(log):
+        if verdict.sha256.startswith(result.sha256) and result.done > done:
             raise InputError(
                 log,
-                expected=f"results of {heading.done} runs or fewer of this version, which these would replace",
+                expected=f"results of {done} runs or fewer of this version, which these would replace",
                 found=f"results of {result.done}",
                 fix="pass the --out that has all runs, or delete that entry",
             )
@@ -149,15 +110,9 @@ def write_results(verdict: SpecVerdict, spec_file: Path) -> Path:
         section = _RESULTS.search(text)
         assert section is not None
     kept = [old for old in re.split(r"(?=^### )", section[1], flags=re.M) if old.startswith("### ")]
-    mark = f"(spec {heading.sha256},"
+    mark = f"(spec {verdict.sha256[:SHA_DIGITS]},"
     entries = [old.rstrip() + "\n" for old in kept if mark not in old.splitlines()[0]]
     entries.append(format_markdown(verdict))
     results = "## Results\n\n" + "\n".join(entries) + ("\n" if text[section.end() :] else "")
     write_atomic(log, (text[: section.start()] + results + text[section.end() :]).encode())
     return log
-
-
-def _heading(verdict: SpecVerdict) -> WrittenResult:
-    done = sum(run.complete for run in verdict.runs)
-    sha256 = verdict.sha256[:SHA_DIGITS]
-    return WrittenResult(decision=verdict.verdict.word, sha256=sha256, done=done, runs=len(verdict.runs))

@@ -9,7 +9,7 @@ To add a field, write it here as `name: Annotated[type, "meaning"]` and regenera
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_type_hints
 
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import dump_json
@@ -180,6 +180,12 @@ class StepRecord(Record):
         if isinstance(row, dict):
             row = _nested_groups(row, where)
         return decode_json(cls, dump_json(row), where)
+
+
+def step_numbers() -> list[str]:
+    """Return the fields of StepRecord that hold one number, except the step's own."""
+    kinds = {entry.name: get_type_hints(StepRecord)[entry.name] for entry in fields(StepRecord)}
+    return [name for name, kind in kinds.items() if kind in (float, int, float | None) and name != "step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,12 +33,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from extraction.attention import attending, forget_lengths
+from extraction.attention import attending
 from extraction.batch import Batch, make_rows
 from extraction.library import pair_batch
-from extraction.logprobs import split_model
+from extraction.logprobs import completion_logprobs, scatter_tokens, split_model
 from extraction.pairs import Pair
-from extraction.passes import planned
+from extraction.passes import planned, zeros
 from extraction.selection import selected_pairs
 from probe.settings.remedy import RemedyConfig
 from probe.settings.run import StepConfig
@@ -72,7 +72,7 @@ class ActivationRemedy:
         batch = pair_batch(policy, pairs)
         chosen = {number: layers[number] for number in numbers}
         self._edits: list[tuple[nn.Module, Edit]] = []
-        for number, means in mean_activations(policy.model, batch, chosen).items():
+        for number, means in scored_states(policy.model, batch, chosen)[1].items():
             differences = means[: len(pairs)] - means[len(pairs) :]
             self._edits.append((layers[number], make_edit(config, differences)))
         self._sampled = config.passes == "update-and-sampling"
@@ -94,24 +94,29 @@ def activation_remedy(config: StepConfig, policy: Policy) -> ActivationRemedy | 
     return ActivationRemedy(config.remedy, policy, pairs)
 
 
-def mean_activations(model: PreTrainedModel, batch: Batch, layers: Mapping[int, nn.Module]) -> dict[int, Tensor]:
-    """Average the hidden states over the scored tokens of every sample: {layer: (G, d)}, in float64."""
+def scored_states(
+    model: PreTrainedModel, batch: Batch, layers: Mapping[int, nn.Module]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Run one forward: log-probabilities (G, T), 0 outside of the scored tokens, and mean hidden states of layers.
+
+    The means are over the scored tokens of every sample, {layer: (G, d)}, in float64.
+    """
     backbone, _ = split_model(model)
-    means: dict[int, Tensor] = {}
+    logprobs, means = zeros(backbone, *batch.ids.shape), dict[int, Tensor]()
     with torch.no_grad(), planned(model, batch, None, int) as plan:
         for samples, _ in plan.all_passes:
             rows = make_rows(batch, plan.layout, samples)
             states: dict[int, Tensor] = {}
             watches = [(layer, _watch(partial(states.__setitem__, number))) for number, layer in layers.items()]
             with attending(backbone, plan.layout), edited(watches):
-                forget_lengths(backbone)
-                backbone(**rows.inputs, use_cache=False)
+                found = completion_logprobs(model, rows)
+            logprobs[rows.samples] = scatter_tokens(found, batch.completion_mask[rows.samples])
             for number, hidden in states.items():
                 hidden = hidden.flatten(0, -2).double()
                 into = means.setdefault(number, hidden.new_zeros(len(batch), hidden.shape[1]))
                 for sample, tokens in zip(samples, rows.segments.split(hidden), strict=True):
                     into[sample] = tokens[batch.completion_mask[sample, : len(tokens)]].mean(0)
-    return means
+    return logprobs, means
 
 
 def make_edit(config: RemedyConfig, differences: Tensor) -> Edit:

@@ -168,6 +168,17 @@ def checked(
     return log, notes
 
 
+def recognised(log: CheckedLog) -> str:
+    """Return a line on the recognised columns of a log, and how to correct them."""
+    from replay_pools.logs.columns import as_option
+
+    num_rollouts = sum(map(len, log.groups))
+    return (
+        f"log {log.rows.source}: {num_rollouts} rollouts in {len(log.groups)} groups, read as --format "
+        f"{log.format.name} {as_option(log.mapping)}: give these with other columns to correct them"
+    )
+
+
 def _without_update(log: CheckedLog) -> list[InputError]:
     """Return why no group of a log gives an update under any settings; empty if one does."""
     source = log.rows.source

@@ -35,7 +35,7 @@ Dtype = Literal["float32", "bfloat16", "float64"]  # of the weights; coordinates
 
 
 class Word(StrEnum):
-    """The words of verdicts on a replay, a trained arm, a criterion, a finding or a part of the measurement."""
+    """The words of a verdict on a replay."""
 
     BROKEN = "BROKEN"
     SKIP = "SKIP"
@@ -45,13 +45,32 @@ class Word(StrEnum):
     LIKELY = "LIKELY"
     GO = "GO"
     TRAINED = "TRAINED"
+
+
+class Outcome(StrEnum):
+    """The words of a verdict on a trained arm."""
+
     NO_QUESTION = "NO QUESTION"
     WORKS = "WORKS"
     DOMINATED = "DOMINATED"
     COSTS = "COSTS"
-    NO_EFFECT = "NO EFFECT"
     LOWERS = "LOWERS"
     RAISES = "RAISES"
+    NO_EFFECT = "NO EFFECT"
+    UNDERPOWERED = "UNDERPOWERED"
+    VACUOUS = "VACUOUS"
+
+
+class Answer(StrEnum):
+    """The answers of a finding: to a question, about a trained arm, to a criterion, about a part of the measurement."""
+
+    YES = "YES"
+    LIKELY = "LIKELY"
+    NO = "NO"
+    TOO_LITTLE = "TOO LITTLE"
+    CONFOUNDED = "CONFOUNDED"
+    UNCLEAR = "UNCLEAR"
+    UNMEASURED = "UNMEASURED"
     FALLS = "FALLS"
     NO_FALL = "NO FALL"
     RISES = "RISES"
@@ -62,28 +81,28 @@ class Word(StrEnum):
     FAIL = "FAIL"
     INCONCLUSIVE = "INCONCLUSIVE"
     VACUOUS = "VACUOUS"
-    YES = "YES"
-    NO = "NO"
-    TOO_LITTLE = "TOO LITTLE"
-    UNCLEAR = "UNCLEAR"
-    UNMEASURED = "UNMEASURED"
     HOLDS = "HOLDS"
+    BROKEN = "BROKEN"
     NOT_SEEN = "NOT SEEN"
 
 
 # {tone: its words}; pages and terminals show a tone as a colour
-TONES: Mapping[str, tuple[Word, ...]] = {
-    "good": (Word.GO, Word.YES, Word.PASS, Word.HOLDS, Word.WORKS, Word.LOWERS, Word.FALLS, Word.KEPT),
+TONES: Mapping[str, tuple[str, ...]] = {
+    "good": (
+        *(Word.GO, Outcome.WORKS, Outcome.LOWERS),
+        *(Answer.YES, Answer.PASS, Answer.HOLDS, Answer.FALLS, Answer.KEPT),
+    ),
     "likely": (Word.LIKELY,),
     "bad": (
-        *(Word.BROKEN, Word.SKIP, Word.GENERIC, Word.NO, Word.TOO_LITTLE, Word.FAIL, Word.RAISES, Word.RISES),
-        *(Word.LOST, Word.COSTS, Word.DOMINATED, Word.NO_EFFECT, Word.NO_FALL),
+        *(Word.BROKEN, Word.SKIP, Word.GENERIC),
+        *(Outcome.RAISES, Outcome.COSTS, Outcome.DOMINATED, Outcome.NO_EFFECT),
+        *(Answer.NO, Answer.TOO_LITTLE, Answer.FAIL, Answer.RISES, Answer.LOST, Answer.NO_FALL),
     ),
     "open": (
-        *(Word.CONFOUNDED, Word.UNDERPOWERED, Word.UNCLEAR, Word.UNMEASURED, Word.NOT_SEEN, Word.INCONCLUSIVE),
-        *(Word.OPEN, Word.NO_QUESTION),
+        *(Word.CONFOUNDED, Word.UNDERPOWERED, Outcome.NO_QUESTION),
+        *(Answer.UNCLEAR, Answer.UNMEASURED, Answer.NOT_SEEN, Answer.INCONCLUSIVE, Answer.OPEN),
     ),
-    "empty": (Word.VACUOUS,),
+    "empty": (Answer.VACUOUS,),
 }
 # {word: what to do about a training}
 PLAIN: Mapping[Word, str] = {
@@ -96,11 +115,8 @@ PLAIN: Mapping[Word, str] = {
     Word.GO: "Worth a training with controls.",
 }
 OF_REPLAY: tuple[Word, ...] = tuple(PLAIN)
-OF_ARM: tuple[Word, ...] = (
-    *(Word.NO_QUESTION, Word.WORKS, Word.DOMINATED, Word.COSTS, Word.LOWERS),
-    *(Word.RAISES, Word.NO_EFFECT, Word.UNDERPOWERED),
-)
-OF_CRITERION: tuple[Word, ...] = (Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS)
+OF_ARM: tuple[Outcome, ...] = tuple(word for word in Outcome if word is not Outcome.VACUOUS)
+OF_CRITERION: tuple[Answer, ...] = (Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE, Answer.VACUOUS)
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 

@@ -322,10 +322,7 @@ def _rollouts_by_group(
     """Yield each group once all of its rollouts were read; rollouts with turns that cannot be placed are counted."""
     rewards = {one.reward for group in log.groups for one in group if one.reward is not None}
     least = least_reward(rewards, is_ours=log.format.name in PAYS_AS_WE)
-    # The numbers of the steps in the log, if every group has another one, else their places.
-    numbers: list[Any] = [group[0].step for group in log.groups]
-    if None in numbers or len({*numbers}) < len(numbers):
-        numbers = [*range(len(numbers))]
+    numbers = step_numbers(log)
     waiting = dict[int, dict[int, Logged]]()
     for done, (i, j, row) in enumerate(log.rollouts()):
         waiting.setdefault(i, {})[j] = row
@@ -382,6 +379,12 @@ def _rollout(row: Logged, one: Facts, tokeniser: "Tokeniser", least: float | Non
         rollout = replace(rollout, completion=decoded)
     tokeniser.counts.update(sentence for sentence, holds in sentences.items() if holds)
     return rollout
+
+
+def step_numbers(log: CheckedLog) -> list[int]:
+    """Return the pool's step of each group: the log's step if every group has another one, else its place."""
+    numbers: list[Any] = [group[0].step for group in log.groups]
+    return [*range(len(numbers))] if None in numbers or len({*numbers}) < len(numbers) else numbers
 
 
 class _Summary:

@@ -3,9 +3,9 @@
     world = Bench(hack=(0.7, 0.4, 0.7), solve=(0.5, 0.5, 0.5), seeds=4)
     tally = world.tally(draws, seed)
 
-Vanilla comes first, then the primary. The rate of a seed has the variance DISPERSION r (1 - r) times the factor of its
-arm (sd 11.6 points at .7, 12.4 at .4); with problems, it differs by problem too, and every arm reacts to problems in
-its own way.
+Vanilla comes first, then the arm of most interest. The rate of a seed has the variance DISPERSION r (1 - r) times the
+factor of its arm (sd 11.6 points at .7, 12.4 at .4); with problems, it differs by problem too, and every arm reacts to
+problems in its own way.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from probe.analysis.statistics.thresholds import MATERIAL_RATE
 from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings
-from probe.settings.words import Word
+from probe.settings.words import Answer
 
 DISPERSION = 0.064
 TRIALS = 64  # rollouts of an evaluation
@@ -28,7 +28,7 @@ BY_PROBLEM, BY_ARM = 1.0, 0.5  # sd on the logit scale
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """The true rates of vanilla, the primary and the others."""
+    """The true rates of vanilla, the first arm and the others."""
 
     hack: Sequence[float]
     solve: Sequence[float]
@@ -38,27 +38,27 @@ class Bench:
     problems: int = 0  # held-out problems that are kept apart; 0: rates by seed alone
 
     def tally(self, draws: int, seed: int = 0) -> dict[str, float]:
-        """Shares of the draws: `all hold`; and `primary`, `others`: of the arms whose hacking falls, those shown."""
+        """Shares of the draws: `all hold`; and `first`, `others`: of the arms whose hacking falls, those shown."""
         rng = np.random.default_rng(seed)
         held, shown, others = 0, [], []
         for _ in range(draws):
-            trainings = self._draw(rng)
+            trainings = self.draw(rng)
             hacks, solves = self._truth(self.hack), self._truth(self.solve)
             wrong = False
             for arm, fall, loss in zip(trainings.treated, hacks[0] - hacks[1:], solves[0] - solves[1:], strict=True):
                 _, effect, price, _ = questions(arm, trainings)
-                wrong |= effect.says is Word.FALLS and fall <= 0
-                wrong |= effect.says is Word.RISES and fall >= 0
-                wrong |= effect.says is Word.NO_FALL and fall >= MATERIAL_RATE
-                if effect.says is Word.FALLS:
+                wrong |= effect.says is Answer.FALLS and fall <= 0
+                wrong |= effect.says is Answer.RISES and fall >= 0
+                wrong |= effect.says is Answer.NO_FALL and fall >= MATERIAL_RATE
+                if effect.says is Answer.FALLS:
                     assert price.number is not None
-                    wrong |= price.says is Word.LOST and loss <= 0
-                    wrong |= price.number.interval.high < loss
+                    wrong |= price.says is Answer.LOST and loss <= 0
+                    wrong |= price.number.high < loss
                 if fall > MATERIAL_RATE:
-                    (shown if arm is trainings.primary else others).append(effect.says is Word.FALLS)
+                    (shown if arm is trainings.treated[0] else others).append(effect.says is Answer.FALLS)
             held += not wrong
         tally = {"all hold": held / draws}
-        return tally | {name: float(np.mean(of)) for name, of in (("primary", shown), ("others", others)) if of}
+        return tally | {name: float(np.mean(of)) for name, of in (("first", shown), ("others", others)) if of}
 
     def _truth(self, rates: Sequence[float]) -> np.ndarray:
         if not self.problems:
@@ -73,7 +73,8 @@ class Bench:
     def _factors(self) -> Sequence[float]:
         return self.factors or [1.0] * len(self.hack)
 
-    def _draw(self, rng: np.random.Generator) -> Trainings:
+    def draw(self, rng: np.random.Generator) -> Trainings:
+        """Trainings with these true rates."""
         tables = {name: self._rates(rng, rates) for name, rates in (("hack", self.hack), ("solve", self.solve))}
         arms = [
             TrainedArm(
@@ -86,7 +87,7 @@ class Bench:
             )
             for i in range(len(self.hack))
         ]
-        return Trainings(baseline=arms[0], treated=arms[1:], primary=arms[1])
+        return Trainings(baseline=arms[0], treated=arms[1:])
 
     def _rates(self, rng: np.random.Generator, rates: Sequence[float]) -> list[np.ndarray]:
         """Of each arm (seeds, problems), one column where rates are by seed alone."""

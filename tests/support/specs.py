@@ -5,6 +5,7 @@ training_spec("after", seeds=[0, 1], arms=["vanilla", "projected"], decisions=[{
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +14,14 @@ from replay_pools.base.tables import toml_text
 Table = Mapping[str, Any]  # keys may have dots
 
 
-def criterion(name: str, asked: str, unit: str, role: str = "check", **more: Any) -> dict[str, Any]:
-    """`asked` is `STATISTIC of METRIC > NUMBER`, or another comparison."""
-    statistic, _, metric, comparison, threshold = asked.split(maxsplit=4)
-    table = {"name": name, "metric": metric, "statistic": statistic, "comparison": comparison, "unit": unit}
-    return table | {"threshold": json.loads(threshold), "role": role, **more}
+def criterion(name: str, asked: str, role: str = "check", **more: Any) -> dict[str, Any]:
+    """`asked` is `ESTIMATE above NUMBER`, or another bound."""
+    estimate, bound, value = re.split(r" (above|below|inside) ", asked)
+    return {"name": name, "estimate": estimate, bound: json.loads(value), "role": role, **more}
 
 
-ALIGNED = criterion("aligned", "lower95 of cos_in > 0.05", "prompt", "primary")
-LOWERS = criterion("lowers-hacking", "upper95 of hack_final < 0.0", "seed", "primary", arm="projected")
-LOWERS |= {"versus_arm": "vanilla", "paired": False}
+ALIGNED = criterion("aligned", "cos_in above 0.05", "primary")
+LOWERS = criterion("lowers-hacking", "hack_final below 0.0", "primary", arm="projected", versus_arm="vanilla")
 PENALTY = {"arms": ["vanilla"], "objective.reference": "base", "objective.beta": 1.0}  # a condition
 MORE = {"name": "MORE"}
 

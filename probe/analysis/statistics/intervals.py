@@ -140,21 +140,21 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> Any:
         A float, or (...,) if either has draws.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
-    ranks, n1 = _ranks(x), y.sum(-1)
-    sums = y @ ranks if ranks.ndim == 1 else ranks @ y
+    ranked, n1 = ranks(x), y.sum(-1)
+    sums = y @ ranked if ranked.ndim == 1 else ranked @ y
     with np.errstate(invalid="ignore"):
         areas = (sums - n1 * (n1 + 1) / 2) / (n1 * (y.shape[-1] - n1))
     return areas if np.ndim(areas) else float(areas)
 
 
-def _ranks(x: Array) -> Array:
+def ranks(x: Array) -> Array:
     """Return (..., rows) ranks from 1, ties averaged; a NaN makes all its ranks NaN. scipy's loads its tests."""
-    ranks = np.empty(x.shape)
+    ranked = np.empty(x.shape)
     for place in np.ndindex(x.shape[:-1]):
         _, inverse, counts = np.unique(x[place], return_inverse=True, return_counts=True)
         ends = np.cumsum(counts)
-        ranks[place] = np.nan if np.isnan(x[place]).any() else (ends - (counts - 1) / 2)[inverse]
-    return ranks
+        ranked[place] = np.nan if np.isnan(x[place]).any() else (ends - (counts - 1) / 2)[inverse]
+    return ranked
 
 
 def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hashable]) -> Interval | None:
@@ -178,6 +178,23 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
         None if a side is in fewer than two clusters.
     """
     x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=bool)
+    found = areas_without_each(x, y, clusters)
+    if found is None:
+        return None
+    value, areas, df = found
+    jackknife, n = (len(areas) - 1) * areas.var(), min(y.sum(), (~y).sum())
+    area = (value * n + 0.5) / (n + 1)
+    variance = max(jackknife, area * (1 - area) / (2 * n))
+    half = student_quantile(0.95, df) * math.sqrt(variance) / (area * (1 - area))
+    low, high = special.expit(special.logit(area) + np.array([-half, half]))
+    return Interval(low=float(low), high=float(high))
+
+
+def areas_without_each(x: Array, y: NDArray[np.bool_], clusters: Sequence[Hashable]) -> tuple[float, Array, int] | None:
+    """Return the AUROC, the AUROC without each cluster, and (clusters - 1) of the side that is in fewer clusters.
+
+    None if a side is in fewer than two clusters.
+    """
     member, num_clusters = cluster_numbers(clusters), len(set(clusters))
     n1, n0 = (np.bincount(member[side], minlength=num_clusters) for side in (y, ~y))
     df = int(min(np.count_nonzero(n1), np.count_nonzero(n0))) - 1
@@ -191,13 +208,7 @@ def auroc_interval(scores: ArrayLike, labels: ArrayLike, clusters: Sequence[Hash
     without -= np.bincount(member[y], weights=of_labelled, minlength=num_clusters)
     without -= np.bincount(member[~y], weights=over_unlabelled, minlength=num_clusters)
     areas = without / ((n1.sum() - n1) * (n0.sum() - n0))
-    jackknife = (len(areas) - 1) * areas.var()
-    n = min(n1.sum(), n0.sum())
-    area = (total / (n1.sum() * n0.sum()) * n + 0.5) / (n + 1)
-    variance = max(jackknife, area * (1 - area) / (2 * n))
-    half = student_quantile(0.95, df) * math.sqrt(variance) / (area * (1 - area))
-    low, high = special.expit(special.logit(area) + np.array([-half, half]))
-    return Interval(low=float(low), high=float(high))
+    return float(total / (n1.sum() * n0.sum())), areas, df
 
 
 def _wins(values: Array, others: Array) -> Array:

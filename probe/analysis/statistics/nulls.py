@@ -34,7 +34,7 @@ from probe.analysis.statistics.geometry import (
     held_out_gradients,
     svd_axes,
 )
-from probe.analysis.statistics.intervals import clopper_pearson, prompt_means
+from probe.analysis.statistics.intervals import Interval, clopper_pearson, prompt_means
 
 NUM_REDRAWN = 199
 
@@ -50,6 +50,7 @@ def null_test(
     """Return a statistic with its two-sided Monte-Carlo p = (1 + #) / (B + 1) (Phipson and Smyth 2010).
 
     p is never 0, and it is uniform when the statistic is one more draw from the null. `null` is the mean of the draws.
+    The interval has the centres to which the null can be moved without being rejected: it inverts the test.
 
     Args:
         name: name of the estimate.
@@ -67,9 +68,11 @@ def null_test(
     distance = abs(statistic - centre)
     # A draw with the same terms in another order differs by rounding and must count as a tie.
     ties = 1e-12 * max(distance, 1e-300)
+    below, above = np.quantile(x, (0.025, 0.975)) - x.mean()
     return Estimate(
         name=name,
         value=statistic,
+        interval=Interval(low=statistic - float(above), high=statistic - float(below)),
         n=len(x),
         unit="draw",
         arm=arm,
@@ -100,7 +103,9 @@ def haar_test(name: str, cosine: float, haar_sd: float, *, arm: str | None = Non
     """
     p = 2.0 * float(special.ndtr(-abs(cosine / haar_sd)))
     parts = _spread(cosine, haar_sd, NORMAL_95 * haar_sd)
-    return Estimate(name=name, value=cosine, arm=arm, null=0.0, p=p, parts=parts)
+    half = NORMAL_975 * haar_sd
+    interval = Interval(low=cosine - half, high=cosine + half)
+    return Estimate(name=name, value=cosine, interval=interval, arm=arm, null=0.0, p=p, parts=parts)
 
 
 def upper_p(statistic: float, draws: ArrayLike) -> float:

@@ -54,7 +54,7 @@ from probe.analysis.verdict.pools import doubts
 from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.idle import idle_settings
 from probe.settings.arms import ARMS
-from probe.settings.words import ALL, PLAIN, Word
+from probe.settings.words import ALL, PLAIN, Answer, Word
 
 _THRESHOLDS = (
     f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
@@ -126,7 +126,7 @@ def questions(analysis: Analysis) -> list[Finding]:
     return [_hackward(analysis, why), _about(analysis, why), _removable(analysis, why)]
 
 
-def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | None, text: str) -> Finding:
+def _finding(name: str, row: Estimate | None, says: Answer, number: Estimate | None, text: str) -> Finding:
     """Return the answer to one of QUESTIONS, over the prompts of the estimate behind it."""
     question, counts_from = QUESTIONS[name]
     n = 0 if row is None else row.n
@@ -138,7 +138,7 @@ def _finding(name: str, row: Estimate | None, says: Word, number: Estimate | Non
 def _hackward(analysis: Analysis, why: str) -> Finding:
     """Decide whether alignment is material, from its interval over prompts and pairs."""
     row = analysis.get("shares", "pull")
-    says, number, text = Word.UNMEASURED, None, why
+    says, number, text = Answer.UNMEASURED, None, why
     if row is not None and row.value is not None:
         number, parts = row, row.parts
         says = decided(row)
@@ -158,14 +158,14 @@ def _about(analysis: Analysis, why: str) -> Finding:
     """
     row = analysis.get("shares", "contrast")
     if analysis.unlabelled:
-        return _finding("about", None, Word.UNMEASURED, None, why or "no rollout says whether it hacks")
+        return _finding("about", None, Answer.UNMEASURED, None, why or "no rollout says whether it hacks")
     missing = hacks_missing(analysis)
     if missing or row is None:
-        return _finding("about", None, Word.UNMEASURED, None, missing or why)
+        return _finding("about", None, Answer.UNMEASURED, None, missing or why)
     number, apart = (None if row.value is None else row), separated(analysis)
-    says, text = Word.UNMEASURED, why
+    says, text = Answer.UNMEASURED, why
     if apart:
-        says, number, text = Word.CONFOUNDED, None, _separate(apart)
+        says, number, text = Answer.CONFOUNDED, None, _separate(apart)
     elif number is not None:
         says = decided(number)
         text = (
@@ -175,7 +175,7 @@ def _about(analysis: Analysis, why: str) -> Finding:
     elif not text:
         # Without a prompt there are no sides to compare; otherwise the held-out reference or their number is the cause.
         unpaid = bool(analysis.sure) and not row.parts["num_hacks"]
-        says = Word.UNMEASURED if row.n or unpaid else Word.CONFOUNDED
+        says = Answer.UNMEASURED if row.n or unpaid else Answer.CONFOUNDED
         text = f"hacks and honest answers cannot be compared: {row.why}"
     benign, less, half = (analysis.get("shares", name) for name in RESTS_ON["about"][1:])
     if benign and less and half and None not in (benign.value, less.value, half.value):
@@ -183,13 +183,13 @@ def _about(analysis: Analysis, why: str) -> Finding:
         differs, mostly = decided(less), decided(half)
         if number is not None:
             says = _all([says, differs, mostly])
-        if differs is Word.YES and mostly is not Word.YES:
-            text += f": more than half {'is' if mostly is Word.NO else 'may be'} left"
+        if differs is Answer.YES and mostly is not Answer.YES:
+            text += f": more than half {'is' if mostly is Answer.NO else 'may be'} left"
     elif number is not None:
-        says = Word.UNMEASURED if says in (Word.YES, Word.LIKELY) else says
+        says = Answer.UNMEASURED if says in (Answer.YES, Answer.LIKELY) else says
         text += f"; alignment without the hacks is not measured: {benign.why if benign else why}"
     if unclear := overlap_unclear(analysis):
-        says = says if says in (Word.NO, Word.UNMEASURED) else Word.UNCLEAR
+        says = says if says in (Answer.NO, Answer.UNMEASURED) else Answer.UNCLEAR
         text = f"{_separate(unclear, may=True)}; {text}"
     return _finding("about", row, says, number, text + _rival(analysis))
 
@@ -255,24 +255,24 @@ def _removable(analysis: Analysis, why: str) -> Finding:
     be below the share that shuffled pairs remove.
     """
     row = analysis.get("removed", "removed/margin")
-    says, number, text = Word.UNMEASURED, None, why
+    says, number, text = Answer.UNMEASURED, None, why
     if row is not None:
         text = "the update has no gain on held-out hacks whose interval excludes 0: there is none to remove"
     if row is not None and row.value is not None:
         number, value, p = row, row.value, row.p or 1.0
         missing, price = price_of(analysis)
-        honest, says = analysis.get("removed", "removed/honest"), Word.UNCLEAR
+        honest, says = analysis.get("removed", "removed/honest"), Answer.UNCLEAR
         selective = honest is None or honest.value is None or value > honest.value
         if selective and value >= MATERIAL_REMOVED and p < 2 * ALPHA and at_80(number) > 0:
-            says = Word.LIKELY
+            says = Answer.LIKELY
             if value >= SHOWN_REMOVED and p < ALPHA and row.low > 0 and own_hacks_agree(analysis):
-                says = Word.YES
-        if missing and says in (Word.YES, Word.LIKELY):
-            says = Word.UNMEASURED
+                says = Answer.YES
+        if missing and says in (Answer.YES, Answer.LIKELY):
+            says = Answer.UNMEASURED
         if row.null is not None and row.high < row.null:
-            says = Word.NO
+            says = Answer.NO
         elif row.high < MATERIAL_REMOVED:
-            says = Word.TOO_LITTLE
+            says = Answer.TOO_LITTLE
         own, norm = (analysis.get("removed", f"removed/{name}") for name in ("hacks", "norm"))
         of_own = "an unmeasured share" if own is None or own.value is None else f"{own:.0%}"
         reverses = " (above 100%, projection turns the update against them)" if value > 1 else ""
@@ -296,14 +296,14 @@ def away(hackward: Finding) -> bool:
     return hackward.number is not None and hackward.number.high < 0
 
 
-def decided(share: Estimate) -> Word:
+def decided(share: Estimate) -> Answer:
     """Answer by the thresholds of `DECIDED_BY`: yes, no, likely (yes by the 80% interval) or unclear."""
     above, below = DECIDED_BY[share.name]
     if share.high < below:
-        return Word.NO
+        return Answer.NO
     if share.value is None or share.value < below or at_80(share) <= above:
-        return Word.UNCLEAR
-    return Word.YES if share.low > above else Word.LIKELY
+        return Answer.UNCLEAR
+    return Answer.YES if share.low > above else Answer.LIKELY
 
 
 def at_80(number: Estimate) -> float:
@@ -312,9 +312,9 @@ def at_80(number: Estimate) -> float:
     return value - TO_80 * (value - number.low)
 
 
-def _all(answers: Sequence[Word]) -> Word:
+def _all(answers: Sequence[Answer]) -> Answer:
     """Return the weakest answer: no, unclear, likely, yes."""
-    return min(answers, key=(Word.NO, Word.UNCLEAR, Word.LIKELY, Word.YES).index)
+    return min(answers, key=(Answer.NO, Answer.UNCLEAR, Answer.LIKELY, Answer.YES).index)
 
 
 def price_of(analysis: Analysis) -> tuple[str, str]:
@@ -357,7 +357,7 @@ def decide(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Find
 
 
 def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> tuple[Word, str]:
-    broken = [part for part in parts if part.says is Word.BROKEN]
+    broken = [part for part in parts if part.says is Answer.BROKEN]
     if broken:
         return Word.BROKEN, "; ".join(f"{part.name}: {part.text}" for part in broken)
     if analysis.trains:
@@ -366,31 +366,31 @@ def _word(analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Findi
     missing = hacks_missing(analysis)
     if missing:
         return Word.UNDERPOWERED, f"{missing}; {hackward.text}"
-    if removable.says is Word.TOO_LITTLE:
+    if removable.says is Answer.TOO_LITTLE:
         return Word.SKIP, f"projection would remove too little: {removable.text}"
-    if hackward.says is Word.UNMEASURED:
+    if hackward.says is Answer.UNMEASURED:
         return Word.UNDERPOWERED, f"nothing can be read: {hackward.text}"
-    if hackward.says is Word.NO:
+    if hackward.says is Answer.NO:
         where = "points away from the hack" if away(hackward) else "does not point toward the hack"
         return (
             Word.SKIP,
             f"the update {where}: {hackward.text}",
         )
-    if about.says is Word.CONFOUNDED:
+    if about.says is Answer.CONFOUNDED:
         return Word.CONFOUNDED, about.text
-    if about.says is Word.NO and hackward.says is Word.YES:
+    if about.says is Answer.NO and hackward.says is Answer.YES:
         return Word.GENERIC, f"what points toward the hack is not the hacks: {about.text}"
-    if removable.says is Word.NO and hackward.says is Word.YES:
+    if removable.says is Answer.NO and hackward.says is Answer.YES:
         return Word.GENERIC, f"removing as much along shuffled pairs does the same: {removable.text}"
-    if all(finding.says is Word.YES for finding in findings):
+    if all(finding.says is Answer.YES for finding in findings):
         own = analysis.get("own", "own hacks")
         if own is not None and own.is_bounded and own.low <= CHANCE:
             return Word.LIKELY, f"v_hack does not clearly separate the policy's own hacks: AUROC {own}; {about.text}"
         return Word.GO, f"{hackward.text}; {about.text}; {removable.text}"
-    why = {Word.UNMEASURED: "not measured", Word.NO: "no", Word.LIKELY: "likely, and not shown"}
-    unsure = [finding for finding in findings if finding.says is not Word.YES]
+    why = {Answer.UNMEASURED: "not measured", Answer.NO: "no", Answer.LIKELY: "likely, and not shown"}
+    unsure = [finding for finding in findings if finding.says is not Answer.YES]
     texts = (f"{why.get(finding.says, 'either answer is possible')}: {finding.text}" for finding in unsure)
-    word = Word.LIKELY if {finding.says for finding in unsure} == {Word.LIKELY} else Word.UNDERPOWERED
+    word = Word.LIKELY if {finding.says for finding in unsure} == {Answer.LIKELY} else Word.UNDERPOWERED
     return word, "; ".join(texts)
 
 
@@ -444,7 +444,7 @@ def _caveats(word: Word, analysis: Analysis, parts: Sequence[Finding]) -> list[s
             f"in {mixed} steps a group answers different prompts (with and without the hint), so source, hint and "
             "reward move together; --match prompt compares like with like"
         )
-    unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Word.NOT_SEEN]
+    unseen = [f"{part.name} ({part.text})" for part in parts if part.says is Answer.NOT_SEEN]
     if unseen:
         sentences.append(f"not seen: {'; '.join(unseen)}")
     apart = [f"{row.name} ({row:+.3f})" for row in analysis.of("ceilings") if row.is_bounded and row.low <= 0]

@@ -61,7 +61,7 @@ from probe.analysis.verdict.pools import PoolFacts, as_sampled, num_problems, pa
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
 from probe.settings.presets import configure, setting_text
-from probe.settings.words import HIGHER, Word
+from probe.settings.words import HIGHER, Answer, Word
 from replay_pools.base.tables import flat
 from replay_pools.rollout import UNSAFE
 
@@ -70,7 +70,7 @@ def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts:
     """Return the next step after a verdict of `probe.analysis.verdict.decision`, in the run's root folder."""
     match word:
         case Word.BROKEN:
-            reason, facts = _broken(next(part.name for part in parts if part.says is Word.BROKEN), analysis)
+            reason, facts = _broken(next(part.name for part in parts if part.says is Answer.BROKEN), analysis)
         case Word.SKIP:
             reason, facts = _skip(analysis, findings)
         case Word.CONFOUNDED:
@@ -221,7 +221,7 @@ def _more_rollouts(reason: str, analysis: Analysis, pools: Sequence[PoolFacts]) 
 
 
 def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
-    if any(finding.says is Word.TOO_LITTLE for finding in findings):
+    if any(finding.says is Answer.TOO_LITTLE for finding in findings):
         return _more_directions(analysis)
     share = analysis.get("shares", "pull")
     assert share is not None  # this reason implies a share
@@ -241,7 +241,7 @@ def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
 
 
 def _generic(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
-    if all(finding.says is Word.YES for finding in findings if finding.name != "removable"):
+    if all(finding.says is Answer.YES for finding in findings if finding.name != "removable"):
         return "off v_hack", {}
     contrast, pools = analysis.get("shares", "contrast"), analysis.pools
     inverted = contrast is not None and contrast.high < 0
@@ -353,7 +353,7 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
         return _readable(cause[0], analysis)
     if hacks_missing(analysis):
         return _halfway("halfway", analysis)
-    finding = next((finding for finding in findings if finding.says is not Word.YES), None)
+    finding = next((finding for finding in findings if finding.says is not Answer.YES), None)
     if finding is None:
         return "own hacks", {}
     pool = {"pool": shlex.quote(analysis.pools[0].reference) if analysis.pools else "POOL"}
@@ -363,7 +363,7 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
         return _overlap_unclear(unclear, analysis)
     for share in filter(None, (analysis.get("shares", name) for name in RESTS_ON.get(finding.name, ()))):
         if share.value is not None:
-            if share.name in DECIDED_BY and decided(share) in (Word.UNCLEAR, Word.LIKELY):
+            if share.name in DECIDED_BY and decided(share) in (Answer.UNCLEAR, Answer.LIKELY):
                 return _undecided(share, analysis)
         elif share.n:
             return _undefined(share, analysis)
@@ -373,7 +373,7 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
             silent = any(sample.hacked is None for sample in analysis.samples)
             return ("labels", pool) if silent else _more_rollouts("benign", analysis, analysis.pools)
     missing, _ = price_of(analysis)
-    if finding.says is not Word.UNMEASURED or not missing:
+    if finding.says is not Answer.UNMEASURED or not missing:
         return _forecast_open(analysis)
     match missing:
         case "right":

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from probe.analysis.detectors import SAME_WEIGHTS
 from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import configure, setting_text
 from replay_pools.base.errors import InputError
@@ -16,9 +17,6 @@ from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
 from replay_pools.rollout import UNKNOWN, Rollout
 
-# Minimum gap, nats per token, between logged log-probabilities and the model's that implies other sampling weights.
-# Provisional; rounding to bfloat16 causes less than a fifth of it.
-OFF_POLICY = 0.05
 ONLY_STEP = "probe replay --only-step"
 
 
@@ -230,7 +228,7 @@ def _moved(run: Run, pool: PoolFacts) -> list[str]:
         moved = "of a training, whose weights moved in between; no log-probability says how far"
         return [f"steps {steps[0]} to {steps[-1]} {moved} ({ONLY_STEP} {steps[0]})"] if len(steps) > 1 else []
     mean = fmean(chain.from_iterable(gaps.values()))
-    if mean < OFF_POLICY:
+    if mean < SAME_WEIGHTS:
         return []
     sentence = f"logged log-probabilities are {mean:.2g} nats a token off the model's: other weights sampled it"
     if len(off) > 1:

@@ -15,7 +15,7 @@ from probe.analysis.statistics.thresholds import ALPHA, NEAR_ZERO, NO_DISCRIMINA
 from probe.analysis.verdict.verdict import Finding
 from probe.records.records import SampleRecord, StepRecord
 from probe.settings.arms import ARMS
-from probe.settings.words import Word
+from probe.settings.words import Answer
 
 SPREAD = 1.0  # reward spread of a useful group
 TINY_ADVANTAGE = 0.1  # largest |A| in a group flattened by a cap
@@ -25,8 +25,8 @@ SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by s
 ROUNDING = 1e-4  # a smaller cosine is 0 in float32
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
-Row = tuple[Word, int, str]  # outcome, number of units, explanation
-PASS, FAIL, INCONCLUSIVE, VACUOUS = Word.PASS, Word.FAIL, Word.INCONCLUSIVE, Word.VACUOUS
+Row = tuple[Answer, int, str]  # outcome, number of units, explanation
+PASS, FAIL, INCONCLUSIVE, VACUOUS = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIVE, Answer.VACUOUS
 
 
 def seed_tables(analysis: Analysis) -> list[Finding]:
@@ -78,7 +78,7 @@ def _positive(analysis: Analysis) -> Row:
     return says, len(steps), f"{above}/{len(steps)} steps; {prompts}{why}"
 
 
-def _most(k: int, n: int) -> Word:
+def _most(k: int, n: int) -> Answer:
     """Say whether more than half of all steps share what k of these n show, by Wilson's 95% interval."""
     interval = wilson_interval(k, n)
     assert interval is not None  # there is at least one step

@@ -20,7 +20,7 @@ A difference is material if its interval excludes 0 and it is at least MATERIAL_
 interval lies below MATERIAL_RATE. `Trainings` sets each statement's confidence level.
 WORKS and LOWERS may leave open whether a rival does equally well: the sentence says so, and NEXT says how to decide it.
 
-To add a verdict, add a word to `probe.settings.words.Word`, a branch to `_word`, and its advice to `_reason`.
+To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_word`, and its advice to `_reason`.
 """
 
 import shlex
@@ -37,7 +37,7 @@ from probe.analysis.verdict.verdict import Finding, Next, Verdict
 from probe.records.run import CONFIG_FILE
 from probe.settings.arms import ARMS
 from probe.settings.presets import setting_text
-from probe.settings.words import Word
+from probe.settings.words import Answer, Outcome
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import decode, flat
 
@@ -55,7 +55,7 @@ def judge_arms(trainings: Trainings) -> list[Verdict]:
     verdicts = []
     for arm in trainings.treated:
         findings = questions(arm, trainings)
-        word, sentence = (Word.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
+        word, sentence = (Outcome.VACUOUS, SAME) if same_records(arm, trainings.baseline) else _word(findings)
         about = {
             "name": arm.name,
             "condition": arm.condition,
@@ -105,14 +105,14 @@ def _effect(arm: TrainedArm, trainings: Trainings) -> Finding:
     question = "What does it do to hacking?"
     less = excess(trainings, vanilla, arm, "hack")
     if less is None:
-        return _finding("effect", question, Word.UNMEASURED, None, level, FEW)
-    says = Word.OPEN
+        return _finding("effect", question, Answer.UNMEASURED, None, level, FEW)
+    says = Answer.OPEN
     if is_there(less, level):
-        says = Word.FALLS
+        says = Answer.FALLS
     elif is_there(replace(less, value=-less.value), level):
-        says = Word.RISES
+        says = Answer.RISES
     elif is_absent(less, level):
-        says = Word.NO_FALL
+        says = Answer.NO_FALL
     text = (
         f"it hacks {arm.mean('hack', 'final'):.0%} and vanilla {vanilla.mean('hack', 'final'):.0%}, "
         f"{points(less, level, 'less', 'more')}"
@@ -126,17 +126,17 @@ def _price(arm: TrainedArm, trainings: Trainings) -> Finding:
     question = "What does it cost in solving?"
     lost, since_start = excess(trainings, vanilla, arm, "solve"), moved(arm, "solve", "start", "final")
     if lost is None or since_start is None:
-        return _finding("price", question, Word.UNMEASURED, None, level, FEW)
-    says = Word.OPEN
+        return _finding("price", question, Answer.UNMEASURED, None, level, FEW)
+    says = Answer.OPEN
     if is_there(lost, level) or is_there(since_start, level):
-        says = Word.LOST
+        says = Answer.LOST
     elif is_absent(lost, level):
-        says = Word.KEPT
+        says = Answer.KEPT
     text = (
         f"it solves {arm.mean('solve', 'final'):.0%} and vanilla {vanilla.mean('solve', 'final'):.0%}, "
         f"{points(lost, level, 'less', 'more')}"
     )
-    if says is Word.OPEN:
+    if says is Answer.OPEN:
         text += f", so at most {100 * lost.bounded(level).high:.0f} points are lost"
     text += (
         f"; at the start it solved {arm.mean('solve', 'start'):.0%}, which leaves "
@@ -157,10 +157,10 @@ def _better(arm: TrainedArm, trainings: Trainings) -> Finding:
         text = "it needs no pairs itself"
         if arm.needs_pairs:
             text = "no remedy without pairs was trained, such as a KL penalty"
-        return _finding("better", question, Word.UNMEASURED, None, level, text)
+        return _finding("better", question, Answer.UNMEASURED, None, level, text)
     compared = [_against(arm, rival, trainings, level / len(rivals)) for rival in rivals]
     # Report the deciding rival: an equally good one, else one that may be.
-    order = (Word.NO, Word.UNCLEAR, Word.YES)
+    order = (Answer.NO, Answer.UNCLEAR, Answer.YES)
     worst = min(compared, key=lambda one: order.index(one.says))
     return replace(worst, question=question, text="; ".join(one.text for one in compared))
 
@@ -171,29 +171,29 @@ def _against(arm: TrainedArm, rival: TrainedArm, trainings: Trainings, as_good: 
     hacks, solves = excess(trainings, rival, arm, "hack"), excess(trainings, arm, rival, "solve")
     if hacks is None or solves is None:
         text = f"{rival.name} is not known on {MIN_SEEDS} seeds"
-        return replace(_finding("better", "", Word.UNCLEAR, None, level, text), rival=rival.name)
-    says, words = Word.UNCLEAR, "perhaps as good"
+        return replace(_finding("better", "", Answer.UNCLEAR, None, level, text), rival=rival.name)
+    says, words = Answer.UNCLEAR, "perhaps as good"
     if is_there(hacks, level) or is_there(solves, level):
-        says, words = Word.YES, "worse"
+        says, words = Answer.YES, "worse"
     elif is_absent(hacks, as_good) and is_absent(solves, as_good):
-        says, words, level = Word.NO, "as good", as_good
+        says, words, level = Answer.NO, "as good", as_good
     text = (
         f"{rival.name} is {words}: it hacks {rival.mean('hack', 'final'):.0%}, {points(hacks, level)}, and solves "
         f"{rival.mean('solve', 'final'):.0%}, {points(solves, level, 'less', 'more')}"
     )
     # Report whichever comparison is undecided, the hack rate first.
     undecided = solves if is_absent(hacks, as_good) else hacks
-    number = undecided if says is Word.UNCLEAR else hacks
+    number = undecided if says is Answer.UNCLEAR else hacks
     return replace(_finding("better", "", says, number, level, text), rival=rival.name)
 
 
-def _shown(compared: Comparison | None, level: float) -> Word:
+def _shown(compared: Comparison | None, level: float) -> Answer:
     """Decide whether a difference is material, ruled out, or neither."""
     if compared is None:
-        return Word.UNMEASURED
+        return Answer.UNMEASURED
     if is_there(compared, level):
-        return Word.YES
-    return Word.NO if is_absent(compared, level) else Word.UNCLEAR
+        return Answer.YES
+    return Answer.NO if is_absent(compared, level) else Answer.UNCLEAR
 
 
 def points(compared: Comparison, level: float, above: str = "more", below: str = "less") -> str:
@@ -204,9 +204,9 @@ def points(compared: Comparison, level: float, above: str = "more", below: str =
     return f"{100 * value:.0f} points {word} [{100 * low:.0f}, {100 * high:.0f}]"
 
 
-def _finding(name: str, question: str, says: Word, compared: Comparison | None, level: float, text: str) -> Finding:
+def _finding(name: str, question: str, says: Answer, compared: Comparison | None, level: float, text: str) -> Finding:
     needed = None
-    if compared is not None and says in (Word.UNCLEAR, Word.OPEN):
+    if compared is not None and says in (Answer.UNCLEAR, Answer.OPEN):
         # Assumes that the value stays: its interval then excludes 0, or MATERIAL_RATE.
         value = compared.value
         seeds = compared.seeds_to_see(value if value >= MATERIAL_RATE else MATERIAL_RATE - value, level)
@@ -216,21 +216,27 @@ def _finding(name: str, question: str, says: Word, compared: Comparison | None, 
     return Finding(name=name, question=question, says=says, number=number, n=n, unit="seed", text=text, needed=needed)
 
 
-def _word(findings: Sequence[Finding]) -> tuple[Word, str]:
+def _word(findings: Sequence[Finding]) -> tuple[Outcome, str]:
     learnt, effect, price, better = findings
-    if effect.says is Word.FALLS:
-        word = {Word.LOST: Word.COSTS, Word.KEPT: Word.WORKS}.get(price.says, Word.LOWERS)
-        if better.says is Word.NO and word is not Word.COSTS:
-            word = Word.DOMINATED
-        said = [effect, price] if word is Word.COSTS else [effect, better] if word is Word.DOMINATED else findings[1:]
+    if effect.says is Answer.FALLS:
+        word = {Answer.LOST: Outcome.COSTS, Answer.KEPT: Outcome.WORKS}.get(price.says, Outcome.LOWERS)
+        if better.says is Answer.NO and word is not Outcome.COSTS:
+            word = Outcome.DOMINATED
+        said = (
+            [effect, price]
+            if word is Outcome.COSTS
+            else [effect, better]
+            if word is Outcome.DOMINATED
+            else findings[1:]
+        )
         return word, "; ".join(one.text for one in said)
-    if effect.says is Word.RISES:
-        return Word.RAISES, effect.text
-    if learnt.says is Word.NO:
-        return Word.NO_QUESTION, learnt.text
-    if learnt.says is Word.YES and effect.says is Word.NO_FALL:
-        return Word.NO_EFFECT, effect.text
-    return Word.UNDERPOWERED, f"either answer is possible: {'; '.join(one.text for one in _open(findings))}"
+    if effect.says is Answer.RISES:
+        return Outcome.RAISES, effect.text
+    if learnt.says is Answer.NO:
+        return Outcome.NO_QUESTION, learnt.text
+    if learnt.says is Answer.YES and effect.says is Answer.NO_FALL:
+        return Outcome.NO_EFFECT, effect.text
+    return Outcome.UNDERPOWERED, f"either answer is possible: {'; '.join(one.text for one in _open(findings))}"
 
 
 def _open(findings: Sequence[Finding]) -> list[Finding]:
@@ -239,30 +245,30 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
     The order is effect, cost, rival. A rival without a training is not an open finding.
     """
     learnt, effect, price, better = findings
-    asked = [price, better] if effect.says is Word.FALLS else [learnt, effect]
+    asked = [price, better] if effect.says is Answer.FALLS else [learnt, effect]
     return [
         one
         for one in asked
-        if one.says in (Word.UNCLEAR, Word.OPEN) or (one.says is Word.UNMEASURED and one is not better)
+        if one.says in (Answer.UNCLEAR, Answer.OPEN) or (one.says is Answer.UNMEASURED and one is not better)
     ]
 
 
-def next_step(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
+def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
     """Return the next training after a verdict, in the trainings' root folder."""
     return advise(*_reason(word, findings, arm, trainings), trainings.out)
 
 
-def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Reason:
+def _reason(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Reason:
     """Return the row of `ADVICE` after a verdict, and the values of its placeholders."""
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
         return "unfinished", {"arm": arm.name if vanilla.runs else "vanilla"}
     match word:
-        case Word.NO_QUESTION:
+        case Outcome.NO_QUESTION:
             steps = 2 * int(vanilla.runs[0].records.settings["steps"])
             train = _train(vanilla, vanilla.arm, trainings)
             return "longer", {"steps": steps, "points": 100 * MATERIAL_RATE, "train": train}
-        case Word.WORKS if not _open(findings):
+        case Outcome.WORKS if not _open(findings):
             if arm.needs_pairs and not trainings.rivals(arm):
                 train = _train(vanilla, vanilla.arm, trainings)
                 return "no rival", {"beta": PENALTY, "seeds": len(arm.seeds), "train": train}
@@ -271,17 +277,17 @@ def _reason(word: Word, findings: Sequence[Finding], arm: TrainedArm, trainings:
             seeds = less.seeds_to_see(less.value / 2)
             train = _train(arm, arm.arm, trainings)
             return "another model", {"seeds": f"not even {MANY}" if seeds is None else seeds, "train": train}
-        case Word.DOMINATED:
+        case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
-        case Word.VACUOUS:
+        case Outcome.VACUOUS:
             return "never applied", {}
-        case Word.RAISES:
+        case Outcome.RAISES:
             return "raises", {}
-        case Word.COSTS:
+        case Outcome.COSTS:
             return _another_dose(arm, vanilla, trainings, 0.5, "half of it")
-        case Word.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
+        case Outcome.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
             return "control", {}
-        case Word.NO_EFFECT:
+        case Outcome.NO_EFFECT:
             return _another_dose(arm, vanilla, trainings, 2, "twice as much of it")
     return _more_seeds(_open(findings)[0], arm, vanilla, trainings)
 

@@ -1,19 +1,15 @@
 """Trained arms against vanilla: their runs, their differences, and the confidence level of each statement.
 
-Among many arms without any effect, some look better than vanilla by chance. With 95%, all statements hold:
-
-    first       the primary of a spec, named before the data: its effect at ALPHA, its cost at 1 - AFTER of it
-    then        all other arms: at AFTER of ALPHA once the primary is shown to fall, at BEFORE of it until then
-    no primary  all arms share ALPHA
-
-For the measured error rates and power, see tests/support/many_arms.py and spec/METHOD.md section 7.
+Among many arms without any effect, some look better than vanilla by chance. All effects hold together with 95%, by
+step-down over the arms (Holm 1979), and so do all costs, at equal levels: a cost can be wrong in two ways (LOST and
+KEPT), so it has no single p-value to step down by. For the measured error rates, see spec/METHOD.md section 7.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,9 +31,6 @@ from probe.settings.arms import ARMS
 from probe.settings.remedy import TRAITS, Traits
 from probe.settings.words import Remedy
 from replay_pools.base.tables import flat
-
-AFTER, BEFORE = 0.5, 0.1  # shares of ALPHA for the arms that are not the primary
-PRICES = 0.2  # share of several arms' common level that goes to their costs
 
 RateName = Literal["hack", "solve"]
 Place = Literal["start", "final"]
@@ -77,18 +70,19 @@ class TrainedArm:
         """The outcomes of its runs."""
         return [run.outcome for run in self.runs if run.outcome is not None]
 
-    def by_seed(self, name: RateName, place: Place) -> dict[int, float]:
-        """Return {seed: rate}."""
-        metric = self._metric(name, place)
-        return {seed: outcome.values[metric] for seed, outcome in zip(self.seeds, self.outcomes, strict=True)}
+    def metric(self, name: RateName, place: Place) -> str:
+        """Return the name of a rate: in the training loophole, if several loopholes were evaluated."""
+        mode = self.runs[0].records.settings["rollouts"]["mode"]
+        in_mode = f"{name}_{place}/{mode}"
+        return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
     def mean(self, name: RateName, place: Place) -> float:
         """Return a rate's mean over seeds."""
-        return float(np.mean([*self.by_seed(name, place).values()]))
+        metric = self.metric(name, place)
+        return float(np.mean([outcome.values[metric] for outcome in self.outcomes]))
 
-    def cells(self, name: RateName, place: Place, problems: Sequence[str] = ()) -> Cells:
-        """Return a rate by seed and problem; by seed alone if no problem is given."""
-        metric = self._metric(name, place)
+    def cells(self, metric: str, problems: Sequence[str] = ()) -> Cells:
+        """Return a rate (such as `hack_final`) by seed and problem; by seed alone if no problem is given."""
         trials = sum(outcome.trials[metric] for outcome in self.outcomes)
         if not problems:
             return rate([[outcome.values[metric]] for outcome in self.outcomes], trials)
@@ -96,16 +90,9 @@ class TrainedArm:
         counts = (outcome.problem_trials[metric][problem] for outcome in self.outcomes for problem in problems)
         return rate(shares, sum(counts))
 
-    def by_problem(self, name: RateName, place: Place) -> list[Mapping[str, float]]:
+    def by_problem(self, metric: str) -> list[Mapping[str, float]]:
         """Return {problem: rate} for every run; empty if its rollouts are missing."""
-        metric = self._metric(name, place)
         return [outcome.by_problem.get(metric, {}) for outcome in self.outcomes]
-
-    def _metric(self, name: RateName, place: Place) -> str:
-        """Return the rate in the training loophole, if several loopholes were evaluated."""
-        mode = self.runs[0].records.settings["rollouts"]["mode"]
-        in_mode = f"{name}_{place}/{mode}"
-        return in_mode if all(in_mode in outcome.values for outcome in self.outcomes) else f"{name}_{place}"
 
 
 class Levels(NamedTuple):
@@ -121,37 +108,26 @@ class Trainings:
 
     baseline: TrainedArm
     treated: Sequence[TrainedArm]
-    primary: TrainedArm | None = None  # one of `treated`: the arm that the spec tests
     out: Path = DEFAULT_OUT  # the root folder of its runs
+    _spreads: dict[str, Spread | None] = field(default_factory=dict)
 
-    @cached_property
-    def spreads(self) -> Mapping[RateName, Spread | None]:
-        """The variation of each final rate between seeds, estimated from all arms together."""
-        trained = [arm for arm in (self.baseline, *self.treated) if arm.outcomes]
-        return {name: common_spread(arm.cells(name, "final") for arm in trained) for name in get_args(RateName)}
+    def spread(self, metric: str) -> Spread | None:
+        """Return the variation of a rate between seeds, estimated from all arms that have it."""
+        if metric not in self._spreads:
+            arms = (arm for arm in (self.baseline, *self.treated) if arm.outcomes)
+            known = [arm for arm in arms if all(metric in outcome.trials for outcome in arm.outcomes)]
+            self._spreads[metric] = common_spread(arm.cells(metric) for arm in known)
+        return self._spreads[metric]
 
     @cached_property
     def levels(self) -> Mapping[str, Levels]:
-        """{arm: its levels}: with 95%, no effect statement is wrong, nor any cost statement on an arm that falls.
-
-        The level that the primary leaves to the others is split: PRICES of it for their costs, in equal parts, the rest
-        for their effects, which step down (`step_down`). A cost can be wrong at one end of the interval only, and there
-        is no cost statement on an arm that does not fall: a cost counts half of its level.
-        """
-        first = self.primary or (self.treated[0] if len(self.treated) == 1 else None)
-        others = [arm for arm in self.treated if arm is not first]
-        levels, left = {}, ALPHA
-        if first is not None:
-            levels[first.name] = Levels(effect=ALPHA, price=(1 - AFTER) * ALPHA if others else ALPHA)
-            fall = excess(self, self.baseline, first, "hack")
-            left *= AFTER if fall is not None and is_there(fall, ALPHA) else BEFORE
+        """{arm: its levels}: with 95% no statement on an effect is wrong, and with 95% none on a cost."""
         p_values = {}
-        for arm in others:
-            fall = excess(self, self.baseline, arm, "hack")
-            p_values[arm.name] = fall.p if fall is not None and abs(fall.value) >= MATERIAL_RATE else 1.0
-        for name, level in step_down(p_values, (1 - PRICES) * left).items():
-            levels[name] = Levels(effect=level, price=2 * PRICES * left / len(others))
-        return levels
+        for arm in self.treated:
+            drop = excess(self, self.baseline, arm, "hack")
+            p_values[arm.name] = drop.p if drop is not None and abs(drop.value) >= MATERIAL_RATE else 1.0
+        effects = step_down(p_values, ALPHA)
+        return {name: Levels(effect=level, price=ALPHA / len(effects)) for name, level in effects.items()}
 
     def rivals(self, arm: TrainedArm) -> list[TrainedArm]:
         """Return the arms without pairs or true labels, for an arm that needs pairs; empty for any other arm."""
@@ -234,23 +210,38 @@ def is_absent(compared: Comparison, level: float) -> bool:
 
 def moved(arm: TrainedArm, name: RateName, *ends: Place) -> Comparison | None:
     """Return the rate at the first of two places minus the rate at the second, same runs; None below MIN_SEEDS."""
+    return change_of(arm, *(arm.metric(name, end) for end in ends)) if len(arm.outcomes) >= MIN_SEEDS else None
+
+
+def change_of(arm: TrainedArm, end: str, start: str) -> Comparison | None:
+    """Return one rate minus another of the same runs; None below MIN_SEEDS."""
     if len(arm.outcomes) < MIN_SEEDS:
         return None
-    problems = _common([arm], name)
-    return mean(change(*(arm.cells(name, end, problems) for end in ends)))
+    problems = _common([arm], end)
+    return mean(change(arm.cells(end, problems), arm.cells(start, problems)))
+
+
+def mean_rate(arm: TrainedArm, metric: str) -> Comparison | None:
+    """Return the mean of a rate over seeds and problems; None below MIN_SEEDS."""
+    return mean(arm.cells(metric, _common([arm], metric))) if len(arm.outcomes) >= MIN_SEEDS else None
 
 
 def excess(trainings: Trainings, a: TrainedArm, b: TrainedArm, name: RateName) -> Comparison | None:
     """Return the final rate of a minus the final rate of b; None if one has fewer than MIN_SEEDS."""
+    return excess_of(trainings, a, b, a.metric(name, "final")) if a.outcomes and b.outcomes else None
+
+
+def excess_of(trainings: Trainings, a: TrainedArm, b: TrainedArm, metric: str) -> Comparison | None:
+    """Return a rate of a minus the same rate of b; None if one has fewer than MIN_SEEDS."""
     if min(len(a.outcomes), len(b.outcomes)) < MIN_SEEDS:
         return None
-    problems = _common([a, b], name)
+    problems = _common([a, b], metric)
     # Vanilla enters every comparison, and so does an error in its variance.
-    left, right = (replace(arm.cells(name, "final", problems), keeps_own=arm is trainings.baseline) for arm in (a, b))
-    return difference(left, right, trainings.spreads[name])
+    left, right = (replace(arm.cells(metric, problems), keeps_own=arm is trainings.baseline) for arm in (a, b))
+    return difference(left, right, trainings.spread(metric))
 
 
-def _common(arms: Sequence[TrainedArm], name: RateName) -> list[str]:
+def _common(arms: Sequence[TrainedArm], metric: str) -> list[str]:
     """Return the held-out problems that every run met; empty if any run's rollouts are missing."""
-    tables = [table for arm in arms for table in arm.by_problem(name, "final")]
+    tables = [table for arm in arms for table in arm.by_problem(metric)]
     return [problem for problem in tables[0] if all(problem in table for table in tables)]

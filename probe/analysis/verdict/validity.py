@@ -21,11 +21,11 @@ from probe.analysis.verdict.pools import PoolFacts, regrade_command
 from probe.analysis.verdict.verdict import Finding
 from probe.records.run import out_of
 from probe.settings.arms import ARMS
-from probe.settings.words import Word
+from probe.settings.words import Answer
 from replay_pools.rollout import UNKNOWN, UNSAFE
 
-Part = tuple[Word, str]
-HOLDS, BROKEN, NOT_SEEN = Word.HOLDS, Word.BROKEN, Word.NOT_SEEN
+Part = tuple[Answer, str]
+HOLDS, BROKEN, NOT_SEEN = Answer.HOLDS, Answer.BROKEN, Answer.NOT_SEEN
 
 
 def validity(analysis: Analysis) -> list[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 from probe.analysis.estimate import Estimate
 from probe.analysis.formatting import picture, wrap
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE
-from probe.settings.words import Word
+from probe.settings.words import Answer, Word
 
 MOST = 4  # arms whose questions are all printed
 MOST_CAVEATS = 3  # on a screen; JSON, and `probe analyze --full`, have all
@@ -24,7 +24,7 @@ class Finding:
 
     name: str
     question: str  # the question in words
-    says: Word
+    says: Answer
     text: str  # the answer from the data, with the numbers
     number: Estimate | None = None  # the basis of `says`; None without a number with an interval
     counts_from: float | None = None  # threshold at which `number` becomes material, marked in its picture
@@ -53,7 +53,7 @@ class Verdict:
     """One word with its reason, the findings behind it, caveats, and the next step."""
 
     about: Mapping[str, Any]  # the object judged: run and condition of a replay; arm, condition, seeds, ... of an arm
-    word: str  # a `Word`; for a spec the name of its decision
+    word: str  # a `Word` or an `Outcome`; for a spec the name of its decision
     sentence: str  # the reason; for a spec the consequence of the decision
     plain: str = ""  # for a replay: the meaning of the word for a decision about training
     findings: Sequence[Finding]
@@ -149,13 +149,13 @@ def effect_and_price(arm: Verdict) -> tuple[str, str]:
     if effect.number is None or price.number is None:
         return "-", "-"
     low, value, high = (100 * x for x in effect.number.span)
-    if effect.says is Word.RISES:  # a positive number
+    if effect.says is Answer.RISES:  # a positive number
         value, low, high = -value, -high, -low
     says = f"{effect.says.lower()} {value:.0f} [{low:.0f}, {high:.0f}]"
     most = f"at most {max(0.0, 100 * price.number.high):.0f}"
-    if price.says is Word.LOST:
+    if price.says is Answer.LOST:
         return says, f"lost {100 * price.number.span[1]:.0f}, {most}"
-    return says, f"kept, {most}" if price.says is Word.KEPT else most
+    return says, f"kept, {most}" if price.says is Answer.KEPT else most
 
 
 def _small_print(arms: Sequence[Verdict]) -> str:

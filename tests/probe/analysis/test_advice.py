@@ -19,7 +19,7 @@ from probe.analysis.verdict.verdict import Finding
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import Run, read_run
-from probe.settings.words import Word
+from probe.settings.words import Answer, Word
 from replay_pools.base.files import read_sealed, write_sealed
 from replay_pools.pool import BUILTIN, MANIFEST_NAME
 from replay_pools.rollout import UNSAFE
@@ -63,7 +63,7 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
     vars(evidence)["pools"] = [
         replace(pool, manifest={**pool.manifest, "grader": {"isolation": UNSAFE}}) for pool in evidence.pools
     ]
-    broken = Finding(name=part, question="", says=Word.BROKEN, text="")
+    broken = Finding(name=part, question="", says=Answer.BROKEN, text="")
     advice = next_step(Word.BROKEN, evidence, [], [broken])
     assert FIXED[part] in advice.command
     assert advice.text.startswith("do not use this run until this is fixed: ")
@@ -72,7 +72,7 @@ def test_a_remedy_is_about_its_part(part: str, stored: Run) -> None:
 def test_labels_that_a_training_learnt_from_are_not_graded_again(stored: Run) -> None:
     evidence = Analysis(replace(stored, config=stored.config | {"settings": {"verb": "train"}}))
     advice = next_step(
-        Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Word.BROKEN, text="")]
+        Word.BROKEN, evidence, [], [Finding(name="grader canaries", question="", says=Answer.BROKEN, text="")]
     )
     assert advice.command.startswith("probe doctor")
     assert "train again where submissions are isolated" in advice.text

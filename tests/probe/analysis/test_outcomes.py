@@ -29,7 +29,7 @@ from probe.cli._frame import run
 from probe.experiments.verdict import evaluate_spec
 from probe.settings.presets import configure
 from probe.settings.run import RunConfig
-from probe.settings.words import OF_ARM, Remedy, Word
+from probe.settings.words import OF_ARM, Outcome, Remedy
 
 GRADIENT_AND_KL = {"gradient": {}, "kl": PENALTY}
 DECISIONS = [
@@ -365,7 +365,7 @@ def test_another_dose_is_of_what_was_done(settings: list[str], half: str, twice:
     rates = {"hack_final": 0.0, "solve_final": 1.0}
     arm = trained("it", "vanilla", rates, *settings)
     trainings = Trainings(baseline=trained("", "vanilla", rates), treated=[arm])
-    for outcome, expected in ((Word.COSTS, half), (Word.NO_EFFECT, twice)):
+    for outcome, expected in ((Outcome.COSTS, half), (Outcome.NO_EFFECT, twice)):
         command = next_step(outcome, [], arm, trainings).command
         assert expected in command
         changed(command, arm)
@@ -384,7 +384,7 @@ def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str
     gate = trained("it", arm, RATES, *settings)
     penalty = trained("kl", "vanilla", RATES, "objective.reference=base", "objective.beta=1.0")
     trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[gate, penalty])
-    advice = next_step(Word.DOMINATED, questions(gate, trainings), gate, trainings)
+    advice = next_step(Outcome.DOMINATED, questions(gate, trainings), gate, trainings)
     assert f"or see whether {arm} (it) adds anything to it" in advice.text
     expected = trained("", arm, RATES, "objective.reference=base", "objective.beta=1.0", *settings)
     assert changed(advice.command, penalty) == replace(changed(advice.command, expected), seed=0)

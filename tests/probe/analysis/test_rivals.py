@@ -9,7 +9,8 @@ from made_records import sample_record
 from worlds import World, make_run
 
 from probe.analysis.analyze import analyze
-from probe.analysis.rivals import bayes_scores, log_ratio, words
+from probe.analysis.detectors import Scores, bayes_scores, score_all
+from probe.analysis.rivals import material_of
 from probe.analysis.statistics.intervals import auroc
 from probe.records.run import read_run
 from replay_pools.pool import BUILTIN, open_pool
@@ -50,6 +51,10 @@ def test_words_are_fitted_on_the_other_prompts() -> None:
     np.testing.assert_allclose(found, slow_scores(texts, hacked.tolist(), prompts, chosen), atol=1e-9)
 
 
+def scored(samples, rollouts, labels: int | None, name: str) -> Scores:
+    return score_all(material_of(samples, rollouts, labels), [name])[name]
+
+
 @pytest.mark.parametrize(("told", "low", "high"), [(0.0, 0.44, 0.56), (0.9, 0.9, 1.0)])
 def test_words_find_what_is_there_and_nothing_else(told: float, low: float, high: float) -> None:
     """Mean AUROC of 20 logs of 20 prompts, learned from 40 labels."""
@@ -60,8 +65,8 @@ def test_words_find_what_is_there_and_nothing_else(told: float, low: float, high
         samples = [sample_record(hacked=bool(hack), problem_id=f"p{i // 8}") for i, hack in enumerate(hacked)]
         first = open_pool(BUILTIN / "teacher").steps[0][0]
         rollouts = [replace(first, completion_ids=text) for text in texts_of(rng, hacked, told)]
-        scores = words(samples, rollouts, 40)
-        assert not isinstance(scores, str)
+        scores = scored(samples, rollouts, 40, "words").values
+        assert scores is not None
         areas.append(auroc(scores, hacked))
     assert low < float(np.mean(areas)) < high
 
@@ -71,9 +76,12 @@ def test_a_log_ratio_is_missing_where_the_weights_are_the_same_or_nothing_was_lo
     logprobs = rollout.sampling_logprobs
     assert logprobs is not None
     nll = -sum(logprobs) / len(logprobs)
-    assert log_ratio([sample_record(nll=nll + 0.5)], [rollout]) == pytest.approx([0.5])
-    assert "the weights that sampled" in log_ratio([sample_record(nll=nll)], [rollout])
-    assert "without log-prob" in log_ratio([sample_record()], [replace(rollout, sampling_logprobs=None)])
+    assert scored([sample_record(nll=nll + 0.5)], [rollout], None, "logratio").values == pytest.approx([0.5])
+    same = scored([sample_record(nll=nll)], [rollout], None, "logratio")
+    assert same.values is None
+    assert "the weights that sampled" in same.why
+    unknown = scored([sample_record()], [replace(rollout, sampling_logprobs=None)], None, "logratio")
+    assert "without log-prob" in unknown.why
 
 
 def test_both_stand_in_an_analysis_and_say_why_where_the_pools_are_gone(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from probe.analysis.verdict.verdict import Finding, Verdict, effect_and_price, n
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
-from probe.settings.words import Word
+from probe.settings.words import Answer
 
 FEW = World(num_steps=6, amounts=(0.25, 0, 0), strength=2, num_pairs=120, num_held_out=60)
 PLAIN = World(strength=2, num_pairs=48, num_held_out=20)
@@ -381,6 +381,6 @@ def test_a_screen_has_three_caveats_and_no_signed_sentence() -> None:
     number = Estimate(name="hack", value=-0.2, interval=Interval(low=-0.3, high=-0.1))
     findings = [
         Finding(name=name, question="", says=says, text="", number=number)
-        for name, says in (("effect", Word.RISES), ("price", Word.KEPT))
+        for name, says in (("effect", Answer.RISES), ("price", Answer.KEPT))
     ]
     assert effect_and_price(replace(verdict, findings=findings)) == ("rises 20 [10, 30]", "kept, at most 0")

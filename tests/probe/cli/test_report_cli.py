@@ -13,7 +13,7 @@ from probe.cli._frame import run
 from probe.experiments.jobs import runs_of, write_settings
 from probe.experiments.load import load_spec
 
-CRITERION = {**ALIGNED, "reported": "a cosine of 0.3 there"}
+CRITERION = {**ALIGNED, "why": "a cosine of 0.3 there"}
 DECISIONS = [
     {"name": "GO", "requires": {"aligned": "PASS"}},
     {"name": "MORE", "then": "Generate pools with more problems."},

@@ -1,242 +1,95 @@
-"""Criteria of a spec against a table of metrics: each comparison, each verdict, each null."""
+"""Criteria of a spec: each bound and answer, and the estimates that a criterion can name."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from many_arms import Bench, rates
 from scipy.stats import ttest_ind
 from worlds import World, make_run
 
+from probe.analysis import measures
 from probe.analysis.analyze import analyze
-from probe.analysis.estimate import Estimate as Measured
-from probe.analysis.metrics import (
-    Estimate,
-    MetricKey,
-    by_condition,
-    difference,
-    estimate,
-    over_runs,
-    replay_metrics,
-    unpaired_difference,
-)
+from probe.analysis.estimate import Estimate, mean_of, welch
 from probe.analysis.statistics.intervals import Interval
+from probe.analysis.verdict.trained_arms import excess, moved
 from probe.experiments.criteria import evaluate
 from probe.experiments.spec import Criterion
 from probe.records.run import Run, read_run
 
-VALUES = {f"p{i}": value for i, value in enumerate(np.random.default_rng(0).normal(0.3, 0.1, 20).tolist())}
-NARROW = Measured(name="N2", n=99, null=0.0, p=0.01, parts={"q95": 0.08})
-WIDE = replace(NARROW, p=0.4, parts={"q95": 0.6})
+FOUND = Estimate(name="cos_in", value=0.3, interval=Interval(low=0.26, high=0.34), n=20, unit="prompt")
 
 
 def criterion(**changes) -> Criterion:
-    fields = {
-        "name": "c",
-        "metric": "cos_in",
-        "statistic": "lower95",
-        "comparison": ">",
-        "threshold": 0.2,
-        "unit": "prompt",
-        "role": "check",
-    }
-    return Criterion.model_validate(fields | changes)
-
-
-def table(**rows: Estimate) -> dict[MetricKey, Estimate]:
-    return {MetricKey(name, row.unit): row for name, row in rows.items()}
-
-
-COSINE = table(cos_in=estimate(VALUES, "prompt", nulls={"N2": NARROW, "N1": WIDE}))  # .3 +- .04
+    return Criterion.model_validate({"name": "c", "estimate": "cos_in", "role": "check"} | changes)
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdict"),
+    ("bound", "answer"),
     [
-        ({}, "PASS"),
-        ({"threshold": 0.28}, "INCONCLUSIVE"),
-        ({"threshold": 0.5}, "FAIL"),
-        ({"statistic": "mean", "threshold": 0.28}, "INCONCLUSIVE"),
-        ({"statistic": "mean", "comparison": "<", "threshold": 0.4}, "PASS"),
-        ({"statistic": "upper95", "comparison": "<", "threshold": 0.36}, "PASS"),
-        ({"statistic": "upper95", "comparison": "<", "threshold": 0.1}, "FAIL"),
-        ({"statistic": "p", "comparison": "<", "threshold": 0.01}, "PASS"),
-        ({"statistic": "p", "comparison": ">", "threshold": 0.5}, "INCONCLUSIVE"),
-        ({"statistic": "interval90", "comparison": "inside", "threshold": (0.0, 0.5)}, "PASS"),
-        ({"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05)}, "FAIL"),
-        ({"statistic": "interval90", "comparison": "inside", "threshold": (0.3, 0.5)}, "INCONCLUSIVE"),
-        ({"statistic": "value", "threshold": 0.28}, "PASS"),
-        ({"statistic": "value", "threshold": 0.5}, "FAIL"),
-        ({"statistic": "max", "comparison": "<", "threshold": 0.9}, "PASS"),
-        ({"statistic": "min", "comparison": ">", "threshold": 0.9}, "FAIL"),
-        ({"statistic": "n", "comparison": ">=", "threshold": 16}, "PASS"),
-        ({"null": "N2"}, "PASS"),
-        ({"null": "N1"}, "VACUOUS"),
-        ({"null": "N4"}, "INCONCLUSIVE"),
-        ({"null": "N1", "threshold": 0.5}, "FAIL"),
-        ({"unit": "step"}, "INCONCLUSIVE"),
-        ({"metric": "nothing"}, "INCONCLUSIVE"),
-        ({"arm": "random"}, "INCONCLUSIVE"),
+        ({"above": 0.2}, "PASS"),
+        ({"above": 0.28}, "INCONCLUSIVE"),
+        ({"above": 0.34}, "FAIL"),
+        ({"below": 0.4}, "PASS"),
+        ({"below": 0.3}, "INCONCLUSIVE"),
+        ({"below": 0.26}, "FAIL"),
+        ({"inside": (0.26, 0.34)}, "PASS"),
+        ({"inside": (0.3, 0.5)}, "INCONCLUSIVE"),
+        ({"inside": (-0.05, 0.05)}, "FAIL"),
     ],
 )
-def test_each_comparison(changes, verdict):
-    found = evaluate(criterion(**changes), COSINE)
-    assert found.says == verdict, found.text
-    assert found.text
+def test_each_bound(bound, answer):
+    found = evaluate(criterion(**bound), FOUND)
+    assert (found.says, found.n, found.unit) == (answer, 20, "prompt")
+    assert found.number is FOUND
+    assert evaluate(criterion(**bound), FOUND, "nothing was compared").says == "VACUOUS"
 
 
-def test_p_of_a_metric_without_sign_flips_is_that_of_its_null():
-    area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", nulls={"N2": NARROW, "N1": WIDE}))
-    asked = {"metric": "auroc", "statistic": "p", "comparison": "<", "threshold": 0.05}
-    assert evaluate(criterion(**asked, null="N2"), area).says == "PASS"
-    assert evaluate(criterion(**asked, null="N1"), area).says == "INCONCLUSIVE"
-    assert "no p from 20 prompts" in evaluate(criterion(**asked), area).text
+def test_a_number_without_an_interval_decides_nothing_unless_it_describes_the_runs():
+    alone = replace(FOUND, interval=None, why="1 prompt alone has no interval")
+    assert evaluate(criterion(above=0.2), alone).says == "INCONCLUSIVE"
+    assert evaluate(criterion(above=0.2), replace(FOUND, value=None, interval=None)).says == "INCONCLUSIVE"
+    for name, answer in (("largest cos_in", "PASS"), ("steps", "PASS"), ("smallest cos_in", "PASS")):
+        assert evaluate(criterion(estimate=name, above=0.2), alone).says == answer
+    assert evaluate(criterion(estimate="largest cos_in", inside=(0.3, 0.3)), alone).says == "PASS"
 
 
-def test_a_mean_without_an_interval_decides_nothing():
-    """Such as a rank correlation of two treatments, which is 1 or -1 whatever they are; `value` asks of these alone."""
-    alone = table(auroc=Estimate(value=0.9, n=2, unit="prompt"))
-    for statistic, verdict in (("mean", "INCONCLUSIVE"), ("lower95", "INCONCLUSIVE"), ("value", "PASS")):
-        assert evaluate(criterion(metric="auroc", statistic=statistic, threshold=0.5), alone).says == verdict
-
-
-@pytest.mark.parametrize("threshold", [0.5, 0.95])
-def test_trivial_baselines_are_judged_as_in_rule_r3(threshold):
-    """A trivial score that does as well is a FAIL, whatever the size."""
-    asked = criterion(metric="auroc", statistic="mean", threshold=threshold, null="baselines")
-    own = "PASS" if threshold == 0.5 else "FAIL"
-    unknown = "INCONCLUSIVE" if threshold == 0.5 else "FAIL"
-    narrow = Interval(low=0.88, high=0.92)
-    for beaten_by, verdict in (((), own), (("nll 0.95",), "FAIL"), (None, unknown)):
-        area = table(auroc=Estimate(value=0.9, n=20, unit="prompt", interval=narrow, beaten_by=beaten_by))
-        assert evaluate(asked, area).says == verdict
-    assert (
-        "a trivial score does as well or better: nll 0.95"
-        in evaluate(asked, table(auroc=Estimate(value=0.9, n=20, unit="prompt", beaten_by=("nll 0.95",)))).text
-    )
-
-
-def test_a_number_that_could_not_differ_is_vacuous():
-    capped = table(adv_cap_fraction=replace(estimate({"0": 0.0}, "step"), vacuous="the cap is above its bound"))
-    asked = criterion(metric="adv_cap_fraction", statistic="max", threshold=0.0, unit="step")
-    found = evaluate(asked, capped)
-    assert (found.says, "the cap is above its bound" in found.text) == ("VACUOUS", True)
-
-
-def test_differences_are_paired_by_unit():
-    """Arms 0.1 apart on every prompt, whatever the prompts do: found, although the arms' intervals overlap."""
-    rng = np.random.default_rng(1)
-    prompts = {f"p{i}": value for i, value in enumerate(rng.normal(0, 1, 12).tolist())}
-    shifted = {name: value + 0.1 + rng.normal(0, 0.01) for name, value in prompts.items()}
-    metrics = {MetricKey("cos_in", "prompt"): estimate(shifted, "prompt")}
-    metrics[MetricKey("cos_in", "prompt", "random")] = estimate(prompts, "prompt")
-    asked = {"versus_arm": "random", "threshold": 0.05}
-    assert evaluate(criterion(**asked), metrics).says == "PASS"
-    unpaired = estimate({f"q{i}": 0.0 for i in range(3)}, "prompt")
-    found = evaluate(criterion(**asked), metrics | {MetricKey("cos_in", "prompt", "random"): unpaired})
-    assert "share no prompt" in found.text
-    assert difference(metrics[MetricKey("cos_in", "prompt")], unpaired).n == 0
-
-
-def test_identical_arms_are_vacuous_unless_an_identity_is_asked_for():
-    metrics = {MetricKey("cos_in", "prompt", arm): estimate(VALUES, "prompt") for arm in (None, "projected")}
-    asked = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.05, 0.05), "versus_arm": "projected"}
-    found = evaluate(criterion(**asked, role="mechanism"), metrics)
-    assert (found.says, "all read 0 and show no variance" in found.text) == ("INCONCLUSIVE", True), found.text
-    for role in ("primary", "check"):
-        found = evaluate(criterion(**asked, role=role), metrics)
-        assert found.says == "VACUOUS"
-        assert "identical in every prompt: nothing was compared" in found.text
-
-
-@pytest.mark.parametrize("statistic", ["mean", "upper95"])
-def test_seeds_that_read_the_same_are_no_evidence_of_other_seeds(statistic):
-    """An interval of width 0 was PASS on the one side of a threshold and FAIL, "beyond it", on the other."""
-    same = table(cos_moved=estimate({"0": 0.2, "1": 0.2, "2": 0.2}, "seed"))
-    for threshold in (0.1, 0.3):
-        asked = criterion(metric="cos_moved", statistic=statistic, comparison="<", threshold=threshold, unit="seed")
-        found = evaluate(asked, same)
-        assert (found.says, "from 3 seeds: all read 0.2" in found.text) == ("INCONCLUSIVE", True), found.text
-    one = evaluate(criterion(statistic="mean", threshold=0.1), table(cos_in=estimate({"p": 0.3}, "prompt")))
-    assert (one.says, "no 95% interval from 1 prompts" in one.text) == ("INCONCLUSIVE", True)
-
-
-def rates(shares: tuple[float, ...], unit: str = "seed", trials: int = 64) -> Estimate:
-    by_unit = {str(number): share for number, share in enumerate(shares)}
-    return estimate(by_unit, unit, trials=dict.fromkeys(by_unit, trials))
-
-
-def test_equal_rates_have_the_interval_of_their_outcomes():
-    """0 of 64 in two and three seeds, and arms that are 0 in every seed: never a width of 0, and no PASS by it."""
-    two, three = rates((0.0, 0.0)), rates((0.0, 0.0, 0.0))
-    assert two.interval is not None
-    assert two.interval.high == pytest.approx(0.70, abs=0.01), "two seeds say next to nothing about seeds"
-    assert three.interval is not None
-    assert (three.interval.low, three.interval.high) == (0.0, pytest.approx(0.088, abs=0.001))
-    for compared in (difference(three, three), unpaired_difference(three, three)):
-        assert (compared.interval.low, compared.interval.high) == pytest.approx((-0.0196, 0.0196), abs=1e-4)
-    asked = {"metric": "hack_final", "unit": "seed", "arm": "a", "versus_arm": "b"}
-    metrics = {MetricKey("hack_final", "seed", arm): three for arm in "ab"}
-    inside = {"statistic": "interval90", "comparison": "inside", "threshold": (-0.01, 0.01)}
-    assert evaluate(criterion(**asked, **inside), metrics).says == "INCONCLUSIVE"
-    metrics[MetricKey("hack_final", "seed", "b")] = rates((0.75, 0.75, 0.75))
-    below = {"statistic": "upper95", "comparison": "<", "threshold": 0.0, "paired": False}
-    assert evaluate(criterion(**asked, **below), metrics).says == "PASS", "64 outcomes a seed are evidence"
-
-
-def test_problems_that_never_differ_span_what_their_outcomes_leave_open():
-    """Four held-out problems, solved alike: +-1 at most, and nothing near 0 of width."""
-    alike = difference(rates((1.0, 0.0, 1.0, 1.0), "problem", 1), rates((1.0, 0.0, 1.0, 1.0), "problem", 1))
-    assert alike.interval is not None
-    assert alike.interval.high - alike.interval.low > 0.9
-    differ = difference(rates((1.0, 0.0, 1.0), "problem", 8), rates((0.5, 0.0, 0.75), "problem", 8))
-    assert differ.interval == estimate({"0": 0.5, "1": 0.0, "2": 0.25}, "problem").interval
-
-
-def test_unpaired_differences_are_welchs():
-    """Independent samples of two sizes: the mean difference, Welch's p and interval; pairing is not used."""
-    a = estimate({"0": 0.8, "1": 0.9, "2": 0.7}, "seed")
-    b = estimate({"0": 0.3, "1": 0.1}, "seed")
-    found = unpaired_difference(a, b)
-    assert found.p == ttest_ind([0.8, 0.9, 0.7], [0.3, 0.1], equal_var=False).pvalue
+def test_welch_is_scipys():
+    a, b = ([0.8, 0.9, 0.7], [0.3, 0.1])
+    sides = [mean_of("kl/mean", {str(i): value for i, value in enumerate(side)}, "seed") for side in (a, b)]
+    found, expected = welch(*sides), ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     assert (found.value, found.n) == (pytest.approx(0.6), 2)
-    assert found.interval is not None
-    assert found.interval.low < 0.6 < found.interval.high
-    metrics = {MetricKey("hack_final", "seed", "vanilla"): a, MetricKey("hack_final", "seed", "random"): b}
-    asked = {"metric": "hack_final", "unit": "seed", "arm": "vanilla", "versus_arm": "random", "threshold": 0.0}
-    assert evaluate(criterion(**asked, paired=False), metrics).n == 2
-    same = dict.fromkeys(metrics, a)
-    assert evaluate(criterion(**asked, paired=False, role="primary"), same).says == "INCONCLUSIVE"
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    same = mean_of("kl/mean", {"0": 0.2, "1": 0.2}, "seed")
+    assert welch(same, same).interval is None, "equal runs show no variance"
 
 
-def test_conditions_and_runs_are_merged_into_one_table():
-    """The first condition needs no name. Of training runs the seed is the unit; problems have their mean over seeds,
-    steps keep their extremes alone.
-    """
-    tables = {name: table(cos_in=estimate({"p": value}, "prompt")) for name, value in (("a", 0.1), ("b", 0.2))}
-    merged = by_condition(tables)
-    assert merged[MetricKey("cos_in", "prompt")].value == merged[MetricKey("cos_in", "prompt", None, "a")].value == 0.1
-    assert merged[MetricKey("cos_in", "prompt", None, "b")].value == 0.2
-    versus = criterion(statistic="mean", threshold=0.0, condition="b", versus_condition="a")
-    assert evaluate(versus, merged).text.startswith("+0.1")
-    seeds = over_runs(
-        {
-            str(seed): {
-                MetricKey("hack_final", "run"): Estimate(value=value, n=1, unit="run"),
-                MetricKey("hack_final", "problem"): estimate({"p": value, f"q{seed}": 1.0}, "problem"),
-                MetricKey("cos_in", "step"): estimate({"0": value, "1": 0.3}, "step"),
-            }
-            for seed, value in ((41, 0.1), (42, 0.2))
-        }
-    )
-    row = seeds[MetricKey("hack_final", "seed")]
-    assert (row.n, row.unit, row.value) == (2, "seed", pytest.approx(0.15))
-    assert row.by_unit == {"41": 0.1, "42": 0.2}
-    assert seeds[MetricKey("hack_final", "problem")].by_unit == {"p": pytest.approx(0.15), "q41": 1.0, "q42": 1.0}
-    steps = seeds[MetricKey("cos_in", "step")]
-    assert (steps.n, steps.minimum, steps.maximum) == (4, 0.1, 0.3)
-    assert (steps.value, steps.interval, steps.p) == (None, None, None), "steps of training are not independent"
+@pytest.mark.parametrize("problems", [0, 24])
+def test_a_rate_after_training_has_the_interval_of_the_verdict(problems):
+    """One question, one interval: the criterion's is the one that the trained arm's verdict states at 95%."""
+    bench = Bench(hack=rates((1, 0.7), (2, 0.4)), solve=rates((3, 0.5)), seeds=4, problems=problems)
+    trainings = bench.draw(np.random.default_rng(0))
+    arm, vanilla = trainings.treated[0], trainings.baseline
+    found = measures.of_training("hack_final", trainings, arm, vanilla)
+    assert found == excess(trainings, arm, vanilla, "hack").bounded(name="hack_final")
+    assert found.value < 0 < measures.of_training("hack_final", trainings, vanilla).value
+    gain = measures.of_training("hack_gain", trainings, arm)
+    assert gain == moved(arm, "hack", "final", "start").bounded(name="hack_gain")
+    few = replace(arm, runs=arm.runs[:2])
+    assert measures.of_training("hack_final", trainings, few, vanilla).value is None
+
+
+def test_numbers_of_training_runs_have_the_seed_as_unit():
+    steps = [SimpleNamespace(arm="vanilla", entropy=value, advantage={}, problem_id="p") for value in (0.1, 0.4)]
+    run = SimpleNamespace(steps=steps, outcome=None, records=SimpleNamespace(settings={"seed": 7}))
+    arm = SimpleNamespace(arm="vanilla", runs=[run, run], seeds=[7, 8])
+    found = measures.of_training("entropy", None, arm)
+    assert (found.value, found.n, found.unit, found.interval) == (pytest.approx(0.25), 2, "seed", None)
+    largest = measures.of_training("largest entropy", None, arm)
+    assert (largest.value, largest.n, largest.unit) == (0.4, 4, "step")
 
 
 @pytest.fixture(scope="module")
@@ -248,51 +101,45 @@ def catalogued(replay: Callable[..., Path], quick: list[str]) -> Run:
     return read_run(replay("catalogued", *quick[:2], "--arm", "vanilla", "--steps", "12", *conditions))
 
 
-def test_the_catalogue_knows_the_metrics_of_a_replay(catalogued: Run) -> None:
-    """Every metric, unit and null of a run that measures them all is there, and nothing that it does not measure."""
-    rows = [row for name in ("default", "kl") for row in analyze(catalogued, name, num_draws=99).metrics.items()]
-    there: dict[str, set[str]] = {}
-    nulls: dict[str, set[str]] = {}
-    for key, row in rows:
-        there.setdefault(key.metric, set()).add(key.unit)
-        beaten = {"baselines"} if row.beaten_by is not None else set()
-        nulls.setdefault(key.metric, set()).update({*row.nulls} | beaten)
-    known = dict(replay_metrics())
-    # Shares need hacks that nothing trivial tells apart, and progress to take a share of: the worlds below have both.
-    for name in ("contrast", *(name for name in known if name.startswith("removed/"))):
-        if name not in there:
-            del known[name]
-    for metric, entry in known.items():
-        assert there.get(metric) == {*entry.units}, metric
-        assert nulls[metric] == {*entry.nulls}, metric
-    assert there.keys() == known.keys()
+MOVING = ("cos_update", "hackward_frac_update", "direction_overlap", "entropy", "ratio/staleness", "solve_teacher")
 
 
-def test_a_criterion_on_a_share_of_the_ceiling(tmp_path: Path) -> None:
-    """Pull, contrast and what the gate removes are those of the analysis; where they are undefined, not measured."""
+def test_a_replay_has_the_estimates_that_a_criterion_may_name(catalogued: Run) -> None:
+    """Except shares, which need hacks that no trivial score separates (below), and numbers of moving weights."""
+    runs = [analyze(catalogued, name, num_draws=99) for name in ("default", "kl")]
+    missing = set()
+    for name in measures.names(trains=False):
+        found = [measures.of_replay(name, ("vanilla", [run])) for run in runs]
+        if all(one.value is None and not one.why.startswith("the ") for one in found):
+            missing.add(name.removeprefix("largest ").removeprefix("smallest "))
+    kl = {f"kl/{key}" for key in ("from_base", "beta", "warmup_progress", "ema", "beta_adjusted")}
+    shares = {"contrast", "removed/margin", "removed/hacks", "removed/honest", "own hacks", "auroc/logratio"}
+    assert missing <= kl | shares | {*MOVING}, missing - kl - shares - {*MOVING}
+
+
+def test_estimates_of_two_sides_are_paired_by_prompt(tmp_path: Path) -> None:
+    found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", World(num_steps=12))), num_draws=9)
+    cosines = {
+        arm: {step.problem_id: step.cos_in for step in found.steps if step.arm == arm} for arm in ("vanilla", "random")
+    }
+    by_hand = [cosines["vanilla"][prompt] - cosines["random"][prompt] for prompt in cosines["vanilla"]]
+    compared = measures.of_replay("cos_in", ("vanilla", [found]), ("random", [found]))
+    assert (compared.value, compared.n) == (pytest.approx(np.mean(by_hand)), 12)
+    sides = ("vanilla", [found]), ("vanilla", [found])
+    assert measures.are_identical("cos_in", *sides)
+    assert not measures.are_identical("cos_in", sides[0], ("random", [found]))
+    twice = measures.of_replay("cos_in", ("vanilla", [found, found]))
+    assert twice.n == 12, "two seeds of the same prompts"
+
+
+def test_shares_are_those_of_the_analysis(tmp_path: Path) -> None:
     world = World(num_steps=12)
     found = analyze(read_run(make_run(tmp_path / "a" / "runs" / "run", world)), num_draws=9)
-    pull = found.get("shares", "pull")
-    honest = found.get("removed", "removed/honest")
-    assert {"contrast", "removed/margin", "removed/hacks"} <= {key.metric for key in found.metrics}
-    for asked, expected in (
-        (criterion(metric="pull", threshold=pull.low - 0.01), "PASS"),
-        (criterion(metric="pull", threshold=pull.low + 0.01), "INCONCLUSIVE"),
-        (criterion(metric="pull", threshold=pull.high + 0.01), "FAIL"),
-        (criterion(metric="contrast", threshold=0.0), "PASS"),
-        (criterion(metric="pull - benign", threshold=0.0), "PASS"),
-        (criterion(metric="removed/margin", threshold=0.0), "PASS"),
-        (
-            criterion(metric="removed/honest", statistic="upper95", comparison="<", threshold=honest.high + 0.01),
-            "PASS",
-        ),
-    ):
-        judged = evaluate(asked, found.metrics)
-        assert judged.says == expected, (asked, judged)
-        assert judged.n == 12
+    for name in ("pull", "contrast", "pull - benign", "removed/margin", "removed/honest", "v_hack - best score"):
+        assert measures.of_replay(name, ("vanilla", [found])).is_bounded, name
+    assert measures.of_replay("pull", ("vanilla", [found])) is found.get("shares", "pull")
     nothing = analyze(read_run(make_run(tmp_path / "b" / "runs" / "run", replace(world, num_held_out=0))), num_draws=9)
-    judged = evaluate(criterion(metric="pull"), nothing.metrics)
-    assert (judged.says, judged.text) == ("INCONCLUSIVE", "pull by prompt was not measured")
+    assert measures.of_replay("pull", ("vanilla", [nothing])).value is None
 
 
 def test_a_gradient_of_a_penalty_alone_has_no_nulls(catalogued: Run) -> None:

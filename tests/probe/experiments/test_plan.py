@@ -25,7 +25,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
     def make(other: Any = None, **parts: Any) -> Path:
         other = {"intervention.extraction.k": 2} if other is None else other
-        usual = criterion("main", "mean of cos_in > 0.0", "prompt", "primary", null="N2")
+        usual = criterion("main", "cos_in above 0.0", "primary")
         parts = {"conditions": {"plain": {}, "other": other}, "criteria": [usual], **parts}
         path = tmp_path / "planned.toml"
         path.write_text(replay_spec("planned", {"steps": 10}, arms=["vanilla", "projected", "placebo"], **parts))
@@ -96,7 +96,7 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     path, out = tmp_path / "trained.toml", tmp_path / "out"
     budget = {"sd": 0.15, "paired_correlation": 0.3, "expected_effect": 0.4}
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
-    lowers = {**LOWERS, "arm": "route", "paired": True}
+    lowers = {**LOWERS, "arm": "route"}
     text = training_spec(
         "trained", arms=["vanilla", "route"], seeds=[0, 1, 2], conditions=conditions, criteria=[lowers], budget=budget
     )

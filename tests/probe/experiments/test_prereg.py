@@ -42,29 +42,19 @@ name = "capped"
 settings.objective.advantage_clip = 2.0
 [[criteria]]
 name = "aligned"
-metric = "cos_in"
-statistic = "lower95"
-comparison = ">"
-threshold = 0.05
-unit = "prompt"
-null = "N2"
+estimate = "cos_in"
+above = 0.05
 role = "primary"
 arm = "vanilla"
 [[criteria]]
 name = "near"
-metric = "cos_in"
-statistic = "interval90"
-comparison = "inside"
-threshold = [-0.05, 0.05]
-unit = "prompt"
+estimate = "cos_in, permuted pairs"
+inside = [-0.05, 0.05]
 role = "check"
 [[criteria]]
 name = "gate"
-metric = "frac_fired"
-statistic = "mean"
-comparison = ">"
-threshold = 0.1
-unit = "step"
+estimate = "largest frac_fired"
+above = 0.1
 role = "mechanism"
 [[decisions]]
 name = "GO"
@@ -108,7 +98,7 @@ def test_a_spec_is_read_whole(write: Callable[..., Path]) -> None:
     )
     assert plain.config == expected
     assert capped.config == replace(expected, objective=LossSettings(advantage_clip=2.0))
-    assert spec.criteria[1].threshold == (-0.05, 0.05)
+    assert spec.criteria[1].inside == (-0.05, 0.05)
     assert spec.decisions[1].requires == {"near": ("PASS", "VACUOUS")}
 
 
@@ -138,15 +128,14 @@ REFUSED = [
     ('arms = ["vanilla", "random"]', 'arms = ["vanila"]', "arms"),
     ('name = "small"', 'name = "large"', "experiment.name"),
     ('role = "check"', 'role = "primary"', "criteria"),
-    ("threshold = [-0.05, 0.05]", "threshold = [0.05, -0.05]", "criteria.near.threshold"),
-    ('statistic = "interval90"', 'statistic = "mean"', "criteria.near.comparison"),
+    ("inside = [-0.05, 0.05]", "inside = [0.05, -0.05]", "criteria.near.inside"),
+    ("above = 0.05", "", "criteria.aligned: expected one of above, below, inside, found none"),
+    ("above = 0.05", "above = 0.05\nbelow = 1.0", "found above and below"),
     ('arm = "vanilla"', 'arm = "placebo"', "criteria.aligned.arm"),
-    ('arm = "vanilla"', 'arm = "random"', "criteria.aligned.arm"),
-    ('arm = "vanilla"', 'versus_arm = "random"', "criteria.aligned.null"),
-    ('metric = "cos_in"', 'metric = "cos_inn"', "did you mean cos_in"),
-    ('unit = "prompt"', 'unit = "seed"', "criteria.aligned.unit"),
-    ('null = "N2"', 'null = "baselines"', "criteria.aligned.null"),
-    ('metric = "frac_fired"', 'metric = "pull"', "criteria.gate.unit"),
+    ('estimate = "cos_in, permuted pairs"', 'estimate = "pull"\narm = "random"', "criteria.near.arm"),
+    ('estimate = "cos_in, permuted pairs"', 'estimate = "pull"\nversus_condition = "plain"', "criteria.near.estimate"),
+    ('estimate = "cos_in"', 'estimate = "cos_inn"', "did you mean cos_in"),
+    ('estimate = "cos_in"', 'estimate = "hack_final"', "criteria.aligned.estimate"),
     ('aligned = "PASS"', 'aligend = "PASS"', "decisions.GO.requires"),
     ('aligned = "PASS"', 'gate = "PASS"', "decisions.GO.requires"),
     ('aligned = "PASS"', 'verdict = "PASS"', "decisions.GO.requires.verdict"),
@@ -164,11 +153,11 @@ def test_what_does_not_fit_is_refused_by_its_key(write: Callable[..., Path]) -> 
 
 
 def test_all_faults_are_refused_at_once(write: Callable[..., Path]) -> None:
-    path = write('unit = "prompt"', 'unit = "seed"')
-    path.write_text(path.read_text().replace('"frac_fired"', '"frac_fird"').replace('"interval90"', '"mean"'))
+    path = write("above = 0.05", "above = 0.05\nbelow = 1.0")
+    path.write_text(path.read_text().replace("frac_fired", "frac_fird").replace("inside = [-0.05", "inside = [0.5"))
     with pytest.raises(InputErrors) as error:
         load_spec(path)
-    places = ["aligned.unit", "aligned.null", "near.comparison", "gate.metric"]
+    places = ["aligned", "near.inside", "gate.estimate"]
     assert [fault.where.partition("criteria.")[2] for fault in error.value.errors] == places
 
 
@@ -176,7 +165,6 @@ def test_trainings_are_compared_with_the_vanilla_that_the_primary_names(write: C
     """A comparison within a condition is with the vanilla of that condition; without one, with the first's."""
     within = 'arm = "vanilla"', 'arm = "random"\nversus_arm = "vanilla"\ncondition = "capped"'
     path = write(*within)
-    path.write_text(path.read_text().replace('null = "N2"\n', ""))
     assert (load_spec(path).judged, load_spec(path).baseline) == (("capped", "random"), ("capped", "vanilla"))
     assert load_spec(write()).baseline == ("plain", "vanilla")
     assert load_spec(write('arm = "vanilla"', 'condition = "capped"')).judged == ("capped", "vanilla")
@@ -189,7 +177,7 @@ def test_the_hash_is_of_what_the_file_says(write: Callable[..., Path]) -> None:
         load_spec(write("steps = 2\nsource.per_pool = 4", "# so many\nsource.per_pool=4\n\nsteps = 2")).sha256
         == spec.sha256
     )
-    assert load_spec(write("threshold = 0.05", "threshold = 0.04")).sha256 != spec.sha256
+    assert load_spec(write("above = 0.05", "above = 0.04")).sha256 != spec.sha256
 
 
 def test_there_is_always_exactly_one_decision(write: Callable[..., Path]) -> None:

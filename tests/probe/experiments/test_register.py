@@ -23,7 +23,7 @@ from replay_pools.base.software import git_commit, is_edited, versions
 def text(quick: list[str]) -> str:
     """The spec, of the small model."""
     settings = {"steps": 2, "source.replay_dirs": quick[1].split(","), "intervention.extraction.pairs": quick[3]}
-    aligned = {**ALIGNED, "statistic": "mean", "threshold": 0.0, "null": "N2"}
+    aligned = {**ALIGNED, "above": 0.0}
     return replay_spec(
         "register",
         settings | {"intervention.extraction.k": 2},

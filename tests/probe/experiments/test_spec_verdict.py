@@ -4,23 +4,22 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
 from in_process import InProcess
 from specs import criterion, replay_spec
 
-from probe.analysis.analyze import Analysis, analyze
-from probe.analysis.metrics import MetricKey
+from probe.analysis.analyze import analyze
 from probe.cli import cli
 from probe.cli._frame import run
 from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
-from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
+from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import read_run
 
 CAPPED = {"objective.advantage_clip": 5.0, "intervention.extraction.k": 3}
@@ -31,7 +30,7 @@ GO = {"verdict": "GO", "aligned": "PASS"}
 def judged(
     seeds: Sequence[int] = (0,), steps: int = 5, level: float = 0.9, go: Mapping[str, Any] = MappingProxyType(GO)
 ) -> str:
-    """A spec of replays; `level` of its two p-values, `go`: what its decision GO requires."""
+    """A spec of replays; `level` of its second criterion, `go`: what its decision GO requires."""
     return replay_spec(
         "judged",
         {"steps": steps, "source.per_pool": 2},
@@ -39,12 +38,12 @@ def judged(
         seeds=seeds,
         conditions={"plain": {}, "capped": CAPPED},
         criteria=[
-            criterion("aligned", "mean of cos_in > 0.05", "prompt", "primary", **BESIDE),
-            criterion("p", f"p of cos_in < {level}", "prompt"),
-            criterion("p-capped", f"p of cos_in < {level}", "prompt", condition="capped"),
-            criterion("cap-binds", "max of adv_cap_fraction > 0.0", "step", condition="capped"),
-            criterion("absent", "mean of kl/mean > 0.0", "prompt"),  # without a reference
-            criterion("gate", "max of hackward_frac_out < 1e-5", "step", "mechanism", arm="projected"),
+            criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
+            criterion("alone", f"cos_in below {level}"),
+            criterion("cap-binds", "largest adv_cap_fraction above 0.0", condition="capped"),
+            criterion("absent", "kl/mean above 0.0"),  # without a reference
+            criterion("same", "reward_mean inside [-1.0, 1.0]", **BESIDE),
+            criterion("gate", "largest hackward_frac_out below 1e-5", "mechanism", arm="projected"),
         ],
         decisions=[{"name": "GO", "then": "on", "requires": go}, {"name": "MORE", "then": "again"}],
         budget={"go": {"seeds": 5, "sd": 0.1, "expected_effect": 0.5}},
@@ -59,8 +58,8 @@ def trained(count: int) -> str:
         arms=["vanilla", "random"],
         seeds=[0, 1],
         criteria=[
-            criterion("aligned", "mean of cos_in > 0.05", "seed", "primary", **BESIDE),
-            criterion("completes", f"n of grad_norm >= {count}", "step", "mechanism", arm="random"),
+            criterion("aligned", "cos_in above 0.05", "primary", **BESIDE),
+            criterion("completes", f"steps above {count - 1}", "mechanism", arm="random"),
         ],
     )
 
@@ -130,10 +129,10 @@ def test_every_criterion_and_the_replay_get_a_verdict_and_one_decision_follows(
     difference = np.mean([a - b for a, b in both if a is not None and b is not None])
     primary = found.verdict.findings[0]
     assert primary.text.startswith(f"{difference:+.3g}")
-    assert primary.question == "mean of cos_in > 0.05 (vanilla - random)"
+    assert primary.question == "cos_in above 0.05 (vanilla - random)"
     assert verdicts(found)["cap-binds"] == "VACUOUS"
     assert verdicts(found)["absent"] == "INCONCLUSIVE"
-    assert verdicts(found)["gate"] == "PASS"
+    assert (verdicts(found)["gate"], verdicts(found)["same"]) == ("PASS", "VACUOUS")
     assert found.replay is not None
     assert (found.replay.about["run"], found.replay.about["condition"]) == ("judged-plain-seed0", "plain")
     assert found.replay.word == analyze(record, "plain", num_draws=99).verdict.word == "UNDERPOWERED"
@@ -154,17 +153,6 @@ def test_a_decision_may_rest_on_the_verdict_of_the_replay(
     printed = capsys.readouterr().out
     assert "VERDICT of judged-plain-seed0, condition plain: UNDERPOWERED" in printed
     assert "NEXT: " in printed
-
-
-def test_a_family_of_p_values_is_adjusted(swept: Callable[..., tuple[Spec, Path]], write: Callable[..., Spec]) -> None:
-    """At a level between the smaller p and twice it, that criterion would pass alone; Holm takes the pass away."""
-    spec, out = swept()
-    rows = {row.name: row for row in evaluate_spec(spec, out, num_draws=99).verdict.findings}
-    assert (rows["p"].says, rows["p-capped"].says) == ("PASS", "PASS")
-    values = {name: float(rows[name].text.split("p ")[1].split()[0]) for name in ("p", "p-capped")}
-    name, p = min(values.items(), key=lambda item: item[1])
-    assert f"Holm-adjusted p {2 * p:.2g}" in rows[name].text
-    assert verdicts(evaluate_spec(write(level=round(1.5 * p, 6)), out, num_draws=99))[name] == "INCONCLUSIVE"
 
 
 def test_an_edited_spec_and_a_missing_run_are_said(
@@ -200,19 +188,8 @@ def test_seeds_of_a_replay_are_pooled_by_prompt(swept: Callable[..., tuple[Spec,
     assert verdicts(found)["cap-binds"] == "VACUOUS", "of several seeds as of one"
 
 
-def test_a_metric_that_the_first_seed_lacks_is_that_of_the_others(swept: Callable[..., tuple[Spec, Path]]) -> None:
-    """As where none of its groups has an update."""
-    spec, out = swept(seeds=[0, 1], steps=3)
-    done = runs_of(spec, out)
-    analyses = dict(analyse_all(done, num_draws=99))
-    key, first, second = MetricKey("cos_in", "prompt"), ("judged-plain-seed0", "plain"), ("judged-plain-seed1", "plain")
-    metrics = {other: row for other, row in analyses[first].metrics.items() if other != key}
-    analyses[first] = cast(Analysis, SimpleNamespace(metrics=metrics))
-    assert sweep_metrics(spec, done, analyses)[key].by_unit == analyses[second].metrics[key].by_unit
-
-
 def test_the_seed_is_the_unit_of_training(tmp_path: Path, out: Path) -> None:
-    """With a learning rate each arm is a run and each seed one number: n = 2 seeds, paired."""
+    """With a learning rate each arm is a run and each seed one number: n = 2 seeds a side."""
     (tmp_path / "judged.toml").write_text(trained(4))
     spec, caches = load_spec(tmp_path / "judged.toml"), out / "cache"
     out = tmp_path / "out"

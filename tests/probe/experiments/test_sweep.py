@@ -50,7 +50,7 @@ def tiny(tmp_path: Path, quick: list[str]) -> Callable[..., Spec]:
     def make(*seeds: int, pools: Sequence[str] = (), threshold: float = 0.0, **parts: Any) -> Spec:
         path = tmp_path / "tiny.toml"
         settings = {"source.replay_dirs": pools} if pools else {"source.replay_dirs": quick[1].split(","), **extraction}
-        criterion = {**ALIGNED, "statistic": "value", "threshold": threshold, "null": "N2"}
+        criterion = {**ALIGNED, "above": threshold}
         path.write_text(tiny_text(settings, seeds=seeds or (0, 1), criteria=[criterion], **parts))
         return load_spec(path)
 
@@ -285,7 +285,7 @@ TRAINED = spec_text(
     arms=["vanilla", "projected"],
     seeds=[0, 1],
     conditions={"plain": {}, "pulled": {"arms": ["vanilla"], "objective.beta": 0.05, "rollouts.group": 6}},
-    criteria=[{**LOWERS, "name": "main", "statistic": "mean", "paired": True}],
+    criteria=[{**LOWERS, "name": "main"}],
 )
 
 

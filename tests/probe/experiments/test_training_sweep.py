@@ -13,16 +13,16 @@ from specs import criterion, spec_text
 
 from extraction.pairs import builtin_pairs, write_pairs
 from probe.analysis.analyze import analyze
-from probe.analysis.metrics import MetricKey, training_metrics
+from probe.analysis.measures import STEPS, by_seed, names
 from probe.analysis.text_report import heldout_table
 from probe.analysis.training_runs import RATES, starts
+from probe.analysis.verdict.trained_arms import TrainedArm
 from probe.cli.report import report_of_runs
-from probe.experiments.jobs import runs_of
 from probe.experiments.load import load_spec
 from probe.experiments.outcomes import final_rates, read_outcomes, write_outcomes
 from probe.experiments.spec import Spec
 from probe.experiments.sweep import sweep
-from probe.experiments.verdict import SpecVerdict, analyse_all, evaluate_spec, sweep_metrics
+from probe.experiments.verdict import SpecVerdict, evaluate_spec
 from probe.records.run import EVALUATIONS_DIR, Run, read_evals, read_run
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import read_json, read_sealed, sha256, write_json, write_sealed
@@ -46,21 +46,15 @@ SETTINGS = {
 
 BESIDE = {"arm": "projected", "versus_arm": "vanilla"}
 CRITERIA = [
-    criterion("by-seed", "value of hack_final > 1.5", "seed", "primary", **BESIDE),
-    criterion(
-        "by-problem",
-        "interval90 of solve_final/sentinel inside [-2.0, 2.0]",
-        "problem",
-        "check",
-        arm="projected",
-        versus_arm="vanilla",
-    ),
-    criterion("one-number-a-run", "n of kl/share_of_base >= 1", "seed", "check", arm="projected"),
-    criterion("gate", "max of hackward_frac_out < 1e-5", "step", "mechanism", arm="projected"),
+    criterion("rate", "hack_final above 0.9", "primary", **BESIDE),
+    criterion("largest", "largest hack_final above 1.5", arm="projected"),
+    criterion("one-number-a-run", "kl/share_of_base above 0.0", arm="projected"),
+    criterion("solves", "smallest solve_final/sentinel inside [0.0, 1.0]", arm="projected"),
+    criterion("gate", "largest hackward_frac_out below 1e-5", "mechanism", arm="projected"),
 ]
 DECISIONS = [
-    {"name": "DECIDED", "requires": {"by-seed": "PASS"}},
-    {"name": "ONE SEED", "requires": {"by-problem": "PASS"}},
+    {"name": "DECIDED", "requires": {"rate": "PASS"}},
+    {"name": "ONE SEED", "requires": {"solves": "PASS"}},
     {"name": "NOTHING"},
 ]
 STOPPED = "mini-base-projected-seed3"
@@ -100,14 +94,15 @@ def cautions(found: SpecVerdict) -> list[str]:
 
 
 def test_every_criterion_gets_a_verdict_and_a_decision_follows(found: SpecVerdict) -> None:
-    """One seed has a value, held-out problems an interval; steps keep extremes; [-2, 2] holds every difference."""
+    """One seed says nothing about other seeds; extremes describe the runs that were made."""
     rows = {row.name: row for row in found.verdict.findings}
-    assert (rows["by-seed"].says, rows["by-seed"].n) == ("FAIL", 1)
-    assert (rows["by-problem"].says, rows["by-problem"].n, rows["by-problem"].unit) == ("PASS", 4, "problem")
-    assert rows["one-number-a-run"].says == "PASS"
+    assert (rows["rate"].says, rows["rate"].n, rows["rate"].number) == ("INCONCLUSIVE", 1, None)
+    assert (rows["largest"].says, rows["largest"].n, rows["largest"].unit) == ("FAIL", 1, "run")
+    assert (rows["one-number-a-run"].says, rows["one-number-a-run"].n) == ("INCONCLUSIVE", 1)
+    assert rows["solves"].says == "PASS"
     assert (rows["gate"].says, rows["gate"].n) == ("PASS", 2)
     assert found.verdict.word == "ONE SEED"
-    assert "by-seed FAIL" in next(text for text in found.verdict.caveats if text.startswith("not DECIDED: "))
+    assert "rate INCONCLUSIVE" in next(text for text in found.verdict.caveats if text.startswith("not DECIDED: "))
     assert cautions(found) == []
     assert found.replay is None
 
@@ -120,8 +115,10 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: 
         assert outcome.values["hack_start"] == [rates[0]["all"]["hack"]["rate"]]
         assert outcome.values["solve_final"] == [rates[-1]["all"]["solve"]["rate"]]
     record = one_run(own, "vanilla")
-    metrics = analyze(record, num_draws=99).metrics
-    values = {key.metric: row.value for key, row in metrics.items() if key.unit == "run" and key.arm == "vanilla"}
+    analysis = analyze(record, num_draws=99)
+    arm, outcome = TrainedArm(condition="", arm="vanilla", runs=[analysis]), analysis.outcome
+    assert outcome is not None
+    values = {**outcome.values, "cos_update": by_seed("cos_update", arm)["3"]}
     last = read_evals(record.path)[-1]
     assert values["hack_final/sentinel"] == last["rates"]["sentinel"]["hack"]["rate"]
     assert values["solve_gain"] == pytest.approx(values["solve_final"] - values["solve_start"])
@@ -133,9 +130,9 @@ def test_outcomes_are_those_of_the_evaluations(swept: tuple[Spec, Path], found: 
     assert values["cos_update"] == pytest.approx(np.mean([step.cos_update for step in record.steps]))
     pool = open_pool(record.path / EVALUATIONS_DIR / "step_000002" / "sentinel")
     solved = {rollout.problem_id: float(rollout.gt_pass) for group in pool.steps for rollout in group}
-    assert metrics[MetricKey("solve_final/sentinel", "problem", "vanilla")].by_unit == solved
-    by_problem = metrics[MetricKey("exploit_final", "problem", "vanilla")]
-    assert by_problem.value == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
+    assert outcome.by_problem["solve_final/sentinel"] == solved
+    by_problem = outcome.by_problem["exploit_final"]
+    assert np.mean([*by_problem.values()]) == pytest.approx(last["rates"]["all"]["exploit"]["rate"])
 
 
 def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Path]) -> None:
@@ -163,25 +160,20 @@ def test_the_table_of_outcomes_gives_the_rates_of_the_runs(swept: tuple[Spec, Pa
     path.unlink()
 
 
-def test_the_catalogue_knows_the_metrics_of_training(swept: tuple[Spec, Path]) -> None:
-    """Over runs: every metric and unit that there is, and every one that is promised without further settings."""
-    spec, own = swept
-    done = runs_of(spec, own)
-    table = sweep_metrics(spec, done, analyse_all(done, num_draws=99))
-    known = training_metrics()
-    there: dict[str, set[str]] = {}
-    for key, row in table.items():
-        assert key.metric in known, key
-        assert key.unit in known[key.metric].units, key
-        assert not row.nulls
-        there.setdefault(key.metric, set()).add(key.unit)
-    elsewhere = ("ratio/", "auroc", "hack_difference", "pure_", "kl/from_base", "d_cos_in", "adv_cap")
+def test_a_training_has_the_numbers_that_a_criterion_may_name(swept: tuple[Spec, Path]) -> None:
+    """Every name gives a number for a run, without further settings."""
+    _, own = swept
+    arm = TrainedArm(condition="", arm="projected", runs=[analyze(one_run(own, "projected"), num_draws=99)])
+    elsewhere = ("ratio/", "hack_difference", "pure_", "kl/", "adv_cap", "solve_teacher", "largest", "smallest", STEPS)
     settings = ("run_tests", "sentinel")  # of the evaluations
-    for metric, entry in known.items():
-        if metric.startswith(elsewhere) or (metric.partition("_")[0] in RATES and "/" in metric):
-            continue
-        assert there.get(metric) == {*entry.units}, metric
-    assert {f"hack_final/{name}" for name in settings} <= there.keys()
+    missing = set()
+    for name in names(trains=True):
+        rate, _, setting = name.partition("/")
+        if not name.startswith(elsewhere) and (rate.partition("_")[0] not in RATES or setting in ("", *settings)):
+            missing |= {name} if not by_seed(name, arm) else set()
+    assert not missing
+    assert by_seed("kl/final", arm)
+    assert by_seed("kl/share_of_base", arm)
 
 
 def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> None:
@@ -198,7 +190,6 @@ def test_a_training_run_is_not_read_as_a_replay(swept: tuple[Spec, Path]) -> Non
     assert "one arm a run" in parts["arms at the first step"].text
     assert "at frozen weights" in parts["held-out sign"].text
     assert all(row.p is None and row.interval is None for row in alone.of("contrasts"))
-    assert not any(key.unit == "prompt" for key in alone.metrics)
     assert alone.verdict.word == "TRAINED"
     assert alone.verdict.sentence.startswith("Held-out problems, deployed weights: hack")
     beside = one_run(own, "projected")

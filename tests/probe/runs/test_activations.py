@@ -19,7 +19,7 @@ from probe.cli import cli
 from probe.cli._frame import run
 from probe.records.run import read_run
 from probe.runs import loop
-from probe.runs.activations import ActivationRemedy, edited, make_edit, mean_activations
+from probe.runs.activations import ActivationRemedy, edited, make_edit, scored_states
 from probe.runs.evaluations import FrozenBatch
 from probe.runs.heldout import HeldOut
 from probe.settings.remedy import RemedyConfig
@@ -120,7 +120,7 @@ def test_means_are_over_scored_tokens_at_the_output_of_the_layer(tiny: Trained) 
     """Against `output_hidden_states` of every sample alone; the last of these is behind the final norm."""
     layers = layers_of(tiny)
     masks = [[token % 4 != 1 for token in completion] for completion in COMPLETIONS[:2]] + [None, [True] * 4 + [False]]
-    found = mean_activations(tiny.model, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})
+    found = scored_states(tiny.model, make_batch(PROMPTS, COMPLETIONS, 0, masks), {0: layers[0]})[1]
     with torch.no_grad():
         for sample, (prompt, completion, mask) in enumerate(zip(PROMPTS, COMPLETIONS, masks, strict=True)):
             states = tiny.model(torch.tensor([prompt + completion]), output_hidden_states=True).hidden_states[1]

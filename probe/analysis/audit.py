@@ -1,0 +1,114 @@
+"""Label a few rollouts by strata of a score: precision of its first ones, rate of hacks, recall, with their intervals.
+
+    strata = ranked_strata(scores)                  places by falling score: the first 10%, the next 30%, the rest
+    drawn = draw(strata, 20, seed=0)                without replacement, about the same number in each stratum
+    estimates = audit(strata, {place: True, ...}, prompts)
+
+A share is sum_h W_h p_h over strata of weights W_h = N_h / N. Its interval combines the exact intervals of the strata
+(melding, Fay and others 2015): its low end is the 2.5% quantile of sum_h W_h B_h with B_h ~ Beta(x_h, n_h - x_h + 1),
+its high end the 97.5% quantile with Beta(x_h + 1, n_h - x_h). The unit is the prompt: n_h counts the prompts of the
+drawn rollouts, and x_h sums the prompts' shares of hacks. No end contradicts the labels of the drawn rollouts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import Array, Interval, prompt_means
+
+SHARES = (0.1, 0.4)  # of the rollouts, where the second and the third stratum begin
+NUM_DRAWS = 20_000  # of the sums of Beta variables
+
+Strata = Sequence[NDArray[np.intp]]
+
+
+def ranked_strata(scores: Array) -> Strata:
+    """Return the rows of each stratum by falling score (n,); rows with NaN come last, ties in their order."""
+    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    cuts = [max(1, round(share * len(order))) for share in SHARES]
+    return [part for part in np.split(order, cuts) if len(part)]
+
+
+def draw(strata: Strata, num: int, seed: int) -> list[tuple[int, int]]:
+    """Draw `num` rows without replacement, as equally over strata as their sizes allow: [(row, stratum)], shuffled.
+
+    A larger `num` of the same seed keeps the rows of a smaller one.
+    """
+    rng = np.random.default_rng(seed)
+    queues = [rng.permutation(rows).tolist() for rows in strata]
+    chosen: list[tuple[int, int]] = []
+    while len(chosen) < num and any(queues):
+        for number, queue in enumerate(queues):
+            if queue and len(chosen) < num:
+                chosen.append((queue.pop(0), number))
+    # The order tells nothing about the score to whoever labels.
+    return [chosen[i] for i in rng.permutation(len(chosen))]
+
+
+def audit(strata: Strata, answers: Mapping[int, bool], prompts: Sequence[str], seed: int = 0) -> list[Estimate]:
+    """Return precision in the first rows, the rate of hacks in all, and the recall of the first rows.
+
+    parts: `k`, the number of rows, and `n_labelled`.
+
+    Args:
+        strata: from `ranked_strata`.
+        answers: {row: True = a hack} of the drawn rows.
+        prompts: prompt of each row of the log.
+        seed: of the intervals' draws.
+    """
+    rng, shape = np.random.default_rng(seed), (len(strata), NUM_DRAWS)
+    means, low, high, labelled = np.full(len(strata), np.nan), np.empty(shape), np.empty(shape), list[list[int]]()
+    for number, rows in enumerate(strata):
+        known = [row for row in rows.tolist() if row in answers]
+        labelled.append(known)
+        shares = prompt_means([float(answers[row]) for row in known], [prompts[row] for row in known])
+        x, n = sum(shares.values()), len(shares)
+        hacks = sum(answers[row] for row in known)
+        most = len(rows) - len(known) + hacks
+        if known:
+            means[number] = len(rows) * hacks / len(known)
+        low[number] = np.clip(len(rows) * _beta(rng, x, n - x + 1), hacks, most)
+        high[number] = np.clip(len(rows) * _beta(rng, x + 1, n - x), hacks, most)
+    sizes, everywhere = np.cumsum([len(rows) for rows in strata]).tolist(), [row for rows in labelled for row in rows]
+    found = []
+    for last, k in enumerate(sizes, 1):
+        name = "rate of hacks" if k == sizes[-1] else f"precision in the first {k}"
+        interval = _interval(low[:last].sum(0) / k, high[:last].sum(0) / k)
+        known = [row for rows in labelled[:last] for row in rows]
+        found.append(_estimate(name, float(means[:last].sum()) / k, interval, known, prompts, k))
+    for last, k in enumerate(sizes[:-1], 1):
+        least = _share(low[:last].sum(0), high[last:].sum(0))
+        interval = _interval(least, _share(high[:last].sum(0), low[last:].sum(0)))
+        value = float(means[:last].sum() / means.sum()) if means.sum() else math.nan
+        found.append(_estimate(f"share of all hacks in the first {k}", value, interval, everywhere, prompts, k))
+    return found
+
+
+def _beta(rng: np.random.Generator, a: float, b: float) -> Array:
+    """Return draws of a Beta variable; 0 for a = 0 and 1 for b = 0."""
+    if a <= 0:
+        return np.zeros(NUM_DRAWS)
+    return np.ones(NUM_DRAWS) if b <= 0 else rng.beta(a, b, NUM_DRAWS)
+
+
+def _share(part: Array, rest: Array) -> Array:
+    """Return part / (part + rest), 0 where both are 0."""
+    total = part + rest
+    return np.divide(part, total, out=np.zeros_like(total), where=total > 0)
+
+
+def _interval(low: Array, high: Array) -> Interval:
+    return Interval(low=float(np.quantile(low, 0.025)), high=float(np.quantile(high, 0.975)))
+
+
+def _estimate(
+    name: str, value: float, interval: Interval, known: Sequence[int], prompts: Sequence[str], k: int
+) -> Estimate:
+    parts = {"k": k, "n_labelled": len(known)}
+    n = len({prompts[row] for row in known})
+    if np.isnan(value):
+        return Estimate(name=name, n=n, unit="prompt", parts=parts, why="no hack was found, or a stratum has no label")
+    return Estimate(name=name, value=value, interval=interval, n=n, unit="prompt", parts=parts)

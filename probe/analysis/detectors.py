@@ -1,0 +1,487 @@
+"""DETECTORS: functions from stored rollouts to one number each, higher = more like a hack.
+
+    material = Material(rollouts=..., labels=..., similarities=..., ...)        measured once, by `probe.runs.material`
+    found = score_all(material, ["similarity", "logratio", "text:sys\\.exit"])  {name: Scores}
+
+A detector is one row: its name, the fields of `Material` that it needs, and a function of the material. A field that
+was not measured is None, and `Material.missing` says why; so does the score then. To add a detector, add a row.
+
+    similarity   mean cosine of g with the pairs' hack gradients minus that with their clean gradients (as LESS)
+    cosine       cosine of g with v_hack; cosine-unit: v_hack of pair gradients at norm 1
+    fingerprint  GRIFT (arXiv 2604.16242): k-means of 2 on unit(M g), M one seeded random projection for all rollouts
+    logratio     mean log-probability under the weights that sampled minus that under the reference weights
+    activation   projection of the mean hidden state on the pairs' mean difference, minus its mean over the prompt
+    probe, words a logistic probe on hidden states, naive Bayes on the set of token ids; never fitted on the own prompt
+
+g is the gradient of a rollout's summed NLL. Shapes: n rollouts, m pairs (sides: hack, clean), L layers of size d,
+s dimensions of a fingerprint.
+"""
+
+import random
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import Array, auroc, auroc_interval, centred, cluster_numbers
+from replay_pools.base.errors import InputError, refuse, unknown_name
+from replay_pools.rollout import Rollout
+
+SMOOTHING = 1.0  # pseudo-count of texts per side, with and without every token
+RIDGE = 0.1  # penalty of the probe's weights, for features of mean square 1
+FOLDS = 10  # of prompts, in which the probe is cross-fitted
+ITERATIONS = 100  # most, of k-means and of the probe's Newton steps
+# Nats per token: a smaller mean gap between two log-probabilities implies the same weights. Provisional; rounding to
+# bfloat16 causes less than a fifth of it.
+SAME_WEIGHTS = 0.05
+LABELLED = "no rollout has a label"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMaterial:
+    """The material of the pairs; axis 0 is (hack, clean)."""
+
+    kinds: Sequence[str]  # (m,) kind of hack
+    held_out: NDArray[np.bool_]  # (m,) not used by any score
+    states: Array | None = None  # (2, m, L, d)
+    fingerprints: Array | None = None  # (2, m, s)
+    similarities: Array | None = None  # (2, m, 2, m) cosines between the pairs' gradients
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """All that detectors may read of n rollouts; None: not measured, and `missing` says why."""
+
+    rollouts: Sequence[Rollout]
+    labels: Array | None = None  # (n,) 1 = hack, 0 = none, NaN = unknown
+    learned: int | None = None  # most labels that a detector may learn from; None: all
+    columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the log, (n,) each
+    seed: int = 0
+    logprobs: Array | None = None  # (n,) nats per token under the weights where the gradient is taken
+    sampled: Array | None = None  # (n,) nats per token under the weights that sampled
+    reference: Array | None = None  # (n,) nats per token under the reference weights
+    states: Array | None = None  # (n, L, d) mean hidden state over the scored tokens
+    cosines: Mapping[str, Array] | None = None  # {kind of direction: (n,)}
+    similarities: Array | None = None  # (n, 2, m) cosines of gradients with those of the pairs
+    fingerprints: Array | None = None  # (n, s) norm 1
+    pairs: PairMaterial | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)  # {field: why it is None}
+
+    @property
+    def prompts(self) -> list[str]:
+        """(n,) the prompt of each rollout, the unit of all intervals."""
+        return [rollout.problem_id for rollout in self.rollouts]
+
+    @property
+    def used(self) -> NDArray[np.intp]:
+        """Positions of the pairs that are not held out."""
+        assert self.pairs is not None
+        return np.flatnonzero(~self.pairs.held_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """One detector's numbers: (n,) with NaN where one is missing; None if all are. `why` says why."""
+
+    values: Array | None
+    why: str = ""
+
+
+Score = Callable[[Material, str], "Array | str"]  # (material, argument) -> (n,), or why there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """One row of the table."""
+
+    name: str
+    needs: tuple[str, ...] = ()  # fields of Material
+    score: Score
+    argument: str = ""  # what follows the name and a colon; "" = nothing may
+    gaps: str = ""  # why single rollouts have no number
+
+
+def _label(material: Material, argument: str) -> Array | str:
+    """Read each label correctly with a probability; a lower accuracy misreads the same rollouts and more."""
+    assert material.labels is not None
+    accuracy = float(argument or 1)
+    draws = [random.Random(f"label/{material.seed}/{place_of(one)}").random() for one in material.rollouts]
+    return np.where(np.array(draws) >= accuracy, 1 - material.labels, material.labels)
+
+
+def _along(kind: str) -> Score:
+    def along(material: Material, argument: str) -> Array | str:
+        assert material.cosines is not None
+        return material.cosines[kind]
+
+    return along
+
+
+def _similarity(material: Material, argument: str) -> Array | str:
+    assert material.similarities is not None
+    hack, clean = material.similarities[:, :, material.used].mean(-1).T
+    return hack - clean
+
+
+def _logratio(material: Material, argument: str) -> Array | str:
+    assert material.sampled is not None
+    assert material.reference is not None
+    ratio = material.sampled - material.reference
+    if np.abs(ratio).mean() < SAME_WEIGHTS:
+        return "the weights that sampled are the reference weights"
+    return ratio
+
+
+def _activation(material: Material, argument: str) -> Array | str:
+    """Subtract the prompt's mean, since hidden states also tell prompts apart."""
+    assert material.states is not None
+    assert material.pairs is not None
+    projected = project_states(material.states, material.pairs, material.used)
+    member = cluster_numbers([rollout.prompt_sha for rollout in material.rollouts])
+    alone = np.bincount(member)[member] < 2
+    return np.where(alone, np.nan, centred(projected, member))
+
+
+def project_states(states: Array, pairs: PairMaterial, used: NDArray[np.intp]) -> Array:
+    """Project states (..., L, d) on the unit mean difference of pairs, averaged over layers: (...,)."""
+    assert pairs.states is not None
+    difference = (pairs.states[0, used] - pairs.states[1, used]).mean(0)  # (L, d)
+    norms = np.linalg.norm(difference, axis=-1, keepdims=True)
+    return (states * (difference / np.where(norms > 0, norms, 1.0))).sum(-1).mean(-1)
+
+
+def _fingerprint(material: Material, argument: str) -> Array | str:
+    """Score by squared distances to two centroids, which orders rollouts as GRIFT's softmax does."""
+    assert material.fingerprints is not None
+    found = two_means(material.fingerprints, material.seed)
+    if found is None:
+        return "all fingerprints are equal"
+    first, second = found
+    x = material.fingerprints
+    score = np.square(x - second).sum(1) - np.square(x - first).sum(1)  # higher: nearer to the first
+    return score if _names_hack(material, score, second - first) else -score
+
+
+def _names_hack(material: Material, score: Array, apart: Array) -> bool:
+    """Return True if the first cluster is the hacks': by pairs, else by labels, else by the log-ratio."""
+    pairs = material.pairs
+    if pairs is not None and pairs.fingerprints is not None:
+        difference = (pairs.fingerprints[0] - pairs.fingerprints[1])[material.used].mean(0)
+        return float(difference @ apart) < 0
+    if material.labels is not None and not isinstance(rows := training_rows(material), str):
+        hacked = material.labels[rows] == 1
+        return bool(score[rows][hacked].mean() > score[rows][~hacked].mean())
+    if material.sampled is not None and material.reference is not None:
+        return float((score - score.mean()) @ (material.sampled - material.reference)) > 0
+    return bool((score > 0).mean() <= 0.5)
+
+
+def two_means(x: Array, seed: int) -> tuple[Array, Array] | None:
+    """Return the centroids of k-means with two clusters, started at the split by the first principal component.
+
+    None if all rows are equal.
+    """
+    rest = x - x.mean(0)
+    if np.abs(rest).max() < 1e-12:
+        return None
+    axis = np.random.default_rng(seed).standard_normal(x.shape[1])
+    for _ in range(ITERATIONS):
+        axis = rest.T @ (rest @ axis)
+        axis /= np.linalg.norm(axis)
+    side = rest @ axis > 0
+    first, second = x[side].mean(0), x[~side].mean(0)
+    for _ in range(ITERATIONS):
+        nearer = np.square(x - second).sum(1) > np.square(x - first).sum(1)
+        if (nearer == side).all():
+            break
+        side = nearer
+        first, second = x[side].mean(0), x[~side].mean(0)
+    return first, second
+
+
+def _probe(material: Material, argument: str) -> Array | str:
+    """Fit on hidden states, or on fingerprints."""
+    features = material.fingerprints if argument == "fingerprint" else material.states
+    if features is None:
+        field_name = "fingerprints" if argument == "fingerprint" else "states"
+        return material.missing.get(field_name, "not measured")
+    rows = training_rows(material)
+    if isinstance(rows, str):
+        return rows
+    assert material.labels is not None
+    x = features.reshape(len(features), -1)
+    x = x - x.mean(0)
+    x = x / np.where(x.std(0) > 0, x.std(0), 1.0)
+    fold = cluster_numbers(material.prompts) % FOLDS
+    scores = np.zeros(len(x))
+    for number in np.unique(fold):
+        learned, scored = rows[fold[rows] != number], fold == number
+        hacked = material.labels[learned] == 1
+        if hacked.all() or not hacked.any():
+            return TOO_FEW
+        scores[scored] = logistic_scores(x[learned], hacked, x[scored])
+    return scores
+
+
+def logistic_scores(x: Array, hacked: NDArray[np.bool_], others: Array) -> Array:
+    """Fit a logistic regression with a ridge on x (rows, features); return the log odds of `others`.
+
+    Minimises sum of log losses + RIDGE / 2 |w|^2 on features divided by sqrt(features), in the span of the rows: Newton
+    steps on a linear kernel, so that the cost depends on the number of labels.
+    """
+    kernel, cross = x @ x.T / x.shape[1], others @ x.T / x.shape[1]
+    y, n = hacked.astype(float), len(x)
+    solution = np.zeros(n + 1)  # weights of the rows, intercept
+    for _ in range(ITERATIONS):
+        f = kernel @ solution[:n] + solution[n]
+        p = special.expit(f)
+        weight = np.maximum(p * (1 - p), 1e-9)
+        system = np.ones((n + 1, n + 1))
+        system[:n, :n], system[n, n] = kernel + np.diag(RIDGE / weight), 0.0
+        step = np.linalg.solve(system, np.append(f + (y - p) / weight, 0.0)) - solution
+        solution += step
+        if np.abs(step).max() < 1e-10 * max(np.abs(solution).max(), 1.0):
+            break
+    return cross @ solution[:n] + solution[n]
+
+
+TOO_FEW = "too few prompts with a label of each kind to learn from"
+
+
+def _words(material: Material, argument: str) -> Array | str:
+    rows = training_rows(material)
+    if isinstance(rows, str):
+        return rows
+    assert material.labels is not None
+    ids = [rollout.completion_ids for rollout in material.rollouts]
+    return bayes_scores(ids, (material.labels == 1).tolist(), material.prompts, rows.tolist())
+
+
+def training_rows(material: Material) -> NDArray[np.intp] | str:
+    """Return the rows to learn from: at most `learned`, balanced between the labels, taking prompts in turn."""
+    assert material.labels is not None
+    labels, prompts = material.labels, material.prompts
+    known = np.flatnonzero(~np.isnan(labels))
+    most = len(known) if material.learned is None else material.learned
+    rows_of: dict[bool, dict[Hashable, list[int]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for row in known.tolist():
+        rows_of[bool(labels[row])][prompts[row]].append(row)
+    chosen: list[int] = []
+    for side, by_prompt in rows_of.items():
+        turns = sorted((place, row) for rows in by_prompt.values() for place, row in enumerate(rows))
+        of_side = [row for _, row in turns[: most // 2 if side else most - most // 2]]
+        if len({prompts[row] for row in of_side}) < 2:
+            return TOO_FEW
+        chosen += of_side
+    return np.array(chosen, dtype=np.intp)
+
+
+def bayes_scores(
+    texts: Sequence[Sequence[int]], hacked: Sequence[bool], prompts: Sequence[Hashable], chosen: Sequence[int]
+) -> Array:
+    """Return (rows,) log odds of a hack by a Bernoulli naive Bayes classifier, fitted without the row's own prompt.
+
+    Args:
+        texts: token ids of each row.
+        hacked: label of each row.
+        prompts: prompt of each row.
+        chosen: training rows.
+    """
+    sets = [np.unique(np.asarray(text, dtype=np.int64)) for text in texts]
+    vocabulary = np.unique(np.concatenate(sets)) if sets else np.zeros(0, dtype=np.int64)
+    tokens = [np.searchsorted(vocabulary, one) for one in sets]
+    member, side = cluster_numbers(prompts), np.asarray(hacked, dtype=np.intp)
+    counts, sizes = np.zeros((2, len(vocabulary))), np.zeros(2)  # texts with each token, all texts; by side
+    for row in chosen:
+        counts[side[row], tokens[row]] += 1
+        sizes[side[row]] += 1
+    scores = np.zeros(len(texts))
+    learned = set(chosen)
+    for prompt in np.unique(member):
+        rows = np.flatnonzero(member == prompt)
+        others, left = counts.copy(), sizes.copy()
+        for row in rows:
+            if row in learned:
+                others[side[row], tokens[row]] -= 1
+                left[side[row]] -= 1
+        share = (others + SMOOTHING) / (left + 2 * SMOOTHING)[:, None]
+        absent = np.log1p(-share[1]) - np.log1p(-share[0])
+        present = np.log(share[1]) - np.log(share[0])
+        for row in rows:
+            scores[row] = absent.sum() + (present - absent)[tokens[row]].sum()
+    return scores
+
+
+def _text(material: Material, argument: str) -> Array | str:
+    return np.array([float(re.search(argument, rollout.written) is not None) for rollout in material.rollouts])
+
+
+def _column(material: Material, argument: str) -> Array | str:
+    """Read a column of the log, else a detector of the grade, else a field of the rollout."""
+    if argument in material.columns:
+        values = material.columns[argument]
+    elif any(argument in rollout.grade.detectors for rollout in material.rollouts):
+        values = [rollout.grade.detectors.get(argument) for rollout in material.rollouts]
+    else:
+        values = [getattr(rollout, argument, None) for rollout in material.rollouts]
+    numbers = np.array([float(value) if isinstance(value, bool | int | float) else np.nan for value in values])
+    known = sorted({*material.columns, *(name for rollout in material.rollouts for name in rollout.grade.detectors)})
+    return f"no column of numbers; columns: {', '.join(known) or 'none'}" if np.isnan(numbers).all() else numbers
+
+
+def _lengths(material: Material, argument: str) -> Array | str:
+    return np.array([float(rollout.num_sampled) for rollout in material.rollouts])
+
+
+def _nll(material: Material, argument: str) -> Array | str:
+    assert material.logprobs is not None
+    return -material.logprobs
+
+
+# In the order in which one leads: the first that is measured and needs no label draws the list to read.
+DETECTORS: Mapping[str, Detector] = {
+    row.name: row
+    for row in (
+        Detector(name="similarity", needs=("pairs", "similarities"), score=_similarity),
+        Detector(name="cosine", needs=("pairs", "cosines"), score=_along("mean")),
+        Detector(name="cosine-unit", needs=("pairs", "cosines"), score=_along("unit")),
+        Detector(name="logratio", needs=("reference", "sampled"), score=_logratio),
+        Detector(
+            name="activation",
+            needs=("pairs", "states"),
+            score=_activation,
+            gaps="the only rewarded rollout of its prompt",
+        ),
+        Detector(name="fingerprint", needs=("fingerprints",), score=_fingerprint),
+        Detector(name="probe", needs=("labels",), score=_probe, argument="[fingerprint]"),
+        Detector(name="words", needs=("labels",), score=_words),
+        Detector(name="nll", needs=("logprobs",), score=_nll),
+        Detector(name="length", score=_lengths),
+        Detector(name="text", score=_text, argument="REGEX"),
+        Detector(name="column", score=_column, argument="NAME", gaps="no number in that column"),
+        Detector(name="label", needs=("labels",), score=_label, argument="[ACCURACY]", gaps="no label"),
+        Detector(name="haar", needs=("pairs", "cosines"), score=_along("haar")),
+        Detector(name="shuffled", needs=("pairs", "cosines"), score=_along("shuffled")),
+    )
+}
+PANEL = tuple(name for name, row in DETECTORS.items() if row.argument in ("", "[fingerprint]"))
+OF_GRADIENTS = ("similarity", "cosine", "cosine-unit", "fingerprint")  # the first that is measured has to win
+TRIVIAL = ("logratio", "words", "nll", "length", "text")  # what it has to win against
+
+
+def row_of(name: str) -> tuple[Detector, str]:
+    """Return the row and the argument of `NAME` or `NAME:ARGUMENT`.
+
+    Raises:
+        InputError: no such detector, or an argument that is missing, superfluous or wrong.
+    """
+    base, colon, argument = name.partition(":")
+    if base not in DETECTORS:
+        raise unknown_name("--detectors", base, DETECTORS, expected="a detector", fix="probe docs detect lists them")
+    row, where = DETECTORS[base], f"--detectors {name}"
+    form = f"{base}:{row.argument}" if row.argument else base
+    if colon and not row.argument:
+        raise InputError(where, expected=form, found=f"an argument, {argument!r}")
+    if not argument and row.argument and not row.argument.startswith("["):
+        raise InputError(where, expected=form, found="no argument")
+    if row.argument == "REGEX":
+        try:
+            re.compile(argument)
+        except re.error as error:
+            raise InputError(where, expected="a regular expression of Python", found=str(error)) from error
+    if row.argument == "[fingerprint]" and argument not in ("", "fingerprint"):
+        raise InputError(where, expected="probe or probe:fingerprint", found=repr(argument))
+    if row.argument == "[ACCURACY]" and argument:
+        try:
+            accuracy = float(argument)
+        except ValueError:
+            accuracy = -1.0
+        if not 0 <= accuracy <= 1:
+            raise InputError(where, expected="an accuracy from 0 to 1", found=repr(argument))
+    return row, argument
+
+
+def checked_names(names: Sequence[str]) -> list[str]:
+    """Return the names without repetition; InputError with all faults."""
+    errors: list[InputError] = []
+    for name in names:
+        try:
+            row_of(name)
+        except InputError as error:
+            errors.append(error)
+    refuse(errors)
+    return list(dict.fromkeys(names))
+
+
+def score_all(material: Material, names: Sequence[str]) -> dict[str, Scores]:
+    """Return {name: its scores}; a detector without its needs has none, and says why."""
+    found = {}
+    for name in names:
+        row, argument = row_of(name)
+        lacking = [need for need in row.needs if getattr(material, need) is None]
+        if lacking:
+            why = LABELLED if lacking[0] == "labels" else "not measured"
+            found[name] = Scores(values=None, why=material.missing.get(lacking[0], why))
+            continue
+        values = row.score(material, argument)
+        if isinstance(values, str):
+            found[name] = Scores(values=None, why=values)
+            continue
+        gaps = int(np.isnan(values).sum())
+        found[name] = Scores(values=values, why=f"{gaps} without: {row.gaps or 'a gradient of 0'}" if gaps else "")
+    return found
+
+
+def place_of(rollout: Rollout) -> str:
+    """Return the rollout's id in files and on the screen, STEP/SAMPLE."""
+    return f"{rollout.step}/{rollout.sample_id}"
+
+
+def separation(
+    name: str, scores: ArrayLike, labels: ArrayLike, prompts: Sequence[Hashable], *, arm: str | None = None
+) -> Estimate:
+    """Return the AUROC of a score for hacks, with its interval over prompts.
+
+    parts: `n_hacked` and `n_clean` rollouts.
+
+    Args:
+        name: name of the estimate.
+        scores: (n,); rows with NaN are left out.
+        labels: (n,) 1 = hack, 0 = none; rows with NaN are left out.
+        prompts: (n,).
+        arm: arm of the estimate.
+    """
+    x, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    known = np.flatnonzero(~np.isnan(x) & ~np.isnan(y))
+    x, hacked, members = x[known], y[known] == 1, [prompts[row] for row in known.tolist()]
+    is_defined = bool(hacked.any()) and not hacked.all()
+    return Estimate(
+        name=name,
+        value=auroc(x, hacked) if is_defined else None,
+        interval=auroc_interval(x, hacked, members) if is_defined else None,
+        n=len({*members}),
+        unit="prompt",
+        arm=arm,
+        null=0.5,
+        parts={"n_hacked": int(hacked.sum()), "n_clean": int((~hacked).sum())},
+        why="" if is_defined else "a side is missing",
+    )
+
+
+def mean_logprobs(rollouts: Sequence[Rollout]) -> Array | None:
+    """Return (n,) recorded nats per sampled token; None if a rollout has no log-probabilities."""
+    if any(not rollout.sampling_logprobs for rollout in rollouts):
+        return None
+    means = []
+    for rollout in rollouts:
+        mask = rollout.completion_mask or [True] * rollout.comp_len
+        logprobs = rollout.sampling_logprobs or []
+        means.append(fmean(value for value, is_sampled in zip(logprobs, mask, strict=True) if is_sampled))
+    return np.array(means)

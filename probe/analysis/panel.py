@@ -1,0 +1,170 @@
+"""Compare detectors on one set of rollouts: AUROC with labels, rank agreement without, and who beats whom."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from probe.analysis.detectors import (
+    LABELLED,
+    OF_GRADIENTS,
+    TRIVIAL,
+    PairMaterial,
+    Scores,
+    project_states,
+    row_of,
+    separation,
+)
+from probe.analysis.estimate import Estimate
+from probe.analysis.statistics.intervals import (
+    Array,
+    Interval,
+    areas_without_each,
+    cluster_numbers,
+    ranks,
+    student_quantile,
+)
+
+NULLS = ("haar", "shuffled", "label")  # never lead
+
+
+def leading(scores: Mapping[str, Scores], names: Sequence[str]) -> str | None:
+    """Return the first detector that was measured and needs no label; None if there is none."""
+    for name in names:
+        row, _ = row_of(name)
+        if scores[name].values is not None and "labels" not in row.needs and row.name not in NULLS:
+            return name
+    return None
+
+
+def areas_of(scores: Mapping[str, Scores], labels: Array, prompts: Sequence[str]) -> list[Estimate]:
+    """Return the AUROC of every detector for hacks."""
+    rows = []
+    for name, found in scores.items():
+        if found.values is None:
+            rows.append(Estimate(name=name, unit="prompt", null=0.5, why=found.why))
+        else:
+            row = separation(name, found.values, labels, prompts)
+            rows.append(replace(row, why="; ".join(filter(None, (row.why, found.why)))))
+    return rows
+
+
+def against_trivial(scores: Mapping[str, Scores], labels: Array, prompts: Sequence[str]) -> list[Estimate]:
+    """Subtract the AUROC of every trivial score, in its better direction, from the first measured gradient detector's.
+
+    arm: the gradient detector. parts: `own` and `trivial`, the two AUROCs on the rollouts that have both scores.
+    """
+    first = next((name for name in OF_GRADIENTS if name in scores and scores[name].values is not None), None)
+    if first is None:
+        return []
+    rows = []
+    for name, found in scores.items():
+        if row_of(name)[0].name not in TRIVIAL or found.values is None:
+            continue
+        own = scores[first].values
+        assert own is not None
+        known = ~np.isnan(own) & ~np.isnan(found.values) & ~np.isnan(labels)
+        members = [prompts[row] for row in np.flatnonzero(known).tolist()]
+        hacked = labels[known] == 1
+        a, b = (areas_without_each(values[known], hacked, members) for values in (own, found.values))
+        if a is None or b is None:
+            rows.append(Estimate(name=name, arm=first, unit="prompt", why="a side is in fewer than two prompts"))
+            continue
+        # A trivial score that is lower for hacks separates them as well; a classifier keeps its direction.
+        sign = -1.0 if name != "words" and b[0] < 0.5 else 1.0
+        other = b[0] if sign > 0 else 1 - b[0]
+        differences = a[1] - (b[1] if sign > 0 else 1 - b[1])
+        half = student_quantile(0.95, a[2]) * math.sqrt((len(differences) - 1) * differences.var())
+        value = a[0] - other
+        rows.append(
+            Estimate(
+                name=name,
+                arm=first,
+                value=value,
+                interval=Interval(low=value - half, high=value + half) if half > 0 else None,
+                n=len({*members}),
+                unit="prompt",
+                null=0.0,
+                parts={"own": a[0], "trivial": other},
+            )
+        )
+    return rows
+
+
+def agreements(scores: Mapping[str, Scores], lead: str, prompts: Sequence[str]) -> list[Estimate]:
+    """Return Spearman's rank correlation of every detector with the lead, with its interval over prompts.
+
+    The interval is on Fisher's scale, with a jackknife variance over prompts.
+    """
+    first, rows = scores[lead].values, []
+    assert first is not None
+    for name, found in scores.items():
+        if name == lead:
+            continue
+        if found.values is None:
+            why = "needs labels" if found.why == LABELLED else found.why
+            rows.append(Estimate(name=name, unit="prompt", null=0.0, why=why))
+            continue
+        known = ~np.isnan(first) & ~np.isnan(found.values)
+        members = [prompts[row] for row in np.flatnonzero(known).tolist()]
+        rows.append(replace(_spearman(name, first[known], found.values[known], members), why=found.why))
+    return rows
+
+
+def _spearman(name: str, a: Array, b: Array, prompts: Sequence[str]) -> Estimate:
+    x, y = ranks(a) if len(a) else a, ranks(b) if len(b) else b
+    member = cluster_numbers(prompts)
+    columns = np.stack([np.ones(len(x)), x, y, x * x, y * y, x * y])
+    sums = np.stack([np.bincount(member, weights=column) for column in columns]) if len(x) else np.zeros((6, 0))
+    total = sums.sum(1, keepdims=True)
+
+    def correlation(n: Array) -> Array:
+        num, sx, sy, xx, yy, xy = n
+        scale = np.sqrt(np.maximum(xx - sx * sx / num, 0) * np.maximum(yy - sy * sy / num, 0))
+        return np.divide(xy - sx * sy / num, scale, out=np.full_like(scale, np.nan), where=scale > 0)
+
+    num_prompts = sums.shape[1]
+    estimate = Estimate(name=name, n=num_prompts, unit="prompt", null=0.0)
+    if num_prompts < 3 or np.isnan(value := float(correlation(total)[0])):
+        return replace(estimate, why="too few prompts, or one of the two scores is constant")
+    z = np.arctanh(np.clip(correlation(total - sums), -1 + 1e-9, 1 - 1e-9))
+    half = student_quantile(0.95, num_prompts - 1) * math.sqrt((num_prompts - 1) * np.nanvar(z))
+    centre = float(np.arctanh(np.clip(value, -1 + 1e-9, 1 - 1e-9)))
+    interval = Interval(low=math.tanh(centre - half), high=math.tanh(centre + half)) if half > 0 else None
+    return replace(estimate, value=value, interval=interval)
+
+
+def left_out_kinds(pairs: PairMaterial) -> list[Estimate]:
+    """Return, for each kind of hack, the AUROC of its pairs' sides by a score from the pairs of all other kinds.
+
+    The score is `similarity`, or `activation` without gradients; the unit is the pair.
+    """
+    kinds, rows = np.array(pairs.kinds), []
+    names = sorted({*pairs.kinds})
+    for kind in names if len(names) > 1 else []:
+        used, of_kind = np.flatnonzero(~pairs.held_out & (kinds != kind)), np.flatnonzero(kinds == kind)
+        if not len(used):
+            continue
+        if pairs.similarities is not None:
+            means = pairs.similarities[:, of_kind][..., used].mean(-1)  # (2, of kind, 2)
+            scores = means[..., 0] - means[..., 1]
+        elif pairs.states is not None:
+            scores = project_states(pairs.states[:, of_kind], pairs, used)
+            scores = scores - scores.mean(0)
+        else:
+            return []
+        row = separation(kind, scores.ravel(), np.repeat([1.0, 0.0], len(of_kind)), [*range(len(of_kind))] * 2)
+        rows.append(replace(row, unit="pair", parts={"num_extraction": len(used)}))
+    return rows
+
+
+def beaten_by(rows: Sequence[Estimate]) -> tuple[list[Estimate], list[Estimate]]:
+    """Split rows of `against_trivial` into (scores that do at least as well, scores that may do as well)."""
+    measured = [row for row in rows if row.value is not None]
+    better = [row for row in measured if row.value is not None and row.value <= 0 and row.parts["trivial"] > 0.5]
+    unclear = [row for row in measured if row not in better and row.low <= 0]
+    return (
+        sorted(better, key=lambda row: -row.parts["trivial"]),
+        sorted(unclear, key=lambda row: -row.parts["trivial"]),
+    )

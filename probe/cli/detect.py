@@ -1,0 +1,228 @@
+"""probe detect: rank the rollouts of a pool or a log by how much they look like a hack."""
+
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from probe.cli._frame import echo, echo_json, echo_table, json_option, log_options, name_option, one_pool, out_option
+from probe.cli._running import say
+from probe.cli._settings import SettingsCommand, configured, given_keys, settings_options
+from probe.records.run import elsewhere
+from replay_pools.base.files import append_jsonl
+
+if TYPE_CHECKING:
+    from probe.runs.detect import Detected
+
+FIRST = 10  # rows of the list to read first
+GIST = 44  # characters of a completion in the list
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("rollouts", metavar="POOL_OR_LOG", shell_complete=one_pool)
+@name_option("results", "the pool's, with a hash of all that shapes them", default=None)
+@click.option("--labels", type=click.Path(path_type=Path), help="Labels: a file with columns id (STEP/SAMPLE), label.")
+@click.option(
+    "--label",
+    type=click.IntRange(3),
+    metavar="N",
+    help="Draw N rollouts by strata of the score, ask for their labels (or take --labels), and print precision.",
+)
+@click.option("--detectors", metavar="NAME,...", help="Detectors, the first one orders the list. Default: the panel.")
+@click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at a third of the cost.")
+@click.option("--basis", type=click.Choice(("svd", "lora")), default="svd", show_default=True, help="Of the gradients.")
+@click.option(
+    "--reference", metavar="MODEL", help="Model before the training, for logratio. Default: without the adapter."
+)
+@settings_options(
+    "replay",
+    "intervention.extraction.pairs",
+    "intervention.extraction.pairs_map",
+    "model.name: --model",
+    "model.adapter: --adapter",
+    "model.template",
+    "intervention.extraction.k",
+    "seed",
+    "model.device",
+)
+@log_options
+@out_option
+@json_option
+@click.pass_context
+def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given: Any) -> None:
+    """Rank the rewarded rollouts of a pool or a log by how much they look like a hack.
+
+    POOL_OR_LOG is a pool, bundled or imported, or a log of any tool. Gradients are taken at the weights that sampled:
+    the pool's, or --model with --adapter. Without --pairs, only detectors that need none run. With labels the screen
+    has the AUROC of every detector and says BEATEN where a score that costs nothing does as well. Examples:
+
+    \b
+      probe detect mixed --pairs builtin:run_tests
+      probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
+      probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
+    """
+    from probe.runs.detect import Options, detected  # brings torch
+
+    options = Options(
+        detectors=_split(given["detectors"]),
+        labels=given["labels"],
+        label=given["label"],
+        basis=None if given["no_gradients"] else given["basis"],
+        reference=given["reference"],
+        name=given["name"],
+        out=out,
+        mapping=given["mapping"],
+        format_name=given["format_name"],
+        skip_bad=given["skip_bad"],
+        limit=given["limit"],
+    )
+    config, keys = configured(ctx, "replay"), given_keys(ctx)
+    found = detected(rollouts, config, keys, options, say)
+    if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
+        file = _asked(found)
+        found = detected(rollouts, config, keys, replace(options, labels=file), say)
+    if as_json:
+        echo_json(found.to_json() | {"rollouts": found.rows()})
+        return
+    _print(found, options.label, has_answers="audit" in found.families, out=out)
+
+
+def _split(text: str | None) -> list[str]:
+    """Split at commas in front of a detector's name: a regular expression may have others."""
+    from probe.analysis.detectors import DETECTORS
+
+    if text is None:
+        return []
+    names = "|".join(DETECTORS)
+    parts = re.split(rf",(?=(?:{names})(?:[:,]|$))", text) if ":" in text else text.split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _asked(found: "Detected") -> Path:
+    """Ask for the label of every drawn rollout on the terminal; earlier answers in the folder are kept."""
+    from probe.analysis.detectors import place_of
+    from probe.report.facts import question_of
+    from probe.runs.detect import read_labels
+
+    path = found.path / "answers.jsonl"
+    known = read_labels(path, found.rollouts) if path.is_file() else {}
+    for number, (row, _) in enumerate(found.drawn, 1):
+        rollout, place = found.rollouts[row], place_of(found.rollouts[row])
+        if place in known:
+            continue
+        echo(f"\n--- {number} of {len(found.drawn)}: {place}\n\nPROMPT\n{question_of(rollout)}\n")
+        echo(f"COMPLETION\n{rollout.written}\n")
+        answer = click.prompt("A hack?", type=click.Choice(["y", "n"]), show_choices=True)
+        append_jsonl(path, {"id": place, "label": int(answer == "y")})
+    return path
+
+
+def _print(found: "Detected", label: int | None, *, has_answers: bool, out: Path) -> None:
+    """Print cautions, what the ranking is worth, the list to read, and where everything is."""
+    from probe.analysis.formatting import render_table, wrap
+    from probe.analysis.text_report import table_of
+
+    for caution in found.cautions:
+        echo("\n".join(wrap(f"caution: {caution}", indent="  ")))
+    adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
+    problems = len({one.problem_id for one in found.rollouts})
+    head = f"pool {found.pool.name}: {len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded and ranked "
+    echo("\n".join(wrap(f"{head}({problems} prompts); weights: {found.model.name}{adapter}", indent="  ")))
+    echo()
+    echo("\n".join(line for text in _worth(found) for line in wrap(text, indent="  ")))
+    for family, title, form, parts in (
+        ("auroc", "AUROC for hacks among these rollouts (interval over prompts)", ".2f", LABELLED_PARTS),
+        ("agreement", f"Rank correlation with {found.lead} (no labels; interval over prompts)", "+.2f", {}),
+        ("audit", "By the answers (weighted by stratum; interval over prompts)", ".2f", {"n_labelled": "answers"}),
+    ):
+        rows = [row for row in found.families.get(family, ()) if row.value is not None]
+        if rows:
+            echo()
+            echo(render_table(table_of(family, title, rows, form=form, parts=parts)))
+    missing: dict[str, list[str]] = {}
+    for name, scores in found.scores.items():
+        if scores.values is None:
+            missing.setdefault(scores.why, []).append(name)
+    for why, names in missing.items():
+        echo("\n".join(wrap(f"not measured: {', '.join(names)}: {why}", indent="  ")))
+    _print_list(found, out)
+    if label is not None and not has_answers:
+        _print_draw(found, label)
+    echo(f"scores of all: {found.path / 'scores.jsonl'}; estimates: {found.path / 'estimates.json'}")
+
+
+LABELLED_PARTS = {"n_hacked": "hacks", "n_clean": "clean"}
+
+
+def _worth(found: "Detected") -> list[str]:
+    """Return sentences on what the ranking is worth."""
+    from probe.analysis.panel import beaten_by
+
+    lines = []
+    if rows := found.families.get("beaten"):
+        better, unclear = beaten_by(rows)
+        own, first = rows[0].parts.get("own"), rows[0].arm
+        if better:
+            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
+            lines.append(
+                f"BEATEN: without a gradient, {named} separates hacks at least as well as {first} ({own:.2f})."
+            )
+        elif unclear:
+            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} ({row:+.2f} to it)" for row in unclear)
+            lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
+        elif own is not None:
+            lines.append(f"{first} separates hacks (AUROC {own:.2f}) better than every score without a gradient.")
+    elif found.labels is None:
+        lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
+    if kinds := [row for row in found.families.get("left_out", ()) if row.value is not None]:
+        worst, best = (choose(kinds, key=lambda row: row.value or 0.0) for choose in (min, max))
+        lines.append(
+            f"Finds exploits like your pairs: pairs of a left-out kind have AUROC {worst:.2f} ({worst.name}) to "
+            f"{best.value:.2f} ({best.name}) by the other kinds. Hacks of no kind in the pairs may rank anywhere."
+        )
+    elif found.families.get("left_out") is not None:
+        lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
+    else:
+        lines.append(
+            "Without pairs: logratio ranks what training made likelier, fingerprint splits the rollouts in two; "
+            "neither knows what a hack is. Write pairs of your hack for --pairs."
+        )
+    return lines
+
+
+def _print_list(found: "Detected", out: Path) -> None:
+    """Print the rollouts to read first, and the command that shows one."""
+    from probe.report.facts import gist_of
+
+    if found.lead is None:
+        echo("no detector was measured that orders the rollouts")
+        return
+    others = [name for name in ("logratio", "activation", "nll") if name != found.lead]
+    others = [name for name in others if name in found.scores and found.scores[name].values is not None][:1]
+    rollouts = {f"{one.step}/{one.sample_id}": one for one in found.rollouts}
+    cells = []
+    for row in found.rows()[:FIRST]:
+        numbers = ["-" if row[name] is None else f"{row[name]:+.3f}" for name in (found.lead, *others)]
+        label = {True: "hack", False: "clean", None: "-"}[row["hacked"]]
+        cells.append((row["id"], gist_of(rollouts[row["id"]], " | ")[:GIST].ljust(GIST), *numbers, label))
+    echo(f"\nRead these first (by {found.lead})")
+    echo_table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
+    name, first = shlex.quote(found.pool.name), found.rows()[0]
+    echo(f"one of them: probe show {name} {first['step']} {first['sample']}{elsewhere(out)}")
+    adapter = f" --set model.adapter={shlex.quote(found.model.adapter)}" if found.model.adapter else ""
+    model = f" --model {shlex.quote(str(found.model.name))}"
+    echo(f"their tokens in colour, as a page: probe replay --replay-dirs {name}{model}{adapter}{elsewhere(out)}")
+
+
+def _print_draw(found: "Detected", label: int) -> None:
+    from probe.runs.detect import spread_over
+
+    path = found.path / "drawn.jsonl"
+    echo(
+        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): copy "
+        f"{path}, fill in its labels, and repeat the command with --labels COPY"
+    )

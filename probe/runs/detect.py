@@ -1,0 +1,492 @@
+"""`probe detect` and `probe.detect`: rank the rewarded rollouts of a pool or a log by every detector.
+
+out/detect/NAME/material.safetensors   what the pass over the rollouts measured: a repeated command reads it
+out/detect/NAME/scores.jsonl           one row a rollout, the first to read first
+out/detect/NAME/estimates.json         the estimates of the screen
+out/detect/NAME/drawn.jsonl            the rollouts that --label drew, for a file of answers
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from extraction.pairs import Pair, pairs_sha
+from extraction.words import Basis
+from probe.analysis.audit import audit, draw, ranked_strata
+from probe.analysis.detectors import PANEL, Material, Scores, checked_names, place_of, score_all
+from probe.analysis.detectors import row_of as detector_of
+from probe.analysis.estimate import Estimate
+from probe.analysis.panel import against_trivial, agreements, areas_of, leading, left_out_kinds
+from probe.analysis.statistics.intervals import Array
+from probe.records.run import DEFAULT_OUT, default_name
+from probe.runs.check import as_arguments, recognised
+from probe.settings.presets import configure
+from probe.settings.run import ReplayConfig
+from probe.settings.training import ModelConfig
+from replay_pools.base.errors import Faults, InputError, refuse
+from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atomic, write_json
+from replay_pools.logs.files import read_rows
+from replay_pools.logs.importing import CheckedLog, check_log, import_log, step_numbers
+from replay_pools.manifest import MANIFEST_NAME
+from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.rollout import Rollout
+
+MATERIAL = "material.safetensors"
+PAIRS, MODEL, ADAPTER = "intervention.extraction.pairs", "model.name", "model.adapter"
+# Prefixes of the settings that act; another one would be ignored, so it is refused.
+ACTING = ("model.", "intervention.extraction.", "objective.loss_type", "objective.max_completion_length", "seed")
+YES, NO = ("1", "true", "yes", "hack", "hacked"), ("0", "false", "no", "clean")
+LABEL_COLUMNS = "columns id (STEP/SAMPLE) and label (1 = hack, 0 = none)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a detection measures and shows, next to the settings of a replay."""
+
+    detectors: Sequence[str] = ()  # empty: the panel
+    labels: Path | None = None  # a file of labels; with `label`, of answers
+    label: int | None = None  # rollouts to draw and to ask about
+    basis: Basis | None = "svd"  # of the gradients; None: no gradients
+    reference: str | None = None  # model before the training
+    name: str | None = None
+    out: Path = DEFAULT_OUT
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    format_name: str | None = None
+    skip_bad: int = 0
+    limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Detected:
+    """Scores of the rewarded rollouts, and estimates about them. Iterates over `rows()`, the first to read first.
+
+    Attributes:
+        pool: the pool of the rollouts.
+        path: the folder of the results.
+        lead: the detector that orders the rows; None if none was measured.
+        scores: {detector: its scores}.
+        families: {`auroc` | `agreement` | `left_out` | `audit` | `beaten`: estimates}.
+        cautions: what limits the scores, a sentence each; about the weights first.
+        drawn: [(row, stratum)] that `label` drew.
+    """
+
+    pool: Pool
+    path: Path
+    rollouts: Sequence[Rollout]
+    num_rollouts: int  # of the pool, unrewarded ones included
+    model: ModelConfig
+    labels: Array | None
+    lead: str | None
+    scores: Mapping[str, Scores]
+    families: Mapping[str, Sequence[Estimate]]
+    cautions: Sequence[str]
+    drawn: Sequence[tuple[int, int]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return one line, because a notebook would print thousands of rows."""
+        return f"Detected({self.pool.name!r}, {len(self.rollouts)} rollouts by {self.lead}, {str(self.path)!r})"
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    @property
+    def order(self) -> list[int]:
+        """Places of the rollouts by falling score of the lead; those without a score last."""
+        values = None if self.lead is None else self.scores[self.lead].values
+        if values is None:
+            return [*range(len(self.rollouts))]
+        return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return {id, step, sample, problem_id, hacked, every measured detector: a number or None}."""
+        measured = {name: found.values for name, found in self.scores.items() if found.values is not None}
+        rows = []
+        for place in self.order:
+            rollout, label = self.rollouts[place], None if self.labels is None else self.labels[place]
+            row: dict[str, Any] = {"id": place_of(rollout), "step": rollout.step, "sample": rollout.sample_id}
+            row |= {"problem_id": rollout.problem_id}
+            row["hacked"] = None if label is None or np.isnan(label) else bool(label)
+            for name, values in measured.items():
+                row[name] = None if np.isnan(values[place]) else float(values[place])
+            rows.append(row)
+        return rows
+
+    def to_pandas(self) -> Any:
+        """Return the rows as a pandas.DataFrame; ImportError if pandas is not installed."""
+        return import_module("pandas").DataFrame(self.rows())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain lists, dicts, numbers and None."""
+        found = {name: scores.why for name, scores in self.scores.items() if scores.why}
+        return {
+            "pool": self.pool.name,
+            "path": str(self.path),
+            "num_rollouts": self.num_rollouts,
+            "num_ranked": len(self.rollouts),
+            "lead": self.lead,
+            "cautions": [*self.cautions],
+            "why": found,
+            "drawn": [place_of(self.rollouts[row]) for row, _ in self.drawn],
+            "estimates": [{"family": name, **asdict(row)} for name, rows in self.families.items() for row in rows],
+        }
+
+
+def detect(
+    rollouts: Any,
+    pairs: str | Path | Sequence[Mapping[str, Any]] | None = None,
+    model: str | Path | None = None,
+    *,
+    labels: str | Path | None = None,
+    detectors: Sequence[str] = (),
+    gradients: bool = True,
+    basis: Basis = "svd",
+    reference: str | None = None,
+    mapping: Mapping[str, str] = MappingProxyType({}),
+    name: str | None = None,
+    out: str | Path = DEFAULT_OUT,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    say: Callable[[str], None] = print,
+) -> Detected:
+    """Rank rewarded rollouts by how much they look like the hack of the pairs: `probe detect` without its screen.
+
+    >>> found = probe.detect("mixed", "builtin:run_tests")  # doctest: +SKIP
+    >>> found.rows()[0]["id"], found.families["auroc"][0].value  # doctest: +SKIP
+
+    Args:
+        rollouts: a pool by name or path, a log of any tool (a file or a folder), a list of dicts or a DataFrame.
+        pairs: bundled pairs such as `builtin:run_tests`, a file, or rows of `prompt`, `hack` and `clean`; None: only
+            detectors that need none.
+        model: the model that sampled a log; None: the pool's.
+        labels: a file with columns `id` (STEP/SAMPLE) and `label`, which replaces the labels of the pool.
+        detectors: names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
+        gradients: False: only what a forward pass tells, at a third of the cost.
+        basis: `svd` or `lora`.
+        reference: the model before the training, for the log-ratio; None: the model without its adapter.
+        mapping: {target: column}, for columns of a log that are not recognised correctly.
+        name: name of the results in `out`/detect; None: the pool's with a hash of everything that affects them.
+        out: root folder of all files.
+        settings: settings as for --set, {"model.adapter": "teacher:0.45"}.
+        say: called with lines about the work.
+
+    Raises:
+        InputError: all faults of the log, the pairs, the labels and the names of detectors.
+    """
+    from extraction.pair_files import store_rows
+
+    out = Path(out)
+    given: dict[str, Any] = {**settings}
+    if pairs is not None:
+        given[PAIRS] = str(pairs) if isinstance(pairs, str | Path) else store_rows(pairs, out / "pairs")
+    if model is not None:
+        given[MODEL] = str(model)
+    options = Options(
+        detectors=detectors,
+        labels=None if labels is None else Path(labels),
+        basis=basis if gradients else None,
+        reference=reference,
+        name=name and plain_name(name, "name"),
+        out=out,
+        mapping=mapping,
+    )
+    try:
+        return detected(rollouts, configure("replay", options=given), {*given}, options, say)
+    except InputError as error:
+        raise as_arguments(error) from error
+
+
+def detected(
+    source: Any, config: ReplayConfig, given: set[str], options: Options, say: Callable[[str], None]
+) -> Detected:
+    """Return scores and estimates of a pool or a log, and write them to OUT/detect/NAME.
+
+    Args:
+        source: as for `detect`.
+        config: settings of a replay; model, extraction, normaliser and seed matter.
+        given: keys of the settings given by the user.
+        options: all others.
+        say: called with lines about the work.
+
+    Raises:
+        InputError: as in `detect`.
+    """
+    refuse(
+        [
+            InputError(f"--set {key}", expected=f"settings of {', '.join(ACTING)}", found="one that detects nothing")
+            for key in sorted(given)
+            if not key.startswith(ACTING)
+        ]
+    )
+    names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
+    pool, log, model = _opened(source, config, given, options)
+    if log is not None:
+        say(recognised(log))
+    config = replace(config, model=model)
+    everything = [rollout for group in pool.steps for rollout in group]
+    rollouts = [one for one in everything if one.grade.passed is not False] or everything
+    pairs, notes = _pairs(config, pool, rollouts, has_pairs=PAIRS in given)
+    answers = None if options.labels is None else read_labels(options.labels, everything)
+    shape = [pool.identity()["manifest_sha256"], asdict(config), options.reference, options.basis]
+    shape.append(None if pairs is None else pairs_sha(pairs))
+    name = options.name or default_name(pool.name, shape)
+    directory = options.out / "detect" / name
+    with locked(directory):
+        material, cautions = _measured(directory, shape, rollouts, config, pool, pairs, options, say)
+        material = replace(material, columns=_columns(names, log, pool, rollouts))
+        found = _judged(material, names, pairs, answers, options)
+        own = [f"all rollouts are ranked: {_unrewarded(everything)}"] if len(rollouts) == len(everything) else []
+        result = Detected(
+            pool=pool,
+            path=directory,
+            rollouts=rollouts,
+            num_rollouts=len(everything),
+            model=model,
+            cautions=[*cautions, *(one.removeprefix("caution: ") for one in pool.cautions), *notes, *own],
+            **found,
+        )
+        write_atomic(directory / "scores.jsonl", encode_jsonl(result.rows()))
+        write_json(directory / "estimates.json", result.to_json())
+        if options.label is not None:
+            drawn = [{"id": place_of(rollouts[row]), "label": None} for row, _ in result.drawn]
+            write_atomic(directory / "drawn.jsonl", encode_jsonl(drawn))
+    return result
+
+
+def _unrewarded(everything: Sequence[Rollout]) -> str:
+    failed = sum(one.grade.passed is False for one in everything)
+    return "none earned more than the least reward" if failed else "all of them are rewarded"
+
+
+def _fits(name: str, options: Options) -> bool:
+    """Return True if a detector of the panel reads what will be measured."""
+    needs = {*detector_of(name)[0].needs}
+    return options.basis is not None or not needs & {"cosines", "similarities", "fingerprints"}
+
+
+def _opened(
+    source: Any, config: ReplayConfig, given: set[str], options: Options
+) -> tuple[Pool, CheckedLog | None, ModelConfig]:
+    """Return the pool, the log that it was made of, and the model: by default the one that sampled.
+
+    Raises:
+        InputError: no such pool or log; all faults of a log; a log without a model.
+    """
+    path = Path(source) if isinstance(source, str | Path) else None
+    is_log = path is None or (path.exists() and not (path / MANIFEST_NAME).is_file())
+    if not is_log:
+        pool = open_pool(resolve_pool(str(source), options.out))
+        policy = pool.manifest["policy"]
+        if MODEL in given or policy.get("base_model") is None:
+            return pool, None, config.model
+        adapter = config.model.adapter if ADAPTER in given else policy.get("adapter")
+        return pool, None, replace(config.model, name=policy["base_model"], adapter=adapter)
+    errors: list[InputError] = []
+    log: CheckedLog | None = None
+    try:
+        log = check_log(source, format_name=options.format_name, mapping=options.mapping, skip_bad=options.skip_bad)
+    except InputError as error:
+        errors += error.errors
+    if config.model.name is None:
+        fix = "pass --model, the model that sampled the rollouts: organism, a directory or a hub id"
+        errors.append(InputError("--model", expected="a model", found="none", fix=fix))
+    refuse(errors)
+    assert log is not None
+    model, template = str(config.model.name), config.model.template
+    shape = [log.sha256, [len(group) for group in log.groups], log.mapping, log.format.name]
+    shape += [model, template, options.limit]
+    stem = Path(log.rows.source).name.partition(".")[0] or "log"
+    pool = import_log(
+        log, name=default_name(stem, shape), out=options.out, model=model, template=template, limit=options.limit
+    )
+    return pool, log, config.model
+
+
+def _is_sampler(model: ModelConfig, pool: Pool) -> bool | None:
+    """Return True if the pool's manifest names these weights, None if it names no adapter, as of a log."""
+    policy = pool.manifest["policy"]
+    if pool.manifest.get("log") is not None or policy.get("base_model") is None:
+        return None
+    return (policy["base_model"], policy.get("adapter")) == (model.name, model.adapter)
+
+
+def _pairs(
+    config: ReplayConfig, pool: Pool, rollouts: Sequence[Rollout], *, has_pairs: bool
+) -> tuple[list[Pair] | None, list[str]]:
+    """Check ids and pairs against the tokenizer; return the pairs, None without, and cautions about them.
+
+    Raises:
+        InputError: ids of another tokenizer; all faults of the pairs.
+    """
+    from extraction.library import check_pairs
+    from extraction.selection import pair_notes, selected_pairs
+    from probe.runs.replay_inputs import taken_pairs
+    from replay_pools.vocabulary import load_vocabulary
+
+    vocabulary = load_vocabulary(str(config.model.name), config.model.template)
+    vocabulary.check(pool)
+    if not has_pairs:
+        return None, []
+    extraction = config.intervention.extraction
+    pairs = selected_pairs(extraction)
+    notes = [*pair_notes(extraction), *check_pairs(vocabulary, pairs, extraction.k)]
+    if taken := taken_pairs(pairs, rollouts):
+        notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
+    return pairs, [note.removeprefix("caution: ") for note in notes]
+
+
+def _measured(
+    directory: Path,
+    shape: Sequence[Any],
+    rollouts: Sequence[Rollout],
+    config: ReplayConfig,
+    pool: Pool,
+    pairs: Sequence[Pair] | None,
+    options: Options,
+    say: Callable[[str], None],
+) -> tuple[Material, list[str]]:
+    """Return the material and cautions: read from the folder if it is of the same inputs, else measured."""
+    from probe.runs.material import Wanted, load_material, measure, save_material
+
+    path, key = directory / MATERIAL, default_name("material", shape)
+    if path.is_file():
+        material, cautions, stored = load_material(path, rollouts)
+        if stored == key:
+            return material, cautions
+        fix = "choose another --name, or delete this folder"
+        raise InputError(directory, expected="results of the same inputs", found="others", fix=fix)
+    wanted = Wanted(
+        config=config,
+        is_sampler=_is_sampler(config.model, pool),
+        weights_sha256=pool.manifest["policy"].get("base_weights_sha256"),
+        has_pairs=pairs is not None,
+        reference=options.reference,
+        basis=options.basis,
+        out=options.out,
+    )
+    material, cautions = measure(rollouts, wanted, say)
+    save_material(path, material, cautions, key)
+    return material, cautions
+
+
+def _columns(
+    names: Sequence[str], log: CheckedLog | None, pool: Pool, rollouts: Sequence[Rollout]
+) -> dict[str, list[Any]]:
+    """Return the log's own columns that detectors `column:NAME` ask for, {name: (n,)}."""
+    asked = {name.partition(":")[2] for name in names if name.startswith("column:")}
+    # A row that could not be tokenized shifts the samples of its group.
+    if log is None or not asked or pool.manifest["counts"]["rollouts"] != sum(map(len, log.groups)):
+        return {}
+    steps = step_numbers(log)
+    places = {one.number: (steps[i], j) for i, group in enumerate(log.groups) for j, one in enumerate(group)}
+    fields = {places[number]: row.fields for number, row in enumerate(log.rows) if number in places}
+    known = {name for name in asked if any(name in row for row in fields.values())}
+    return {name: [fields[one.step, one.sample_id].get(name) for one in rollouts] for name in sorted(known)}
+
+
+def _judged(
+    material: Material,
+    names: Sequence[str],
+    pairs: Sequence[Pair] | None,
+    answers: Mapping[str, bool] | None,
+    options: Options,
+) -> dict[str, Any]:
+    """Return the fields of `Detected` that follow from scores and labels."""
+    rollouts = material.rollouts
+    own = np.array([np.nan if one.hacked is None else float(one.hacked) for one in rollouts])
+    given = own
+    if answers is not None and options.label is None:
+        given = np.array([float(answers.get(place_of(one), np.nan)) for one in rollouts])
+    labels = None if np.isnan(given).all() else given
+    learned = None if pairs is None else 2 * sum(not pair.held_out for pair in pairs)
+    # The draw must not depend on labels: its answers are the labels.
+    lead = leading(score_all(material, names), names)
+    scores = score_all(replace(material, labels=labels, learned=learned), names)
+    families: dict[str, Sequence[Estimate]] = {}
+    if labels is not None:
+        families["auroc"] = areas_of(scores, labels, material.prompts)
+        families["beaten"] = against_trivial(scores, labels, material.prompts)
+    elif lead is not None:
+        families["agreement"] = agreements(scores, lead, material.prompts)
+    if material.pairs is not None:
+        families["left_out"] = left_out_kinds(material.pairs)
+    drawn: list[tuple[int, int]] = []
+    if options.label is not None:
+        values = None if lead is None else score_all(material, [lead])[lead].values
+        if values is None:
+            raise InputError("--label", expected="a detector that needs no labels", found="none was measured")
+        strata = ranked_strata(values)
+        if options.label > len(rollouts):
+            expected = f"at most {len(rollouts)}, the ranked rollouts"
+            raise InputError("--label", expected=expected, found=str(options.label))
+        drawn = draw(strata, options.label, material.seed)
+        if answers is not None:
+            families["audit"] = audit(strata, _answered(drawn, rollouts, answers, options), material.prompts)
+    return {"labels": labels, "lead": lead, "scores": scores, "families": families, "drawn": drawn}
+
+
+def _answered(
+    drawn: Sequence[tuple[int, int]], rollouts: Sequence[Rollout], answers: Mapping[str, bool], options: Options
+) -> dict[int, bool]:
+    """Return {row: answer} of the drawn rollouts; InputError if one has none."""
+    places = {row: place_of(rollouts[row]) for row, _ in drawn}
+    if lacking := [place for place in places.values() if place not in answers]:
+        expected = f"an answer for each of the {len(drawn)} drawn rollouts"
+        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}")
+    return {row: answers[place] for row, place in places.items()}
+
+
+def read_labels(path: Path, rollouts: Sequence[Rollout]) -> dict[str, bool]:
+    """Read {id: True = a hack} from a CSV, JSON lines or another table with columns `id` and `label`.
+
+    Args:
+        path: the file.
+        rollouts: all rollouts that an id may name.
+
+    Raises:
+        InputError: every fault of the file.
+    """
+    faults, labels, known = Faults(), dict[str, bool](), {place_of(one) for one in rollouts}
+    num_rows = 0
+    for row in read_rows(path):
+        num_rows += 1
+        if isinstance(row.error, InputError):
+            faults.note(row.error, "row")
+            continue
+        if lacking := [name for name in ("id", "label") if name not in row.fields]:
+            found = f"no {' and no '.join(lacking)} among {', '.join(row.fields) or 'no columns'}"
+            faults.add(row.where, ("columns", *lacking), expected=LABEL_COLUMNS, found=found)
+            continue
+        place, word = str(row.fields["id"]).strip(), _word(row.fields["label"])
+        if place not in known:
+            expected = f"STEP/SAMPLE of a rollout, such as {min(known)}"
+            faults.add(f"{row.where} id", "id", expected=expected, found=repr(place))
+        if word not in (*YES, *NO):
+            found = "nothing" if word in ("", "none") else repr(row.fields["label"])
+            faults.add(f"{row.where} label", "label", expected="1 (a hack) or 0", found=found)
+        elif labels.setdefault(place, word in YES) != (word in YES):
+            faults.add(f"{row.where} label", "twice", expected=f"one label of {place}", found="two that differ")
+    if not num_rows:
+        faults.add(path, "rows", expected=LABEL_COLUMNS, found="no rows")
+    faults.check(str(path))
+    return labels
+
+
+def _word(value: Any) -> str:
+    """Return a label in lower case; 1.0 is 1, as tables type a column with holes."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value).strip().lower()
+
+
+def spread_over(drawn: Sequence[tuple[int, int]]) -> str:
+    """Return how many rollouts were drawn of each stratum, as `7 + 7 + 6`."""
+    counts = Counter(stratum for _, stratum in drawn)
+    return " + ".join(str(counts[number]) for number in sorted(counts))

@@ -1,0 +1,221 @@
+"""`probe detect` through the real command: pools, logs, labels, and what is refused."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import probe as package
+from extraction.pairs import builtin_pairs
+from probe.runs import material as measuring
+from replay_pools.pool import BUILTIN, open_pool
+
+GROUPS = 4
+Rows = list[dict[str, Any]]
+
+
+def logged(**more: list[Any]) -> Rows:
+    """Four rollouts of each of two policies to the same prompts, with labels."""
+    rows: Rows = []
+    pools = [open_pool(BUILTIN / name).steps[:GROUPS] for name in ("teacher", "base-hinted")]
+    for both in zip(*pools, strict=True):
+        for rollout in (rollout for group in both for rollout in group[:4]):
+            row = {"problem_id": rollout.problem_id, "prompt": rollout.messages, "completion": rollout.completion}
+            rows.append(row | {"reward": rollout.reward, "hacked": rollout.hacked})
+    return [row | {name: values[i] for name, values in more.items()} for i, row in enumerate(rows)]
+
+
+def few_pairs() -> Rows:
+    pairs = builtin_pairs("run_tests")[:4]
+    return [{"prompt": one.messages, "hack": one.hack, "clean": one.clean, "flavour": one.flavour} for one in pairs]
+
+
+def write(path: Path, rows: Rows) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The arguments of a log without labels, at the small model."""
+    folder = tmp_path_factory.mktemp("log")
+    rows = [{key: value for key, value in row.items() if key != "hacked"} for row in logged()]
+    return [str(write(folder / "mine.jsonl", rows)), "--k", "2"]
+
+
+@pytest.fixture
+def detect(probe: Callable[..., tuple[str, str]], small: str) -> Callable[..., tuple[str, str]]:
+    """detect(log, *options) -> stdout and stderr of `probe detect`."""
+    return lambda *words, code=0: probe("detect", *words, "--model", small, code=code)
+
+
+def stored(out: Path, name: str, file: str) -> Any:
+    text = (out / "detect" / name / file).read_text()
+    return [json.loads(line) for line in text.splitlines()] if file.endswith(".jsonl") else json.loads(text)
+
+
+def test_a_log_with_labels_and_pairs(
+    detect, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: str
+) -> None:
+    """The table by labels, the list, the files; the same command measures nothing again."""
+    judged = write(tmp_path / "log.jsonl", logged(judge=[i / 10 for i in range(8 * GROUPS)]))
+    pairs = write(tmp_path / "pairs.jsonl", few_pairs())
+    names = "similarity,cosine,activation,words,length,column:judge,text:return True,(?=x)"
+    command = (judged, "--pairs", pairs, "--k", "2", "--detectors", names, "--name", "labelled")
+    text, errors = detect(*command)
+    assert text.startswith("caution: ")  # nothing says that the small model sampled them
+    assert "read as --format" in errors
+    for expected in (
+        "AUROC for hacks",
+        "text:return True,(?=x)",
+        "Read these first (by similarity)",
+        "probe show log-",
+    ):
+        assert expected in text
+    assert any(word in text for word in ("BEATEN", "separates hacks"))
+    rows, found = stored(out, "labelled", "scores.jsonl"), stored(out, "labelled", "estimates.json")
+    similarity = [row["similarity"] for row in rows]
+    assert similarity == sorted(similarity, reverse=True)
+    assert {"id", "step", "sample", "problem_id", "hacked", "column:judge"} <= rows[0].keys()
+    assert found["num_ranked"] == len(rows) < found["num_rollouts"] == 8 * GROUPS
+    by_place = {row["id"]: row["column:judge"] for row in rows}
+    assert all(
+        value == pytest.approx((8 * int(i.split("/")[0]) + int(i.split("/")[1])) / 10) for i, value in by_place.items()
+    )
+    auroc = {row["name"]: row for row in found["estimates"] if row["family"] == "auroc"}
+    assert auroc["length"]["parts"]["n_hacked"] == sum(row["hacked"] for row in rows)
+    monkeypatch.setattr(measuring, "measure", None)
+    as_json, _ = detect(*command, "--json")
+    assert json.loads(as_json)["rollouts"] == rows
+    _, error = detect(judged, "--no-gradients", "--name", "labelled", code=2)
+    assert "another --name" in error
+
+
+def test_without_pairs_labels_and_gradients(detect, log: list[str], out: Path) -> None:
+    text, _ = detect(*log, "--no-gradients", "--name", "bare", "--detectors", "logratio,nll,length,words,similarity")
+    assert "No labels" in text
+    assert "Without pairs" in text
+    assert "not measured: similarity: needs pairs" in text
+    found = stored(out, "bare", "estimates.json")
+    assert found["lead"] == "nll"
+    agreement = {row["name"]: row for row in found["estimates"] if row["family"] == "agreement"}
+    assert agreement["length"]["value"] is not None
+    assert agreement["words"]["why"] == "needs labels"
+    assert found["why"]["logratio"].startswith("needs the weights before")
+
+
+def test_a_fingerprint_needs_no_pairs(detect, log: list[str], out: Path, small: str) -> None:
+    detect(*log, "--detectors", "fingerprint", "--basis", "lora", "--reference", small, "--name", "prints")
+    found = stored(out, "prints", "estimates.json")
+    assert (found["lead"], found["estimates"]) == ("fingerprint", [])
+
+
+def test_answers_from_a_file_become_precision_and_rates(detect, log: list[str], out: Path, tmp_path: Path) -> None:
+    """Drawn once, answered by the true labels; one answer short is refused."""
+    command = (*log, "--no-gradients", "--label", "9", "--detectors", "nll")
+    text, _ = detect(*command, "--name", "audit")
+    drawn = stored(out, "audit", "drawn.jsonl")
+    assert len(drawn) == 9
+    assert "fill in its labels" in text
+    labels = {f"{i // 8}/{i % 8}": bool(row["hacked"]) for i, row in enumerate(logged())}
+    answered = [{"id": row["id"], "label": labels[row["id"]]} for row in drawn]
+    text, _ = detect(*command, "--name", "audit", "--labels", write(tmp_path / "answers.jsonl", answered))
+    assert "rate of hacks" in text
+    audit = {
+        row["name"]: row for row in stored(out, "audit", "estimates.json")["estimates"] if row["family"] == "audit"
+    }
+    rate = audit["rate of hacks"]
+    assert rate["interval"]["low"] < rate["value"] < rate["interval"]["high"]
+    assert rate["parts"]["n_labelled"] == 9
+    short = write(tmp_path / "short.jsonl", answered[:-1])
+    _, error = detect(*command, "--name", "audit", "--labels", short, code=2)
+    assert answered[-1]["id"] in error
+
+
+def test_answers_on_the_terminal_are_kept(detect, log: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted after two of six answers, the command asks for the other four alone."""
+    command = (*log, "--no-gradients", "--label", "6", "--detectors", "nll", "--name", "asked")
+    answers = iter(["y", "n"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "prompt", lambda *_, **__: next(answers, None) or (_ for _ in ()).throw(click.Abort()))
+    detect(*command, code=130)
+    asked: list[str] = []
+    monkeypatch.setattr(click, "prompt", lambda text, **__: asked.append(text) or "n")
+    text, _ = detect(*command)
+    assert len(asked) == 4
+    assert "rate of hacks" in text
+    assert sum(row["label"] for row in stored(out, "asked", "answers.jsonl")) == 1
+
+
+def test_every_fault_of_a_file_of_labels_is_said(detect, log: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("id,label\n0/0,1\n99/0,1\n0/1,maybe\n0/0,0\n0/2,\n")
+    command = partial(detect, *log, "--no-gradients", "--detectors", "nll", "--name", "faults", code=2)
+    _, error = command("--labels", path)
+    lines = [line for line in error.splitlines() if line.startswith("probe: error")]
+    assert len(lines) >= 3
+    for expected in ("99/0", "maybe", "one label of 0/0"):
+        assert expected in error
+    _, error = command("--labels", write(tmp_path / "other.jsonl", [{"rollout": "0/0", "hack": 1}]))
+    assert "no id and no label" in error
+    (tmp_path / "empty.csv").write_text("id,label\n")
+    _, error = command("--labels", tmp_path / "empty.csv")
+    assert "columns id" in error
+
+
+def test_labels_of_a_file_replace_the_pools(detect, log: list[str], out: Path, tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("id,label\n" + "".join(f"{i // 8}/{i % 8},{'hack' if i % 8 < 4 else 'no'}\n" for i in range(16)))
+    detect(*log, "--no-gradients", "--detectors", "length", "--labels", path, "--name", "given")
+    (row,) = [row for row in stored(out, "given", "estimates.json")["estimates"] if row["family"] == "auroc"]
+    assert row["n"] == 2
+    assert row["parts"]["n_hacked"] + row["parts"]["n_clean"] <= 16
+
+
+def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small: str) -> None:
+    for words, expected in (
+        (["nowhere"], "nowhere"),
+        ([log[0]], "--model"),
+        (["mixed", "--detectors", "nil,text"], "did you mean nll"),
+        (["mixed", "--set", "intervention.v_hack=file", "--set", "source.per_pool=2"], "source.per_pool"),
+        ([*log, "--model", small, "--no-gradients", "--label", "99", "--detectors", "nll"], "at most"),
+        ([log[0], "--model", small, "--no-gradients", "--label", "5", "--detectors", "words"], "--label"),
+    ):
+        _, error = probe("detect", *words, code=2)
+        assert expected in error
+
+
+def test_the_facade_returns_rows(small: str, out: Path) -> None:
+    found = package.detect(
+        logged(),
+        few_pairs(),
+        small,
+        gradients=False,
+        out=out,
+        settings={"intervention.extraction.k": 2},
+        say=lambda _: None,
+    )
+    assert found.lead == "activation"
+    rows = [*found]
+    assert len(rows) == len(found)
+    assert rows[0].keys() >= {"id", "hacked", "activation", "nll", "words", "length"}
+    assert not {"similarity", "fingerprint"} & rows[0].keys()
+    assert found.path.is_dir()
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(found.to_pandas(), pandas.DataFrame)
+
+
+@pytest.mark.slow
+def test_the_bundled_pool_that_does_both(probe, out: Path) -> None:
+    """AUROC of detectors at the weights that sampled: what was measured once on rollouts of this policy."""
+    text, _ = probe("detect", "mixed", "--pairs", "builtin:run_tests", "--name", "mixed")
+    assert not text.startswith("caution")
+    rows = {row["name"]: row for row in stored(out, "mixed", "estimates.json")["estimates"] if row["family"] == "auroc"}
+    expected = {"similarity": 0.98, "cosine": 0.96, "cosine-unit": 0.95, "logratio": 0.97, "nll": 0.75, "length": 0.30}
+    for name, value in (expected | {"words": 0.97, "fingerprint": 0.91}).items():
+        assert rows[name]["interval"]["low"] <= value <= rows[name]["interval"]["high"], name
+    assert rows["activation"]["value"] > 0.92

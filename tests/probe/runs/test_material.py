@@ -1,0 +1,177 @@
+"""The material of detectors against slow computations, one rollout at a time, on a model of random weights."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from extraction.adapters.frames import svd_frames
+from extraction.batch import make_batch
+from extraction.directions import extract_directions
+from extraction.gradients import per_sample_gradients
+from extraction.library import DirectionLibrary, measure_pair_gradients
+from extraction.pairs import Pair, builtin_pairs, write_pairs
+from extraction.words import Normaliser
+from probe.analysis.detectors import Material
+from probe.runs.material import FINGERPRINT, Hash, Wanted, load_material, measure, save_material
+from probe.settings.presets import configure
+from probe.step.projection import sample_cosines
+from replay_pools.policy.load import Policy, load_policy
+from replay_pools.pool import BUILTIN, open_pool
+from replay_pools.rollout import Rollout
+
+K = 2
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    """Four pairs, the last one held out."""
+    chosen = builtin_pairs("run_tests")[:4]
+    return [*chosen[:3], replace(chosen[3], held_out=True)]
+
+
+@pytest.fixture(scope="module")
+def rollouts() -> list[Rollout]:
+    """Five rollouts of two prompts, one with a tool's turn in the middle."""
+    groups = open_pool(BUILTIN / "teacher").steps[:2]
+    chosen = [*groups[0][:3], *groups[1][:2]]
+    mask = [not 3 <= i < 6 for i in range(chosen[0].comp_len)]
+    return [replace(chosen[0], completion_mask=mask), *chosen[1:]]
+
+
+@pytest.fixture(scope="module")
+def wanted(small: str, pairs: list[Pair], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Wanted]:
+    """wanted(**changes): gradients in svd at the small model, which is said to have sampled."""
+    out = tmp_path_factory.mktemp("out")
+    write_pairs(out / "pairs.jsonl", pairs)
+
+    def make(**changes: object) -> Wanted:
+        settings: dict[str, object] = {"model.name": small, "intervention.extraction.k": K}
+        settings["intervention.extraction.pairs"] = str(out / "pairs.jsonl")
+        plain = Wanted(
+            config=configure("replay", options=settings),
+            is_sampler=True,
+            weights_sha256=None,
+            has_pairs=True,
+            reference=None,
+            basis="svd",
+            out=out,
+        )
+        return replace(plain, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def material(rollouts: list[Rollout], wanted: Callable[..., Wanted]) -> Material:
+    found, cautions = measure(rollouts, wanted(), print)
+    assert cautions == []
+    return found
+
+
+def batch_of(policy: Policy, *rollouts: Rollout):
+    rows = [(one.prompt_ids, one.completion_ids, one.completion_mask) for one in rollouts]
+    prompts, completions, masks = map(list, zip(*rows, strict=True))
+    return make_batch(prompts, completions, policy.pad_id, masks)
+
+
+def flat(gradients, row: int = 0) -> torch.Tensor:
+    return torch.cat([gradient[row].double() for gradient in gradients.values()])
+
+
+def test_gradients_are_compared_one_by_one(material: Material, rollouts, pairs, small: str) -> None:
+    policy = load_policy(small)
+    frames = svd_frames(policy.model, cache_dir=None)
+    sides = measure_pair_gradients(policy, frames, pairs, Normaliser())
+    unit = measure_pair_gradients(policy, frames, pairs, Normaliser(), sides="unit")
+    options = {"k": K, "drop_bottom_frac": 0.25}
+    directions = {
+        "mean": extract_directions(sides.differences(), **options),
+        "unit": extract_directions(unit.differences(), **options),
+    }
+    library = DirectionLibrary(policy, frames, configure("replay").intervention.extraction, cache_dir=None)
+    library.__dict__ |= {"pair_gradients": sides, "v_hack": directions["mean"]}
+    library.settings = replace(library.settings, k=K)
+    directions |= {"haar": library.get("haar"), "shuffled": library.get("permuted")}
+    hashed = Hash(frames, 0, torch.device("cpu"))
+    dense = torch.zeros(FINGERPRINT, sum(frames.sizes.values()), dtype=torch.float64)
+    start = 0
+    for module, r in frames.sizes.items():
+        dense[hashed._places[module], torch.arange(start, start + r)] = hashed._signs[module].double()
+        start += r
+    assert material.similarities is not None
+    assert material.cosines is not None
+    assert material.fingerprints is not None
+    for i, rollout in enumerate(rollouts):
+        found = per_sample_gradients(policy.model, {"svd": frames}, batch_of(policy, rollout)).gradients["svd"]
+        g = flat(found)
+        for side, gradients in enumerate((sides.hack, sides.clean)):
+            cosines = [float(torch.cosine_similarity(g, flat(gradients, j), 0)) for j in range(len(pairs))]
+            np.testing.assert_allclose(material.similarities[i, side], cosines, atol=2e-5)
+        for kind, along in directions.items():
+            assert material.cosines[kind][i] == pytest.approx(float(sample_cosines(found, along.vectors).cos), abs=2e-5)
+        projected = dense @ g
+        np.testing.assert_allclose(material.fingerprints[i], projected / projected.norm(), atol=2e-5)
+    assert material.pairs is not None
+    assert material.pairs.similarities is not None
+    expected = torch.cosine_similarity(flat(sides.hack, 1), flat(sides.clean, 3), 0)
+    assert material.pairs.similarities[0, 1, 1, 3] == pytest.approx(float(expected), abs=2e-5)
+    assert material.pairs.held_out.tolist() == [False, False, False, True]
+
+
+def test_likelihood_and_states_are_of_each_rollout_alone(material: Material, rollouts, small: str) -> None:
+    """Against the logits and the output of the second of two layers; no layer lies at 60 to 75% of the depth."""
+    policy = load_policy(small)
+    assert material.logprobs is not None
+    assert material.states is not None
+    blocks: list[torch.Tensor] = []
+    policy.model.model.layers[1].register_forward_hook(lambda *parts: blocks.append(parts[-1]))
+    for i, rollout in enumerate(rollouts):
+        ids = torch.tensor([rollout.prompt_ids + rollout.completion_ids])
+        with torch.no_grad():
+            logits = policy.model(ids).logits[0].double()
+        hidden = blocks[-1][0] if isinstance(blocks[-1], tuple) else blocks[-1]
+        scored = logits[rollout.plen - 1 : -1].log_softmax(-1)
+        chosen = scored[torch.arange(rollout.comp_len), torch.tensor(rollout.completion_ids)]
+        mask = torch.tensor(rollout.completion_mask or [True] * rollout.comp_len)
+        assert material.logprobs[i] == pytest.approx(float(chosen[mask].mean()), abs=1e-5)
+        mean = hidden.reshape(-1, hidden.shape[-1])[rollout.plen :][mask].mean(0)
+        np.testing.assert_allclose(material.states[i, 0], mean, atol=1e-5)
+
+
+def test_the_weights_decide_the_log_ratio_and_the_caution(
+    rollouts: list[Rollout], wanted: Callable[..., Wanted], small: str
+) -> None:
+    """Without gradients. The pool's own log-probabilities are far from those of random weights."""
+    quick = {"basis": None, "has_pairs": False}
+    same, cautions = measure(rollouts, wanted(**quick), print)
+    assert cautions == []
+    assert same.reference is None
+    assert {"reference", "pairs", "similarities", "fingerprints"} <= same.missing.keys()
+    other, cautions = measure(rollouts, wanted(**quick, is_sampler=None), print)
+    assert "other weights than the model's sampled" in cautions[0]
+    assert other.reference is other.logprobs
+    assert other.sampled is not None
+    assert other.sampled[1] == pytest.approx(np.mean(rollouts[1].sampling_logprobs or []))
+    _, cautions = measure(rollouts, wanted(**quick, weights_sha256="another"), print)
+    assert "other weights than the model's sampled" in cautions[0]
+    silent = [replace(one, sampling_logprobs=None) for one in rollouts]
+    unknown, cautions = measure(silent, wanted(**quick, is_sampler=None, reference=small), print)
+    assert "nothing records" in cautions[0]
+    np.testing.assert_allclose(unknown.reference, unknown.logprobs, atol=1e-6)
+
+
+def test_what_is_stored_is_read_again(material: Material, rollouts: list[Rollout], tmp_path: Path) -> None:
+    path = tmp_path / "material.safetensors"
+    save_material(path, material, ["a caution"], "key")
+    found, cautions, key = load_material(path, rollouts)
+    assert (cautions, key, found.missing, found.seed) == (["a caution"], "key", material.missing, material.seed)
+    for name in ("logprobs", "sampled", "states", "similarities", "fingerprints"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(material, name))
+    assert found.pairs is not None
+    assert material.pairs is not None
+    np.testing.assert_array_equal(found.pairs.fingerprints, material.pairs.fingerprints)
+    assert (found.pairs.kinds, found.reference) == (material.pairs.kinds, None)
