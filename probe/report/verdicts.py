@@ -24,7 +24,6 @@ from probe.report.sections import EVIDENCE
 
 LEAD = "What the data say, why, and what to do next. Brackets hold 95% intervals."
 VALIDITY = "Validity, part by part: can the measurement be believed?"
-SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
 RESTS_ON = {"hackward": "measures", "about": "distributions", "removable": "measures"}  # {finding: its section}
 MOST_ARMS = 6  # more arms are shown as counts of verdicts
 
@@ -112,7 +111,7 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
 
 
 def _rendered(template: str, **context: Any) -> str:
-    return render(template, validity=VALIDITY, seed_tables=SEED_TABLES, **context)
+    return render(template, validity=VALIDITY, **context)
 
 
 def _of_run(analysis: Analysis) -> dict[str, Any]:
@@ -125,7 +124,6 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
         "bases": basis_table(analysis),
         "measures": _measures(analysis),
         "validity": analysis.validity,
-        "checks": analysis.checks,
     }
 
 
@@ -136,13 +134,10 @@ def _measures(analysis: Analysis) -> list[TextTable]:
 
 
 def _tables(analysis: Analysis) -> list[TextTable]:
-    """Return the content of a run's verdict as tables; the page shows the last two as lists."""
+    """Return the content of a run's verdict as tables; the page shows the last one as a list."""
     bases = basis_table(analysis)
-    lists = [
-        _list("validity", VALIDITY, analysis.validity),
-        _list("verification", SEED_TABLES, analysis.checks),
-    ]
-    return [*([bases] if bases.rows else []), *_measures(analysis), *lists]
+    parts = _list("validity", VALIDITY, analysis.validity)
+    return [*([bases] if bases.rows else []), *_measures(analysis), parts]
 
 
 def _list(name: str, title: str, findings: Sequence[Finding]) -> TextTable:

@@ -80,16 +80,6 @@ def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
     return parts
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return Holm's (1979) step-down adjusted p-values: the i-th smallest of m times m - i + 1, never decreasing."""
-    adjusted = {}
-    largest = 0.0
-    for position, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - position)))
-        adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}
-
-
 def effects_by_prompt(
     responses: Array, label: Sequence[bool], covariates: Mapping[str, Sequence[float]], prompts: Sequence[Hashable]
 ) -> Array | None:
