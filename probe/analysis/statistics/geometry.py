@@ -295,9 +295,9 @@ def _noise_floor(s: Array, kept: NDArray[np.bool_], fraction: float) -> Array:
     # As numpy's nanquantile, which takes each row by itself.
     values = np.sort(np.where(kept, s, np.inf).reshape(len(s), -1), axis=1)
     place = (np.maximum(kept.reshape(len(s), -1).sum(1), 1) - 1) * fraction
+    values[np.isinf(values)] = 0.0  # of a draw that kept none
     below, above = (values[np.arange(len(s)), end(place).astype(np.intp)] for end in (np.floor, np.ceil))
-    empty = ~np.isfinite(below)
-    return np.where(empty, 0.0, below + np.where(empty | (above == below), 0.0, above - below) * (place % 1))
+    return below + (above - below) * (place % 1)
 
 
 def ratio(numerator: Array, denominator: Array, *, otherwise: float = np.nan) -> Array:
