@@ -176,7 +176,9 @@ def _mixed(analysis: Analysis, reason: str = "mixed", **facts: Any) -> Step:
     if base <= {("organism", None), ("organism", "teacher")} and analysis.pools:
         changes = {"source.match": "problem", **as_sampled(MIXED)}
         command = _on_pools(analysis, [MIXED], MIXED, **changes)
-        return Step(reason, {"mixed": f"{BOTH}. The package has such a pool: replay it", **facts}, command)
+        return Step(
+            reason, {"mixed": f"{BOTH}. The package has such a pool: replay it where it was sampled", **facts}, command
+        )
     return Step(reason, {"mixed": f"{BOTH} (probe docs pools)", **facts})
 
 
