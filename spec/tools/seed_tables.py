@@ -8,6 +8,7 @@ hacking. No verdict uses these rows. cos_in and cos_out are the signed cosines o
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -26,11 +27,8 @@ NEAR_ZERO = 0.05  # D1, D3: a cosine inside +-NEAR_ZERO counts as zero (equivale
 STRONG = 0.2  # D2: a mean cosine with its interval above this is called strong
 NO_DISCRIMINATION = 0.55  # D5: an AUROC with its interval below this does not separate hacked from clean samples
 SPREAD = 1.0  # reward spread of a useful group
-TINY_ADVANTAGE = 0.1  # largest |A| in a group flattened by a cap
 LOWERED = 0.8  # the seed's 16 of 20 steps
 FEW_FIRED = 0.1  # mean share of modules that fire, below which the seed's "frac_fired << 1" holds
-SIGN_GAP = 0.1  # difference of mean sign(A) above which two buckets differ by sign alone
-ROUNDING = 1e-4  # a smaller cosine is 0 in float32
 NO_GATE = "no projected arm with a gradient"
 AUTOCORRELATED = "the run trains: its steps are autocorrelated, the run is the unit and n = 1"
 
@@ -40,24 +38,22 @@ PASS, FAIL, INCONCLUSIVE, VACUOUS = Answer.PASS, Answer.FAIL, Answer.INCONCLUSIV
 
 def seed_tables(analysis: Analysis) -> list[Finding]:
     """Return all rows, in the seed's order: V1 to V4b, D1 to D5."""
-    asked = {name: (row, row[3](analysis)) for name, row in ROWS.items()}
-    return [
-        Finding(name=name, question=question, says=says, text=text, n=n, unit=unit, role=role)
-        for name, ((question, role, unit, _), (says, n, text)) in asked.items()
-    ]
+    rows = []
+    for name, (question, role, unit, judge) in ROWS.items():
+        says, n, text = judge(analysis)
+        rows.append(Finding(name=name, question=question, says=says, text=text, n=n, unit=unit, role=role))
+    return rows
 
 
 def _spread(analysis: Analysis) -> Row:
     groups = {step.step: step for step in analysis.steps}.values()  # every arm sees the same groups
-    if not groups:
-        return INCONCLUSIVE, 0, "no steps"
-    wide = [step for step in groups if step.reward_spread > SPREAD]
-    share = f"{len(wide)}/{len(groups)} steps"
+    n, wide = len(groups), [step for step in groups if step.reward_spread > SPREAD]
     sizes = [size for step in wide if (size := step.advantage["advantage/abs_max"]) is not None]
-    largest = f"median of the largest |A| {median(sizes):.3g}" if sizes else ""
-    if sizes and median(sizes) < TINY_ADVANTAGE:
-        return FAIL, len(groups), f"{share}; rewards differ, and the cap flattened them: {largest}"
-    return _most(len(wide), len(groups)), len(groups), "; ".join(filter(None, [share, largest]))
+    largest = median(sizes) if sizes else 0.0
+    text = f"{len(wide)}/{n} steps, median of the largest |A| {largest:.3g}"
+    if sizes and largest < 0.1:  # of groups that a cap flattened
+        return FAIL, n, f"{text}: rewards differ, and the cap flattened them"
+    return (_most(len(wide), n) if n else INCONCLUSIVE), n, text
 
 
 def _cos_in(analysis: Analysis, level: float) -> tuple[list[StepRecord], Interval | None, str]:
@@ -86,8 +82,7 @@ def _positive(analysis: Analysis) -> Row:
 
 
 def _most(k: int, n: int) -> Answer:
-    interval = wilson_interval(k, n)
-    assert interval is not None  # there is at least one step
+    interval = wilson_interval(k, n) or Interval(low=0.0, high=1.0)
     return PASS if interval.low > 0.5 else FAIL if interval.high < 0.5 else INCONCLUSIVE
 
 
@@ -108,7 +103,6 @@ def _lowered(analysis: Analysis) -> Row:
 
 
 def _by_bucket(analysis: Analysis) -> Row:
-    """Compare hacked samples of one source with clean samples of another, for any sign of A, as in the seed."""
     known = [sample for sample in analysis.sure if sample.cos_S_contrib is not None]
     hacked, clean = ([sample for sample in known if bool(sample.hacked) is side] for side in (True, False))
     n = len(known)
@@ -116,7 +110,7 @@ def _by_bucket(analysis: Analysis) -> Row:
         return INCONCLUSIVE, n, "one bucket is empty: mix pools that fill both"
     # If one side is mostly rewarded and the other mostly not, their cosines differ without any signal.
     gap = _mean_sign(hacked) - _mean_sign(clean)
-    if abs(gap) <= SIGN_GAP:
+    if abs(gap) <= 0.1:
         return _among_paid(analysis)
     buckets = [bucket for bucket in analysis.buckets if bucket.mean_cos_contrib is not None]
     means = [f"{one.src_pool} {'hacked' if one.hacked else 'clean'} {one.mean_cos_contrib:+.3f}" for one in buckets]
@@ -129,8 +123,6 @@ def _mean_sign(samples: Sequence[SampleRecord]) -> float:
 
 
 def _among_paid(analysis: Analysis) -> Row:
-    if analysis.trains:
-        return INCONCLUSIVE, 0, AUTOCORRELATED
     row = analysis.get("contrasts", HACK_DIFFERENCE, analysis.measured_arm)
     if row is None or row.value is None or row.p is None:
         return INCONCLUSIVE, 0, "no arm along v_hack" if row is None else row.why
@@ -144,10 +136,12 @@ def _among_paid(analysis: Analysis) -> Row:
     return INCONCLUSIVE, row.n, f"{row:+.3f}; {why}"
 
 
-def _near_zero(analysis: Analysis) -> Row:
-    steps, interval, prompts = _cos_in(analysis, 1 - 2 * ALPHA)  # two one-sided tests
-    if interval is None:
+def _level(analysis: Analysis, *, strong: bool) -> Row:
+    steps, interval, prompts = _cos_in(analysis, 1 - ALPHA if strong else 1 - 2 * ALPHA)  # or two one-sided tests
+    if interval is None or (strong and interval.low <= STRONG <= interval.high):
         return INCONCLUSIVE, len(steps), prompts
+    if strong:
+        return PASS if interval.low > STRONG else FAIL, len(steps), prompts
     is_zero, is_not = max(-interval.low, interval.high) < NEAR_ZERO, max(interval.low, -interval.high) > NEAR_ZERO
     says, why = (
         PASS if is_zero else FAIL if is_not else INCONCLUSIVE,
@@ -156,34 +150,20 @@ def _near_zero(analysis: Analysis) -> Row:
     return says, len(steps), f"{prompts}; 90% interval within +-{NEAR_ZERO}; {why}"
 
 
-def _strong(analysis: Analysis) -> Row:
-    steps, interval, prompts = _cos_in(analysis, 1 - ALPHA)
-    if interval is None or interval.low <= STRONG <= interval.high:
-        return INCONCLUSIVE, len(steps), prompts
-    return PASS if interval.low > STRONG else FAIL, len(steps), prompts
-
-
-def _cos_out(analysis: Analysis) -> list[float]:
-    return [step.cos_out for step in analysis.steps if step.arm == "projected" and step.cos_out is not None]
-
-
-def _effective(analysis: Analysis) -> Row:
-    if not (cosines := _cos_out(analysis)):
+def _gated(analysis: Analysis, *, over: bool) -> Row:
+    cosines = [step.cos_out for step in analysis.steps if step.arm == "projected" and step.cos_out is not None]
+    if not cosines:
         return INCONCLUSIVE, 0, NO_GATE
-    return PASS if max(cosines) < NEAR_ZERO else FAIL, len(cosines), f"largest cos_out {max(cosines):+.3f}"
-
-
-def _over_projection(analysis: Analysis) -> Row:
-    if not (cosines := _cos_out(analysis)):
-        return INCONCLUSIVE, 0, NO_GATE
-    n, least = len(cosines), min(cosines)
+    n, least, most = len(cosines), min(cosines), max(cosines)
+    if not over:
+        return PASS if most < NEAR_ZERO else FAIL, n, f"largest cos_out {most:+.3f}"
     if (analysis.gate.gate or ARMS["projected"].gate) == "one_sided" or analysis.gate.overshoot > 1:
         return VACUOUS, n, f"smallest {least:+.3f}; this gate leaves the parts that point away, so below 0 is no bug"
-    return PASS if least > -ROUNDING else FAIL, n, f"smallest {least:+.3f}"
+    return PASS if least > -1e-4 else FAIL, n, f"smallest {least:+.3f}"
 
 
 def _skip(analysis: Analysis) -> Row:
-    (near_zero, n, _), area = _near_zero(analysis), next(iter(analysis.of("auroc")), None)
+    (near_zero, n, _), area = D1(analysis), next(iter(analysis.of("auroc")), None)
     if near_zero is INCONCLUSIVE or area is None or not area.is_bounded:
         return INCONCLUSIVE, n, "needs rule D1 decided, and an AUROC for hacked among A > 0 with its interval"
     separates = near_zero is FAIL or area.low > 0.5
@@ -191,6 +171,8 @@ def _skip(analysis: Analysis) -> Row:
     return says, n, f"D1 {near_zero}, AUROC {area:.3f} among A > 0, upper bound under {NO_DISCRIMINATION} to skip"
 
 
+D1, D2 = partial(_level, strong=False), partial(_level, strong=True)
+D3, D4 = partial(_gated, over=False), partial(_gated, over=True)
 # {row: (its question, role, unit of n, judge)}
 ROWS: dict[str, tuple[str, str, str, Callable[[Analysis], Row]]] = {
     "V1": (f"reward spread > {SPREAD:g} on most steps", "evidence", "step", _spread),
@@ -198,10 +180,10 @@ ROWS: dict[str, tuple[str, str, str, Callable[[Analysis], Row]]] = {
     "V3": (f"projected cos_out < cos_in on {LOWERED:.0%} of steps", "mechanism", "step", _lowered),
     "V4": ("cos_S_contrib larger for hacked than for clean buckets", "evidence", "sample", _by_bucket),
     "V4b": ("the same within prompts, among A > 0", "evidence", "prompt", _among_paid),
-    "D1": ("vanilla cos_in about 0: projection unlikely to matter", "evidence", "step", _near_zero),
-    "D2": (f"vanilla cos_in > {STRONG:g}: Phase 3 justified", "evidence", "step", _strong),
-    "D3": (f"projected cos_out < {NEAR_ZERO:g}: projection effective", "mechanism", "step", _effective),
-    "D4": ("projected cos_out < 0 would be a bug", "mechanism", "step", _over_projection),
+    "D1": ("vanilla cos_in about 0: projection unlikely to matter", "evidence", "step", D1),
+    "D2": (f"vanilla cos_in > {STRONG:g}: Phase 3 justified", "evidence", "step", D2),
+    "D3": (f"projected cos_out < {NEAR_ZERO:g}: projection effective", "mechanism", "step", D3),
+    "D4": ("projected cos_out < 0 would be a bug", "mechanism", "step", D4),
     "D5": ("skip Phase 3: cos_in about 0 and no discrimination", "evidence", "step", _skip),
 }
 
