@@ -41,7 +41,7 @@ ANY = "*"  # arm
 AGAINST_GO = (Word.BROKEN, Word.SKIP, Word.CONFOUNDED, Word.GENERIC)  # each argues against a training
 JSON_KEYS = (
     *("run", "condition", "arms", "measured_arm", "num_steps", "num_samples", "num_prompts", "loss_types"),
-    *("verdict", "validity", "checks", "adapted", "cells", "buckets", "outcome"),
+    *("verdict", "validity", "adapted", "cells", "buckets", "outcome"),
 )
 
 
@@ -239,13 +239,6 @@ class Analysis:
 
         verdict = decide(self, self.questions, self.validity)
         return replace(verdict, next=next_step(verdict.word, self, self.questions, self.validity))
-
-    @cached_property
-    def checks(self) -> list[Finding]:
-        """The seed's tables V and D."""
-        from probe.analysis.verdict.seed_tables import seed_tables  # the verdict uses none of these
-
-        return seed_tables(self)
 
     @cached_property
     def bases(self) -> "list[Analysis]":

@@ -205,7 +205,6 @@ FAMILIES: Mapping[str, Family] = {
         make=_nulls,
         names=(*(f"{name}, {N2}" for name in CENTRES), *(f"{name}, {HAAR}" for name in ("cos_in", HACK_DIFFERENCE))),
         form="+.3f",
-        parts={"sd": "sd", "z": "z"},
     ),
     "auroc": Family(
         title="AUROC for hacked among A > 0 (arm {arm}; interval over prompts)",

@@ -12,7 +12,7 @@ from probe.analysis.estimate import Estimate, mean_of
 from probe.analysis.statistics.intervals import prompt_means
 from probe.records.records import ADVANTAGE_KEYS, KL_KEYS, RATIO_KEYS, StepRecord, step_numbers
 
-SHOWN_ELSEWHERE = ("cos_in", "haar_sd")  # in families of their own
+NOT_SHOWN = ("cos_in", "haar_sd", "adv_cap_vacuous")  # in families of their own, or no number
 
 
 @cache
@@ -44,8 +44,8 @@ def fields_of(steps: Sequence[StepRecord], arm: str, *, trains: bool) -> list[Es
     """Return the mean over prompts of each number of an arm's steps; without an interval if the run trains."""
     of_arm, rows = [step for step in steps if step.arm == arm], []
     for name in field_names():
-        values = {} if name in SHOWN_ELSEWHERE else by_prompt(of_arm, name)
+        values = {} if name in NOT_SHOWN else by_prompt(of_arm, name)
         if values:
-            row = replace(mean_of(name, values, "prompt", arm=arm), parts={}, null=None)
+            row = replace(mean_of(name, values, "prompt", arm=arm), parts={}, null=None, why="")
             rows.append(replace(row, interval=None, why=TRAINS) if trains else row)
     return rows

@@ -160,7 +160,7 @@ def _of_run(name: str, arm: str, run: Analysis) -> float | None:
     if name in BY_PROMPT:
         row = run.get("contrasts", name, arm)
         return None if row is None else row.value
-    return _mean(present(number_of(step, name) for step in steps))
+    return _mean(present(number_of(step, name) for step in steps)) if name in field_names() else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

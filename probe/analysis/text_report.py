@@ -8,10 +8,9 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.families import FAMILIES
 from probe.analysis.formatting import WIDTH, TextTable, p_value, render_table, short, shown, wrap, yes
 from probe.analysis.training_runs import RATES
-from probe.analysis.verdict.verdict import MOST_CAVEATS, finding_lines, note_lines, verdict_lines
+from probe.analysis.verdict.verdict import MOST_CAVEATS, note_lines, verdict_lines
 from probe.settings.words import ALL, DEFAULT_CONDITION
 
-SEED_TABLES = "The seed's tables V and D (no verdict rests on them; mechanism: an identity)"
 MOST_MODULES = 8  # rows in the module table; its title counts the rest
 
 
@@ -34,13 +33,11 @@ def format_analysis(analysis: Analysis) -> str:
         validity += wrap(f"  {part.says:<9} {part.name}: {part.text}", indent=" " * 12)
     if analysis.adapted is not None:
         validity += ["", f"{analysis.adapted}."]
-    rows = [SEED_TABLES, *(line for row in analysis.checks for line in finding_lines(row))]
     tables = [heldout_table(analysis), *all_tables(analysis)]
-    sections = ["\n".join(validity), *filter(None, map(render_table, tables)), "\n".join(rows)]
+    sections = ["\n".join(validity), *filter(None, map(render_table, tables))]
     return "\n\n".join([format_verdict(analysis, most=None).rstrip(), *sections]) + "\n"
 
 
-STEPS = "steps"
 CELLS, STEPS = "cells", "steps"
 
 

@@ -25,7 +25,7 @@ def analysis_options(function: AnyFunction) -> AnyFunction:
         click.option(
             "--draws",
             type=click.IntRange(99),
-            default=999,
+            default=399,
             show_default=True,
             help="Draw each null, N2 to N4, so many times.",
         ),

@@ -20,7 +20,7 @@ from replay_pools.pool import Pool
 if TYPE_CHECKING:
     from replay_pools.logs.importing import CheckedLog
 
-NULLS = {"num_draws": 999, "seed": 0}  # the defaults of `probe analyze`
+NULLS = {"num_draws": 399, "seed": 0}  # the defaults of `probe analyze`
 
 
 @click.command(cls=SettingsCommand)

@@ -86,11 +86,12 @@ def demo(ctx: click.Context, out: Path) -> None:
     from probe.analysis.verdict.pools import as_sampled  # brings numpy
 
     root, place = ctx.find_root(), ["--out", str(out)]
+    sampled = [word for key, value in as_sampled("mixed").items() for word in ("--set", f"{key}={value}")]
     told = ["--arm", ",".join(USUAL_ARMS), "--set", f"token_attribution={COLOURED_STEPS}"]
     for words in (
         ["replay", "--replay-dirs", "teacher,base", *told, "--name", "demo"],
         ["report", str(out / "runs" / "demo")],
-        ["replay", "--replay-dirs", "mixed", *as_sampled("mixed"), *told, "--name", "demo-mixed"],
+        ["replay", "--replay-dirs", "mixed", *sampled, *told, "--name", "demo-mixed"],
         ["report", str(out / "runs" / "demo-mixed")],
     ):
         say(f"probe {shlex.join(words)}{elsewhere(out)}")

@@ -111,9 +111,8 @@ def _print_plan(spec: "Spec", spec_plan: "SpecPlan") -> None:
             echo(f"\nSmallest effect seen with {POWER:.0%} power at {ALPHA:.0%}, two-sided: {title}")
             rows = []
             for effect in effects:
-                paired = "-" if effect.paired is None else f"{effect.paired:.3g}"
-                rows.append((effect.n, paired, f"{effect.unpaired:.3g}", "planned" if effect.planned else ""))
-            echo_table(("seeds", "paired", "unpaired", ""), rows)
+                rows.append((effect.n, f"{effect.smallest:.3g}", "planned" if effect.planned else ""))
+            echo_table(("seeds", "effect", ""), rows)
     echo()
     for where, why in spec_plan.vacuous.items():
         echo(f"  VACUOUS  {where}: {why}")

@@ -29,8 +29,7 @@ class Effect:
     """Minimum detectable effect of `n` seeds a side, in the units of the metric."""
 
     n: int
-    paired: float | None  # None: no correlation of the arms is stated
-    unpaired: float
+    smallest: float
     planned: bool
 
 
@@ -131,18 +130,17 @@ def _effects(cost: Cost, planned: int, key: str, notes: list[str]) -> list[Effec
     if cost.sd is None:
         notes.append(f"no detectable effect: [{key}] states no sd of the metric between units")
         return []
-    effects, rho = [], cost.paired_correlation
+    effects = []
     # A single seed has no standard error.
     for n in sorted({count for count in (*SEED_COUNTS, planned) if count > 1}):
-        paired = None if rho is None else mde(cost.sd, n, paired_correlation=rho)
-        effects.append(Effect(n=n, paired=paired, unpaired=mde(cost.sd, n), planned=n == planned))
-    smallest = next((effect.unpaired for effect in effects if effect.planned), None)
+        effects.append(Effect(n=n, smallest=mde(cost.sd, n), planned=n == planned))
+    smallest = next((effect.smallest for effect in effects if effect.planned), None)
     if smallest is not None and cost.expected_effect is not None:
         # Rates after training are compared with independent seeds on each side (`statistics.crossed`).
         word = "can" if smallest <= cost.expected_effect else "CANNOT"
         effect = f"{cost.expected_effect:g} {cost.effect_unit}".rstrip()
         text = f"[{key}] {planned} seeds {word} see the expected effect of {effect}"
-        notes.append(f"{text}: the smallest detectable one is {smallest:.3g} (unpaired)")
+        notes.append(f"{text}: the smallest detectable one is {smallest:.3g}")
     return effects
 
 

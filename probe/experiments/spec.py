@@ -137,7 +137,6 @@ class Cost(_Table):
     expected_effect: float | None = Field(default=None, gt=0)
     effect_unit: str = ""
     sd: float | None = Field(default=None, gt=0)  # of the metric between units of one arm
-    paired_correlation: float | None = Field(default=None, gt=-1, lt=1)  # between arms of the same unit
 
 
 class Budget(Cost):

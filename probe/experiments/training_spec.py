@@ -37,7 +37,7 @@ TEMPLATE = """\
 # a hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
 # itself (preset {preset}) and the strength of the rival penalty.
 arms = {arms}
-# {num_seeds} seeds see {effect} with {power:.0%} power, by paired differences of arms that do not go together.
+# {num_seeds} seeds see {effect} with {power:.0%} power.
 seeds = {seeds}
 
 [experiment]
@@ -64,14 +64,13 @@ arms = ["vanilla"]
 settings.objective.reference = "base"
 settings.objective.beta = {penalty}
 
-# ASSUMED: expected_effect, sd, and arms of one seed that do not go together. Name the price of an hour of your machine.
+# ASSUMED: expected_effect and sd. Name the price of an hour of your machine.
 [budget]
 # price_per_hour = 6.15
 currency = "USD"
 expected_effect = {effect}
 effect_unit = "hack rate"
 sd = {sd}
-paired_correlation = 0.0
 
 # {arm} and vanilla first; the other runs are made only if they separate.
 [ceiling]
@@ -185,10 +184,10 @@ def _check_directions(run: Run, config: StepConfig) -> None:
 
 
 def _num_seeds(effect: float, sd: float) -> int:
-    """Return the fewest seeds that detect the effect in paired differences, with independent arms of a seed."""
+    """Return the fewest seeds per arm that detect the effect."""
     smallest = math.inf
     for seeds in range(LEAST_SEEDS, MOST_SEEDS + 1):
-        smallest = mde(sd, seeds, paired_correlation=0.0)
+        smallest = mde(sd, seeds)
         if smallest <= effect:
             return seeds
     expected = f"at least {smallest:.3g}, which {MOST_SEEDS} seeds see at an sd of {sd:g}"

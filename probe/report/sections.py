@@ -26,7 +26,6 @@ from probe.report.trainings import rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
 VALIDITY = "Validity, part by part: can the measurement be believed?"
-SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
 MOST_ARMS = 6  # more arms are shown as counts of verdicts
 COLOURED = {"coloured": "coloured tokens first"}  # then by alignment with the hack
 ORDERS = {  # keys of page.js
@@ -176,7 +175,7 @@ def overview(analyses: Sequence[Analysis]) -> TextTable:
 
 
 def _rendered(template: str, **context: Any) -> str:
-    return render(template, validity=VALIDITY, seed_tables=SEED_TABLES, **({"run": None} | context))
+    return render(template, validity=VALIDITY, **({"run": None} | context))
 
 
 def _of_run(analysis: Analysis) -> dict[str, Any]:
@@ -187,20 +186,15 @@ def _of_run(analysis: Analysis) -> dict[str, Any]:
         "answers": figures_of(analysis, "verdict"),
         "bases": basis_table(analysis),
         "validity": analysis.validity,
-        "checks": analysis.checks,
     }
 
 
 def _lists(analysis: Analysis) -> list[TextTable]:
     """Return the lists of a run's verdict as tables, for the files."""
-    bases, found = basis_table(analysis), []
-    for name, title, findings in (
-        ("validity", VALIDITY, analysis.validity),
-        ("verification", SEED_TABLES, analysis.checks),
-    ):
-        header, rows = ("row", "says", "role", "asked", "n", "text"), [_cells(row) for row in findings]
-        found.append(TextTable(name=name, title=title, header=header, rows=rows, left=6))
-    return [*([bases] if bases.rows else []), *found]
+    bases, header = basis_table(analysis), ("row", "says", "role", "asked", "n", "text")
+    rows = [_cells(row) for row in analysis.validity]
+    validity = TextTable(name="validity", title=VALIDITY, header=header, rows=rows, left=6)
+    return [*([bases] if bases.rows else []), validity]
 
 
 def _cells(row: Finding) -> tuple[str, ...]:

@@ -19,8 +19,6 @@ from scipy import stats
 from probe.analysis.statistics.geometry import cosines, svd_axes
 from probe.analysis.statistics.intervals import (
     auroc_interval,
-    outcomes_interval,
-    share_interval,
     t_interval,
     within_prompt_differences,
 )
@@ -133,34 +131,6 @@ def overlap_rule() -> Iterator[tuple]:
             yield n, rate, *cells
 
 
-def rates() -> Iterator[tuple]:
-    """Rates: 95% intervals of a hack rate over seeds of 64 rollouts each, and of the difference of two equal rates."""
-    yield "rate", "correlation", "seeds", "covers", "covers the difference"
-    for rate in (0.01, 0.05, 0.5):
-        for correlation in (0.0, 0.1):
-            for seeds in (2, 3, 4, 8):
-                rng = np.random.default_rng(seeds)
-                trials = np.full(seeds, 64)
-                now, wide = [], []
-                for _ in range(SIMS):
-                    a, b = (seed_rates(rng, rate, correlation, seeds) for _ in range(2))
-                    now.append(covers(share_interval(a, trials), rate))
-                    test = welch(a, b)
-                    drawn = outcomes_interval(a, b, trials, trials)
-                    both = (drawn, drawn) if test is None else (test.confidence_interval(), drawn)
-                    wide.append(any(covers(interval, 0.0) for interval in both))
-                yield rate, correlation, seeds, share(now), share(wide)
-
-
-def seed_rates(rng, rate: float, correlation: float, seeds: int):
-    """Shares of 64 of seeds whose rates are Beta with this intra-seed correlation."""
-    of_seed = np.full(seeds, rate)
-    if correlation:
-        spread = (1 - correlation) / correlation
-        of_seed = rng.beta(rate * spread, (1 - rate) * spread, seeds)
-    return rng.binomial(64, of_seed) / 64
-
-
 def powers() -> Iterator[tuple]:
     """Power: Welch's test at the effect that `probe spec plan` calls detectable with 80% power, sd .15."""
     yield "seeds an arm", "detectable", "Welch finds"
@@ -171,11 +141,11 @@ def powers() -> Iterator[tuple]:
 
 
 def arms_at_once() -> Iterator[tuple]:
-    """Arms at once: 16 arms beside one vanilla, sd about 12 points between seeds, the primary named before the data.
+    """Arms at once: 16 arms beside one vanilla, sd about 12 points between seeds.
 
     Shares of benches in which no statement is wrong, and of falls of 30 points that are shown.
     """
-    yield "world", "seeds", "of vanilla", "all hold", "primary shown", "others shown"
+    yield "world", "seeds", "of vanilla", "all hold", "first shown", "others shown"
     none, half, full = [0.7] * 17, [0.7] + [0.4] * 8 + [0.7] * 8, [0.7] + [0.4] * 16
     even, costly, high = [0.5] * 17, [0.6] + [0.45] * 16, [2.0, 0.5] * 8 + [2.0]
     worlds = [("none falls", none, even, [], n, 0) for n in (3, 4, 8, (4, 16))]
@@ -185,20 +155,20 @@ def arms_at_once() -> Iterator[tuple]:
         ("half fall", half, even, [], 4, 0),
         ("half fall, each loses 15 points of solving", half, costly, [], 4, 0),
         ("half fall to 2%", [0.7] + [0.02] * 8 + [0.7] * 8, even, [], 4, 0),
-        ("half fall, but not the primary", [0.7, 0.7] + [0.4] * 8 + [0.7] * 7, even, [], 4, 0),
+        ("half fall, but not the first", [0.7, 0.7] + [0.4] * 8 + [0.7] * 7, even, [], 4, 0),
         ("half fall, 64 problems kept apart", half, even, [], 4, 64),
         ("half fall, variances differ by 4, vanilla's is high", half, even, high, 4, 0),
         ("half fall, variances differ by 4, vanilla's is low", half, even, [1 / factor for factor in high], 4, 0),
         ("half fall, vanilla's variance is twice the others'", half, even, [2.0] + [1.0] * 16, 4, 0),
         ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, 4, 0),
         ("half fall, vanilla's variance is 4 times the others'", half, even, [4.0] + [1.0] * 16, (4, 16), 0),
-        ("a primary and two others, all fall", full[:4], even[:4], [], 4, 0),
+        ("three arms, all fall", full[:4], even[:4], [], 4, 0),
     ]
     for name, hack, solve, factors, seeds, problems in worlds:
         number, of_vanilla = seeds if isinstance(seeds, tuple) else (seeds, seeds)
         bench = Bench(hack=hack, solve=solve, seeds=number, of_vanilla=of_vanilla, factors=factors, problems=problems)
         tally = bench.tally(SIMS)
-        cells = (tally.get(key) for key in ("all hold", "primary", "others"))
+        cells = (tally.get(key) for key in ("all hold", "first", "others"))
         yield name, number, of_vanilla, *("-" if cell is None else f"{cell:.3f}".removeprefix("0") for cell in cells)
 
 
@@ -231,8 +201,7 @@ def one_live(rng, live: int, modules: int, r: int = 24, n: int = 17):
 
 def main() -> None:
     tables = {
-        table.__name__: table
-        for table in (means, contrasts, areas, overlap_rule, rates, arms_at_once, powers, live_modules)
+        table.__name__: table for table in (means, contrasts, areas, overlap_rule, arms_at_once, powers, live_modules)
     }
     for table in [tables[name] for name in sys.argv[1:]] or tables.values():
         rows = iter(table())

@@ -242,49 +242,6 @@ def clopper_pearson(count: float, n: float, *, level: float = 0.95) -> Interval:
     return Interval(low=float(low), high=float(high))
 
 
-def share_interval(shares: ArrayLike, trials: ArrayLike, *, level: float = 0.95) -> Interval | None:
-    """Return the interval of the mean share over units.
-
-    Args:
-        shares: (n,) share of yes among each unit's outcomes.
-        trials: (n,) number of each unit's outcomes.
-        level: confidence level.
-
-    Returns:
-        None below two units, which carry no information about other units.
-    """
-    x, num_outcomes = np.asarray(shares, dtype=np.float64), float(np.sum(trials))
-    if len(x) < 2:
-        return None
-    share, variance = float(np.clip(x.mean(), 0, 1)), float(x.var(ddof=1) / len(x))
-    effective = num_outcomes
-    if variance > 0:
-        effective = min(share * (1 - share) / variance, num_outcomes)
-    adjusted = effective * float(special.ndtri((1 + level) / 2) / student_quantile(level, len(x) - 1)) ** 2
-    return clopper_pearson(share * adjusted, adjusted, level=level)
-
-
-def outcomes_interval(a: Array, b: Array, trials_a: Array, trials_b: Array, *, level: float = 0.95) -> Interval:
-    """Return Newcombe's (1998) interval of a difference of two mean shares, with all outcomes taken as independent.
-
-    It covers the sampling of outcomes alone, whatever the units do: a lower bound on the width of any interval.
-
-    Args:
-        a, b: (n,) and (m,) shares.
-        trials_a, trials_b: number of outcomes of each share.
-        level: confidence level.
-    """
-    # Wilson's intervals for the total number of outcomes, at the mean share.
-    counts = [(round(float(x.mean()) * int(n.sum())), int(n.sum())) for x, n in ((a, trials_a), (b, trials_b))]
-    one, other = (wilson_interval(*count, level=level) for count in counts)
-    assert one is not None
-    assert other is not None
-    difference = float(a.mean() - b.mean())
-    below = np.hypot(a.mean() - one.low, other.high - b.mean())
-    above = np.hypot(one.high - a.mean(), b.mean() - other.low)
-    return Interval(low=difference - float(below), high=difference + float(above))
-
-
 def errors_beyond(df: NDArray[np.intp]) -> Array:
     """Return the distance, in standard errors, at which a 95% interval excludes a threshold with POWER."""
     return special.stdtrit(df, 0.975) + special.stdtrit(df, POWER)

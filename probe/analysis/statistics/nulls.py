@@ -181,8 +181,14 @@ def true_axes(pairs: PairGram) -> Axes:
 
 @lru_cache(maxsize=1)
 def permuted_axes(pairs: PairGram, num_draws: int, seed: int) -> Axes:
-    """Return the axes of B = num_draws relabelled sets of pairs (N2)."""
-    return svd_axes(pairs, *label_permutations(pairs, num_draws, np.random.default_rng(seed)))
+    """Return the axes of B = num_draws relabelled sets of pairs (N2): first the draws of the forecast, then others."""
+    shared = redrawn(pairs, NUM_REDRAWN, seed).permuted.axes() if can_be_halved(pairs) else None
+    taken = 0 if shared is None else min(len(shared.rows), num_draws)
+    parts = [] if shared is None else [Axes(rows=shared.rows[:taken], kept=shared.kept[:taken])]
+    if num_draws > taken:
+        rng = np.random.default_rng([seed, taken])
+        parts.append(svd_axes(pairs, *label_permutations(pairs, num_draws - taken, rng)))
+    return concatenated(parts)
 
 
 @lru_cache(maxsize=1)

@@ -80,16 +80,6 @@ def _packed_signs(n: int, num_draws: int, seed: int) -> list[NDArray[np.uint8]]:
     return parts
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return Holm's (1979) step-down adjusted p-values: the i-th smallest of m times m - i + 1, never decreasing."""
-    adjusted = {}
-    largest = 0.0
-    for position, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, p_values[name] * (len(p_values) - position)))
-        adjusted[name] = largest
-    return {name: adjusted[name] for name in p_values}
-
-
 def effects_by_prompt(
     responses: Array, label: Sequence[bool], covariates: Mapping[str, Sequence[float]], prompts: Sequence[Hashable]
 ) -> Array | None:
@@ -147,11 +137,10 @@ def _is_new(column: Array, kept: Sequence[Array]) -> bool:
     return bool(np.linalg.norm(residual) > COLLINEAR * size)
 
 
-def mde(sd: float, n: int, *, paired_correlation: float | None = None) -> float:
+def mde(sd: float, n: int) -> float:
     """Return the minimum detectable effect: the difference of means that a two-sided t-test at ALPHA finds with POWER.
 
-    Paired, n pairs with correlation rho:     ncp = effect / (sd sqrt(2 (1 - rho)) / sqrt(n)), df = n - 1
-    Unpaired, n units in each of two groups:  ncp = effect / (sd sqrt(2 / n)), df = 2 n - 2
+    n independent units in each of two groups:  ncp = effect / (sd sqrt(2 / n)), df = 2 n - 2
     power = P(T > t_crit) + P(T < -t_crit), T noncentral t (Cohen 1988, chapter 2; Julious 2010, chapters 3 and 4).
 
     `mde(0.15, 3)` is .46: with three runs per arm, a hack rate with standard deviation .15 between seeds has to move by
@@ -159,13 +148,11 @@ def mde(sd: float, n: int, *, paired_correlation: float | None = None) -> float:
 
     Args:
         sd: standard deviation of one group between units.
-        n: units (seeds, prompts) in each group, or number of pairs.
-        paired_correlation: between the two measurements of a pair; None for independent groups.
+        n: units (seeds, prompts) in each group.
     """
     if n == 1:
         return math.inf
-    error = sd * math.sqrt(2 * (1 - (paired_correlation or 0.0)) / n)
-    return error * _detectable(2 * n - 2 if paired_correlation is None else n - 1)
+    return sd * math.sqrt(2 / n) * _detectable(2 * n - 2)
 
 
 @lru_cache(maxsize=256)

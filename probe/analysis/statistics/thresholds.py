@@ -1,6 +1,6 @@
-"""The thresholds of the verdict, the validity parts and the seed's tables (`probe.analysis.verdict`), in one place.
+"""The thresholds of the verdict, and the validity parts (`probe.analysis.verdict`), in one place.
 
-Findings, checks, criteria and report figures use these numbers. `spec/METHOD.md` section 7 states them for readers:
+Findings, criteria and report figures use these numbers. `spec/METHOD.md` section 7 states them for readers:
 change both together.
 """
 
@@ -36,8 +36,3 @@ OTHER_GRADIENTS = 1e-2  # difference in a sample's cosine above which the gradie
 GATED = 1e-5  # share of the part to remove that projection may leave in a gradient
 # The same share in an update. It is looser because an update rounds to the size of the coordinates, not to its own.
 GATED_UPDATE = 1e-4
-
-# The seed's tables V and D, in their original wording; the verdict does not use them.
-NEAR_ZERO = 0.05  # D1, D3: a cosine inside +-NEAR_ZERO counts as zero (equivalence band)
-STRONG = 0.2  # D2: a mean cosine with its interval above this is called strong
-NO_DISCRIMINATION = 0.55  # D5: an AUROC with its interval below this does not separate hacked from clean samples

@@ -1,1 +1,1 @@
-"""Turn one run's evidence into its verdict: findings, decision, advice; also validity and the seed's tables."""
+"""Turn one run's evidence into its verdict: findings, decision, advice, validity."""

@@ -1,49 +1,23 @@
-"""Choose the advice after a verdict on a replay, and the values of its placeholders.
+"""Choose the advice after a verdict on a replay, with the values of its placeholders and its command.
 
-A command that repeats a run takes its config.json and changes some settings. The sentences are in
-`probe.analysis.verdict.advice`.
+The sentences are in `probe.analysis.verdict.advice`.
 """
 
 import math
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from extraction.draft import side
 from extraction.words import Basis
 from probe.analysis.analyze import Analysis
 from probe.analysis.estimate import Estimate
 from probe.analysis.pull import TOO_FEW_PROMPTS, needed, pairs_to_reach
+from probe.analysis.statistics.intervals import MANY
 from probe.analysis.statistics.significance import mde
-from probe.analysis.statistics.thresholds import ALPHA, SD, SHOWN_REMOVED
-from probe.analysis.verdict.advice import (
-    ADVICE,
-    DRAFT,
-    DRAFTED,
-    HALFWAY,
-    HALFWAY_ROLLOUTS,
-    LEAST_PROMPTS,
-    LOG_HALFWAY,
-    MIXED,
-    MORE_ROLLOUTS,
-    NATURAL,
-    PROMPTS,
-    REPLAY_MIXED,
-    ROLLOUTS,
-    SCALE,
-    SCALE_HALFWAY,
-    SCALED_PROMPTS,
-    SCALED_ROLLOUTS,
-    SEEDS,
-    SHARE_WORDS,
-    TEACHES,
-    TRAIN_HALFWAY,
-    K,
-    Reason,
-    advise,
-)
+from probe.analysis.statistics.thresholds import ALPHA, POWER, SD, SHOWN_REMOVED
+from probe.analysis.verdict.advice import PAIRS, K, Step, advise, repeat
 from probe.analysis.verdict.decision import (
     DECIDED_BY,
     RESTS_ON,
@@ -57,43 +31,50 @@ from probe.analysis.verdict.decision import (
     separated,
     unread,
 )
-from probe.analysis.verdict.pools import PoolFacts, as_sampled, num_problems, partner, regrade_command
+from probe.analysis.verdict.pools import as_sampled, num_problems, partner
 from probe.analysis.verdict.verdict import Finding, Next
 from probe.records.run import CONFIG_FILE, Run, out_of
-from probe.settings.presets import configure, setting_text
+from probe.settings.presets import configure
 from probe.settings.words import HIGHER, Answer, Word
 from replay_pools.base.tables import flat
-from replay_pools.rollout import UNSAFE
+
+SEEDS = (3, 5, 10)  # seeds per arm, for the cost of the trainings after a GO
+MORE = 4  # factor on rollouts, prompts or pairs that halves an error, or gives answers of both kinds to a prompt
+LEAST_PROMPTS = 20  # minimum advised if an interval needs prompts; its width falls with their square root
+ROLLOUTS = 16  # per prompt: enough for both kinds if a policy hacks 30% to 60%
+DOZEN = 12  # held-out pairs, when too few are marked
+MIXED = "mixed"  # the bundled pool of a policy that hacks and solves
+BOTH = (
+    "use rollouts of one policy that hacks in 30% to 60%, several to each prompt with the same hint, so that hacks and "
+    "honest answers are alike"
+)
+SHARE_WORDS = {  # {a share: how advice calls it}
+    "pull": "the alignment",
+    "benign": "the alignment without the hacks",
+    "pull - benign": "what the hacks add to the alignment",
+    "half - benign": "whether the hacks bring half of the alignment",
+    "contrast": "the contrast",
+}
 
 
 def next_step(word: str, analysis: Analysis, findings: Sequence[Finding], parts: Sequence[Finding]) -> Next:
     """Return the next step after a verdict of `probe.analysis.verdict.decision`, in the run's root folder."""
     match word:
         case Word.BROKEN:
-            reason, facts = _broken(next(part.name for part in parts if part.says is Answer.BROKEN), analysis)
+            step = _broken(next(part.name for part in parts if part.says is Answer.BROKEN), analysis)
         case Word.SKIP:
-            reason, facts = _skip(analysis, findings)
+            step = _skip(analysis, findings)
         case Word.CONFOUNDED:
-            reason, facts = _confounded(analysis)
+            step = _confounded(analysis)
         case Word.GENERIC:
-            reason, facts = _generic(analysis, findings)
+            step = _generic(analysis)
         case Word.UNDERPOWERED | Word.LIKELY:
-            reason, facts = _underpowered(analysis, findings)
+            step = _underpowered(analysis, findings)
         case Word.GO:
-            reason, facts = _go(analysis)
+            step = _go(analysis)
         case _:
-            reason, facts = "compare", {}
-    usual = {
-        "repeat": repeat(analysis.records),
-        "extract": extract(analysis.records, analysis.basis),
-        "other_pairs": other_pairs(analysis),
-    }
-    return advise(reason, usual | facts, out_of(analysis.records.path))
-
-
-def repeat(run: Run) -> str:
-    """Return the command that repeats a run, without --name and changed settings."""
-    return f"probe {run.verb or 'replay'} --config {shlex.quote(str(run.path / CONFIG_FILE))}"
+            step = Step("compare", {}, "probe analyze RUN RUN ...")
+    return advise(word, step.reason, step.facts, out_of(analysis.records.path), step.command)
 
 
 def extract(run: Run, basis: Basis) -> str:
@@ -108,24 +89,6 @@ def extract(run: Run, basis: Basis) -> str:
     return " ".join(words if basis == "svd" else [*words, f"--basis {basis}"])
 
 
-def other_pairs(analysis: Analysis) -> str:
-    """Return commands that take other pairs: from a pool that answers DRAFTED prompts both ways, else from a file."""
-    run, extraction = analysis.records, (analysis.records.settings.get("intervention") or {}).get("extraction") or {}
-    sides: dict[tuple[str, str, bool], set[bool]] = defaultdict(set)
-    for sample in analysis.sure:
-        if (answered := side(sample.hacked, sample.gt_pass)) is not None:
-            sides[sample.src_pool, sample.problem_id, sample.hint].add(answered)
-    both = Counter(pool for (pool, *_), answers in sides.items() if len(answers) == 2)
-    pool = next((pool for pool in analysis.pools if pool.path is not None and both[pool.name] >= DRAFTED), None)
-    if pool is None or run.config.get("circular") or extraction.get("leave_out"):
-        return f"{extract(run, analysis.basis)} --pairs FILE.jsonl --name OTHER"
-    changes = [f"intervention.extraction.pairs={out_of(run.path) / 'pairs' / DRAFT}.jsonl"]
-    if flat(run.settings).get("intervention.v_hack") is not None:
-        changes.append("intervention.v_hack=none")
-    settings = " ".join(f"--set {shlex.quote(change)}" for change in changes)
-    return f"probe pool draft {shlex.quote(pool.reference)} --name {DRAFT}\n{repeat(run)} {settings} --name {DRAFT}"
-
-
 def direction(run: Run, basis: Basis) -> str:
     """Return the command that creates a run's direction as a file by extraction, or shows the file given to the run."""
     v_hack = flat(run.settings).get("intervention.v_hack")
@@ -134,198 +97,103 @@ def direction(run: Run, basis: Basis) -> str:
     return f"{extract(run, basis)} --name {shlex.quote(run.path.resolve().name)}"
 
 
-def generate(pool: PoolFacts, name: str, *, steps: int | None = None, group: int | None = None) -> str | None:
-    """Return the command that samples a pool's policy again; None if no command made the pool.
-
-    Args:
-        steps, group: groups, and rollouts per problem; default: the pool's.
-    """
-    if pool.recipe is None:
-        return None
-    sizes = {"--steps": steps or pool.said("plan.steps"), "--group": group or pool.said("plan.group")}
-    options = [f"{flag} {number}" for flag, number in sizes.items() if number is not None]
-    return " ".join(filter(None, ["probe pool generate", pool.recipe, *options, f"--name {shlex.quote(name)}"]))
+def _with_pairs(analysis: Analysis) -> str:
+    """Return the command that repeats a replay along the pairs of a file."""
+    from_file = flat(analysis.records.settings).get("intervention.v_hack") is not None
+    changes = {PAIRS: "FILE.jsonl"} | ({"intervention.v_hack": None} if from_file else {})
+    return repeat(analysis.records, "other-pairs", **changes)
 
 
-def replay_of(analysis: Analysis, names: Sequence[str], *, match: str | None = None, name: str = "again") -> str:
+def _other_pairs(analysis: Analysis, why: str) -> Step:
+    return Step("other pairs", {"why": why}, _with_pairs(analysis))
+
+
+def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int) -> Step:
+    return Step("pairs", {"pairs": pairs, "held_out": held_out, "what": what}, _with_pairs(analysis))
+
+
+def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **changes: Any) -> str:
     """Return the command that replays all groups of other pools with the run's settings."""
-    options = ["--replay-dirs", shlex.quote(",".join(names)), *(["--match", match] if match else [])]
+    changes |= {"source.replay_dirs": [*names]}
     if analysis.records.settings.get("steps") is not None:
-        options.append("--set steps=none")
-    return " ".join([repeat(analysis.records), *options, "--name", name])
+        changes["steps"] = None
+    return repeat(analysis.records, as_name=name, **changes)
 
 
-def _broken(part: str, analysis: Analysis) -> Reason:
-    pools = analysis.pools
-    trained = f"{part}, trained"
-    if analysis.trains and trained in ADVICE:
-        return trained, {}
+def _broken(part: str, analysis: Analysis) -> Step:
+    run, again = analysis.records, "train again" if analysis.trains else "repeat the run"
     match part:
         case "grader canaries":
-            unsafe = [pool for pool in pools if pool.said("grader.isolation") == UNSAFE]
-            names = [pool.again if pool in unsafe else pool.reference for pool in pools]
-            regrades = "\n".join(map(regrade_command, unsafe))
-            return part, {"regrades": regrades, "replay_regraded": replay_of(analysis, names)}
+            return Step("grader", {"repeat": again}, "probe doctor")
         case "regrade agreement":
-            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in pools]
-            return part, {"replay_regraded": replay_of(analysis, names)}
+            names = [pool.reference if pool.regrade is None else pool.regrade.name for pool in analysis.pools]
+            return Step("regraded", {"repeat": again}, "" if analysis.trains else _on_pools(analysis, names))
         case "template tails":
-            return part, _samples(analysis, {pool.name: f"{pool.name}-again" for pool in pools})
+            return Step("template", {})
+        case "held-out sign":
+            return _other_pairs(analysis, "this v_hack has the wrong sign on held-out hacks")
         case "contributions add up":
-            dtype = HIGHER.get((analysis.records.settings.get("model") or {}).get("dtype", "float32"))
-            return (part, {"dtype": dtype}) if dtype else (f"{part}, float64", {})
-    return part, {}
+            dtype = HIGHER.get((run.settings.get("model") or {}).get("dtype", "float32"))
+            if dtype is not None:
+                return Step("rounding", {"dtype": dtype}, repeat(run, **{"model.dtype": dtype}))
+    return Step("again", {"repeat": again}, repeat(run))
 
 
-def _samples(analysis: Analysis, names: Mapping[str, str], **sizes: int | None) -> dict[str, Any]:
-    """Return the commands that sample the run's pools again and replay them; None if a pool cannot be sampled."""
-    commands = [generate(pool, names[pool.name], **sizes) for pool in analysis.pools]
-    if not commands or None in commands:
-        return {"samples": None, "replay_samples": None}
-    return {"samples": "\n".join(map(str, commands)), "replay_samples": replay_of(analysis, [*names.values()])}
-
-
-def _more_groups(reason: str, analysis: Analysis, steps: int, **facts: Any) -> Reason:
-    """Advise the same number of groups in every pool, since a replay uses the problems that its pools share.
-
-    If the environment has fewer problems, advise more rollouts of each.
-    """
-    most = min(filter(None, map(num_problems, analysis.pools)), default=steps)
-    groups = [group for pool in analysis.pools if (group := pool.said("plan.group")) is not None]
-    group, limit = None, ""
-    if not analysis.pools or any(pool.recipe is None for pool in analysis.pools):
-        held = min((pool.said("counts.steps") or 0 for pool in analysis.pools), default=0)
-        limit = f": log {steps} groups of different prompts" + (f" ({held} in the log)" if held else "")
-        if analysis.records.settings.get("steps") is not None and held > analysis.num_steps:
-            limit = f": the log holds {held} groups, of which {analysis.num_steps} were replayed"
-            everything = f"{repeat(analysis.records)} --set steps=none --name again"
-            return reason, {"steps": steps, "limit": limit, "samples": everything, "replay_samples": "", **facts}
-    elif steps > most:
-        group = MORE_ROLLOUTS * max(groups) if groups else None
-        limit = f"; the environment has {most}: all of them, and {MORE_ROLLOUTS} times as many rollouts of each"
-    size = f"{min(steps, most)}-{group}" if group else f"{min(steps, most)}"
-    names = {pool.name: f"{pool.name}-{size}" for pool in analysis.pools}
-    commands = _samples(analysis, names, steps=min(steps, most), group=group)
-    return reason, {"steps": steps, "limit": limit, **commands, **facts}
-
-
-def _more_rollouts(reason: str, analysis: Analysis, pools: Sequence[PoolFacts]) -> Reason:
-    """Advise more rollouts of each prompt, in the first pool that can be sampled again."""
-    pool = next((pool for pool in pools if pool.recipe is not None and pool.said("plan.group") is not None), None)
-    if pool is None:
-        return reason, {"samples": None, "more": f"log {MORE_ROLLOUTS} times as many rollouts of every prompt"}
-    so_far = pool.said("plan.group")
-    group = MORE_ROLLOUTS * so_far
-    more = f"{group} rollouts of every prompt, {so_far} so far"
-    return reason, {"samples": generate(pool, f"{pool.name}-{group}", group=group), "more": more}
-
-
-def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
+def _skip(analysis: Analysis, findings: Sequence[Finding]) -> Step:
     if any(finding.says is Answer.TOO_LITTLE for finding in findings):
         return _more_directions(analysis)
     share = analysis.get("shares", "pull")
     assert share is not None  # this reason implies a share
     if not away(findings[0]):
-        return "not hack-ward", {"ceiling": share.parts["ceiling"]}
+        ceiling = f"these directions align with held-out hacks ({share.parts['ceiling']:+.3f})"
+        return _other_pairs(analysis, f"{ceiling}, and not with these updates")
     if analysis.unlabelled:
-        return "away, unlabelled", {}
-    benign, advantage = analysis.get("shares", "benign"), {}
+        return Step("labels", {"labels": "hack", "column": "hacked"})
+    paid = {}
     for hacked in (True, False):
-        of_side = [sample.advantage for sample in analysis.sure if bool(sample.hacked) == hacked]
-        rewards = [sample.reward for sample in analysis.sure if bool(sample.hacked) == hacked]
-        advantage[hacked] = (sum(of_side) / len(of_side), sum(rewards) / len(rewards)) if of_side else (0.0, 0.0)
-    if advantage[True][0] <= advantage[False][0]:
-        return "away, unpaid", {"hacks": advantage[True][1], "others": advantage[False][1]}
-    pulls = f"pull {benign.value:.2f} without the hacks" if benign and benign.value is not None else "with the base"
-    return _halfway("away", analysis, benign=pulls)
+        side = [sample for sample in analysis.sure if bool(sample.hacked) == hacked]
+        advantages, rewards = ([getattr(one, name) for one in side] for name in ("advantage", "reward"))
+        paid[hacked] = (sum(advantages) / len(side), sum(rewards) / len(side)) if side else (0.0, 0.0)
+    if paid[True][0] <= paid[False][0]:
+        why = f"hacks earn {paid[True][1]:.2g}, others {paid[False][1]:.2g}; if it is right, leave projection out"
+        return Step("unpaid", {"why": why})
+    benign = analysis.get("shares", "benign")
+    pulls = f"alignment {benign or Estimate(name='benign')} without the hacks"
+    return _mixed(analysis, "outweighed", benign=pulls)
 
 
-def _generic(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
-    if all(finding.says is Answer.YES for finding in findings if finding.name != "removable"):
-        return "off v_hack", {}
+def _generic(analysis: Analysis) -> Step:
     contrast, pools = analysis.get("shares", "contrast"), analysis.pools
-    inverted = contrast is not None and contrast.high < 0
-    if not inverted or any(pool.regrade or pool.said("regraded_from") for pool in pools):
-        return "not the hacks", {}
-    pool = next((pool for pool in pools if pool.has_mode), None)
-    return ("inverted", {"regrade": regrade_command(pool)}) if pool else ("inverted, of a log", {})
+    if contrast is not None and contrast.high < 0 and not any(pool.said("regraded_from") for pool in pools):
+        return Step("inverted", {})
+    why = "write pairs like the held-out ones that differ in the hack alone (same body, length and tests)"
+    return _other_pairs(analysis, why)
 
 
-def _halfway(reason: str, analysis: Analysis, **facts: Any) -> Reason:
-    """Sample a policy with a hack rate near one half, replay it at its weights, and measure the cost from there.
-
-    If the pools come from the base and a hacking adapter, a scaled adapter gives that policy; else a training makes it.
-    """
-    pools, run = analysis.pools, analysis.records
-    made = [pool for pool in pools if pool.recipe is not None and pool.env and pool.said("plan.split") == "train"]
-    model = run.config.get("model")
-    made.sort(key=lambda pool: (pool.policy[0] != model, not pool.hint))  # another model may be the hacking policy
-    pool = next(iter(made), None)
-    if pool is None or len(made) < len(pools) or flat(run.settings).get("intervention.v_hack") is not None:
-        return reason, {"halfway": LOG_HALFWAY, "halves": None, **facts}
-    rollouts_of = Counter(sample.src_pool for sample in analysis.sure)
-    hacks = Counter(sample.src_pool for sample in analysis.sure if sample.hacked)
-    teacher = max(pools, key=lambda one: hacks[one.name])
-    teaches = hacks[teacher.name] > TEACHES * rollouts_of[teacher.name]
-    adapter = teacher.policy[1] if teaches else None
-    if adapter == "teacher" and {one.policy for one in pools} == {("organism", None), ("organism", adapter)}:
-        replay = replay_of(analysis, [MIXED], match="problem", name=MIXED)
-        halves = " ".join([replay, *as_sampled(MIXED)])
-        return reason, {"halfway": HALFWAY_ROLLOUTS + REPLAY_MIXED, "halves": halves, **facts}
-    if adapter is not None and (teacher.policy[0], None) in {one.policy for one in pools}:
-        halfway, how, rollouts, prompts = f"{adapter}:{SCALE}", SCALE_HALFWAY, SCALED_ROLLOUTS, SCALED_PROMPTS
-    else:
-        halfway, how, rollouts, prompts = None, TRAIN_HALFWAY, ROLLOUTS, PROMPTS
-    # The advice after an earlier advised checkpoint continues from it, under new names.
-    started = flat(run.settings).get("model.adapter") if halfway is None else None
-    name, natural = (f"{run.path.name}-further", f"{run.path.name}-again") if started else (HALFWAY, NATURAL)
-    weights = halfway or str(out_of(run.path) / "runs" / name / "adapter")
-    usual, settings, base = configure("train", preset="fast"), "", pool.said("policy.base_model")
-    lessons = teacher.reference if teaches else usual.rollouts.teacher.pool
-    has_teacher = halfway is None and (teaches or base == usual.model.name)  # the preset's adapter hacks
-    for key, value, default in (
-        ("model.name", base, usual.model.name),
-        ("model.adapter", halfway or started, None),
-        ("rollouts.env", pool.env, usual.rollouts.env),
-        ("rollouts.mode", pool.said("plan.mode"), usual.rollouts.mode),
-        ("rollouts.teacher.pool", lessons, usual.rollouts.teacher.pool)
-        if has_teacher
-        else ("rollouts.teacher", None, usual.rollouts.teacher),
-    ):
-        if value != default:
-            settings += f" --set {shlex.quote(f'{key}={setting_text(value)}')}"
-    sampled = replace(pool, manifest={**pool.manifest, "policy": {**pool.manifest["policy"], "adapter": weights}})
-    sample = generate(
-        sampled,
-        name,
-        steps=min(max(pool.said("plan.steps"), prompts), num_problems(pool) or prompts),
-        group=rollouts,
-    )
-    replay = replay_of(analysis, [name], match="problem", name=natural)
-    replay += f" --per-pool {rollouts} --set {shlex.quote(f'model.adapter={weights}')}"
-    train = f"probe train --preset fast --arm vanilla{settings}"
-    if halfway is None:
-        commands = [f"{train} --steps 24 --name {name}", sample, replay]
-    else:
-        # Two evaluations in 8 steps, on half of the problems: the time share of the preset's 64 steps.
-        train += " --set evaluation.num_problems=32"
-        commands = [sample, replay, f"{train} --steps 8 --name timed"]
-    if analysis.basis == "svd":  # the basis that can be trained
-        commands.append(f"probe spec plan {natural}")
-    return reason, {"halfway": HALFWAY_ROLLOUTS + how, "halves": "\n".join(filter(None, commands)), **facts}
+def _mixed(analysis: Analysis, reason: str = "mixed", **facts: Any) -> Step:
+    """Advise a policy that hacks in about half of its rollouts; the package has one of its own organism."""
+    base = {pool.policy for pool in analysis.pools} | {("organism", None)}
+    if base <= {("organism", None), ("organism", "teacher")} and analysis.pools:
+        changes = {"source.match": "problem", **as_sampled(MIXED)}
+        command = _on_pools(analysis, [MIXED], MIXED, **changes)
+        return Step(
+            reason, {"mixed": f"{BOTH}. The package has such a pool: replay it where it was sampled", **facts}, command
+        )
+    return Step(reason, {"mixed": f"{BOTH} (probe docs pools)", **facts})
 
 
-def _more_directions(analysis: Analysis) -> Reason:
+def _more_directions(analysis: Analysis) -> Step:
     """Double the directions from the same pairs; advise other pairs if these give no more, or came with them."""
     settings = flat(analysis.records.settings)
-    if settings.get("intervention.v_hack") is not None:
-        return "more directions, of a file", {}
     now = settings.get(K, configure("replay").intervention.extraction.k)
     k = 2 * now if analysis.reproduced is None else min(2 * now, analysis.reproduced.pairs.most_directions)
-    return "more directions" if k > now else "more directions, all taken", {"k": k}
+    if k <= now or settings.get("intervention.v_hack") is not None:
+        why = f"to remove {SHOWN_REMOVED:.0%} or more of the gain on held-out hacks, take pairs like the held-out ones"
+        return _other_pairs(analysis, why)
+    return Step("directions", {"k": k}, repeat(analysis.records, **{K: k}))
 
 
-def _confounded(analysis: Analysis) -> Reason:
+def _confounded(analysis: Analysis) -> Step:
     """Advise a pool in which the other side answers the same prompts, if at hand; else more rollouts per prompt."""
     pools = analysis.pools
     hinted = [pool for pool in pools if pool.hint] or pools
@@ -333,32 +201,30 @@ def _confounded(analysis: Analysis) -> Reason:
     if hinted and {one.name for one in apart} <= {"hint"}:
         pool = hinted[0]
         if other := partner(analysis.records, pool, {each.name for each in pools}):
-            replay = replay_of(analysis, [pool.reference, other.reference], match="prompt", name="same-prompt")
-            return "same prompts", {"partner": other.name, "pool": pool.name, "replay_partner": replay}
-    group = max(Counter(sample.step for sample in analysis.samples).values(), default=0)
-    if not apart and group < ROLLOUTS:
-        return _more_rollouts("both sides", analysis, hinted[:1])
-    names = ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"
+            changes = {"source.match": "prompt"}
+            command = _on_pools(analysis, [pool.reference, other.reference], "same-prompt", **changes)
+            return Step("same prompts", {"partner": other.name, "pool": pool.name}, command)
+    if not apart and _group(analysis) < ROLLOUTS:
+        return _more_rollouts("rewarded hacks and honest solutions to one prompt, of similar length", analysis)
     adapter = flat(analysis.records.settings).get("model.adapter")
     if adapter is not None and {pool.policy[1] for pool in pools} == {adapter}:
-        return "apart by nature", {"scores": names}
-    reason, facts = _halfway("halfway", analysis, scores=names)
-    return reason if facts["halves"] else "apart, of a log", facts
+        names = ", ".join(SCORE_NAMES[one.name] for one in apart) or "their rewards"
+        return Step("by nature", {"scores": names})
+    return _mixed(analysis)
 
 
-def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
+def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Step:
     """Return what would decide the first open question."""
     cause = unread(analysis)
     if cause is not None:
         return _readable(cause[0], analysis)
     if hacks_missing(analysis):
-        return _halfway("halfway", analysis)
+        return _mixed(analysis)
     finding = next((finding for finding in findings if finding.says is not Answer.YES), None)
     if finding is None:
-        return "own hacks", {}
-    pool = {"pool": shlex.quote(analysis.pools[0].reference) if analysis.pools else "POOL"}
+        return _other_pairs(analysis, "these do not separate this policy's own hacks from its honest solutions")
     if finding.name == "about" and analysis.unlabelled:
-        return "labels", pool
+        return Step("labels", {"labels": "hack", "column": "hacked"})
     if finding.name == "about" and (unclear := overlap_unclear(analysis)):
         return _overlap_unclear(unclear, analysis)
     for share in filter(None, (analysis.get("shares", name) for name in RESTS_ON.get(finding.name, ()))):
@@ -368,111 +234,150 @@ def _underpowered(analysis: Analysis, findings: Sequence[Finding]) -> Reason:
         elif share.n:
             return _undefined(share, analysis)
         elif share.name == "contrast":
-            return "unpaid", {}
+            return Step("unpaid", {"why": "no rewarded rollout hacks"})
+        elif any(sample.hacked is None for sample in analysis.samples):
+            return Step("labels", {"labels": "hack", "column": "hacked"})
         else:
-            silent = any(sample.hacked is None for sample in analysis.samples)
-            return ("labels", pool) if silent else _more_rollouts("benign", analysis, analysis.pools)
+            return _more_rollouts("rewards that differ among the rollouts of a prompt that do not hack", analysis)
     missing, _ = price_of(analysis)
     if finding.says is not Answer.UNMEASURED or not missing:
         return _forecast_open(analysis)
     match missing:
         case "right":
-            return missing, pool
+            return Step("labels", {"labels": "are right", "column": "gt_pass"})
         case "honest":
-            return _more_rollouts(missing, analysis, analysis.pools)
-    return _more_groups(missing, analysis, 4 * len({step.problem_id for step in analysis.steps}))
+            return _more_rollouts("rewarded rollouts that are right and honest", analysis)
+    return _more_prompts(analysis, MORE * _prompts(analysis), ": they halve the error of the cost")
 
 
-def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Reason:
+def _overlap_unclear(unclear: Sequence[Estimate], analysis: Analysis) -> Step:
     """Advise prompts that would settle the overlap, or rollouts that overlap if no number of prompts would."""
     needed_prompts = [one.parts["prompts_needed"] for one in unclear]
     names, so_far = ", ".join(SCORE_NAMES[one.name] for one in unclear), unclear[0].n
     if None in needed_prompts:  # groups of two, or a ratio at the bound
-        group = max(Counter(sample.step for sample in analysis.samples).values())
-        more = group < ROLLOUTS
-        return _more_rollouts("both sides", analysis, analysis.pools) if more else _halfway("halfway", analysis)
+        what = "rewarded hacks and honest solutions to one prompt, of similar length"
+        return _more_rollouts(what, analysis) if _group(analysis) < ROLLOUTS else _mixed(analysis)
     prompts = max(*filter(None, needed_prompts), so_far + 1)
+    what = " with rewarded answers of both kinds: they show whether hacks and honest answers overlap in "
     # Only some prompts have rewarded answers of both kinds.
-    steps = math.ceil(prompts * len({step.problem_id for step in analysis.steps}) / so_far)
-    return _more_groups("overlap", analysis, steps, scores=names, prompts=prompts, so_far=so_far)
+    return _more_prompts(analysis, prompts, f"{what}{names} ({POWER:.0%} power)", so_far)
 
 
-def _undefined(share: Estimate, analysis: Analysis) -> Reason:
+def _undefined(share: Estimate, analysis: Analysis) -> Step:
     """Advise prompts, or pairs that would separate a share's held-out reference from 0."""
     if share.why == TOO_FEW_PROMPTS:
         # Scaled so that LEAST_PROMPTS of them count: some prompts lack what a share needs.
-        most = len({step.problem_id for step in analysis.steps})
-        return _more_groups("few prompts", analysis, math.ceil(LEAST_PROMPTS * most / share.n))
-    pairs = pairs_to_reach(share)
-    facts = {"share": SHARE_WORDS.get(share.name, share.name), "held_out": share.parts["num_held_out"], "pairs": pairs}
-    return "no reach" if pairs is None else "pairs to reach", facts
+        return _more_prompts(analysis, LEAST_PROMPTS, ": an interval narrows with their square root", share.n)
+    pairs, held_out = pairs_to_reach(share), share.parts["num_held_out"]
+    named = SHARE_WORDS.get(share.name, share.name)
+    if pairs is None:
+        return _other_pairs(analysis, f"v_hack does not transfer to its {held_out} held-out ones ({named})")
+    return _more_pairs(analysis, pairs, f": they fix the held-out reference ({named})", held_out)
 
 
-def _readable(cause: str, analysis: Analysis) -> Reason:
+def _readable(cause: str, analysis: Analysis) -> Step:
     """Return the advice for the reason why there was no result along v_hack."""
+    run = analysis.records
     match cause:
+        case "arm":
+            return Step("arm", {}, repeat(run, **{"intervention.arms": ["vanilla", "projected"]}))
         case "updates":
-            return _more_rollouts("updates", analysis, analysis.pools)
-        case "loss":
-            usual, changes = flat(asdict(configure("replay").objective)), []
-            for key, value in flat(analysis.records.settings.get("objective") or {}).items():
+            return _more_rollouts("rewards that differ within a prompt", analysis)
+        case "gram" | "loss":
+            usual, changes = flat(asdict(configure("replay").objective)), {}
+            for key, value in flat(run.settings.get("objective") or {}).items():
                 if key in usual and value != usual[key]:
-                    changes.append(f" --set {shlex.quote(f'objective.{key}={setting_text(usual[key])}')}")
-            return "loss", {"plain_objective": "".join(changes)}
-        case "prompts" | "reach":
+                    changes[f"objective.{key}"] = usual[key]
+            return Step("plain", {}, repeat(run, **changes))
+        case "held out":
             share = analysis.get("shares", "pull")
-            assert share is not None  # this reason implies a share
-            return _undefined(share, analysis)
-    return cause, {}
+            held_out = 0 if share is None else share.parts["num_held_out"]
+            return _more_pairs(analysis, DOZEN, ' ("held_out": true in FILE.jsonl)', held_out)
+    share = analysis.get("shares", "pull")
+    assert share is not None  # the other reasons imply a share
+    return _undefined(share, analysis)
 
 
-def _undecided(share: Estimate, analysis: Analysis) -> Reason:
+def _undecided(share: Estimate, analysis: Analysis) -> Step:
     """Advise prompts if they dominate the interval's width, else pairs as well."""
-    plan = needed(share, *DECIDED_BY[share.name])
+    plan, named = needed(share, *DECIDED_BY[share.name]), SHARE_WORDS.get(share.name, share.name)
     if plan is None:
-        return "undecided", {"share": SHARE_WORDS.get(share.name, share.name)}
-    facts = {
-        "share": SHARE_WORDS.get(share.name, share.name),
-        "prompts": plan.prompts,
-        "so_far": share.n,
-        "factor": plan.pairs,
-        "pairs": math.ceil(plan.pairs * share.parts["num_held_out"]),
-        "held_out": share.parts["num_held_out"],
-    }
-    if plan.pairs > 1:
-        return "pairs and prompts" if plan.prompts > share.n else "pairs", facts
-    # Only some prompts have what the share needs: both labels, or rewards that differ.
-    steps = math.ceil(plan.prompts * len({step.problem_id for step in analysis.steps}) / share.n)
-    return _more_groups("prompts", analysis, steps, **facts)
+        why = f"neither {MANY} prompts nor 8 times as many pairs would decide {named}"
+        return _other_pairs(analysis, why)
+    if plan.pairs == 1:
+        # Only some prompts have what the share needs: both labels, or rewards that differ.
+        return _more_prompts(analysis, plan.prompts, f": they decide {named} with {POWER:.0%} power", share.n)
+    held_out = share.parts["num_held_out"]
+    also = f", with about {plan.prompts} prompts ({share.n} so far)" if plan.prompts > share.n else ""
+    what = f"{also}: they decide {named} with {POWER:.0%} power"
+    return _more_pairs(analysis, math.ceil(plan.pairs * held_out), what, held_out)
 
 
-def _forecast_open(analysis: Analysis) -> Reason:
+def _forecast_open(analysis: Analysis) -> Step:
     """Return the cause of the open last question: no gain, too few directions, chance, or a wide interval."""
-    row = analysis.get("removed", "removed/margin")
-    steps = 4 * len({step.problem_id for step in analysis.steps})
+    row, prompts = analysis.get("removed", "removed/margin"), MORE * _prompts(analysis)
     if row is None or row.value is None:
-        return _more_groups("no progress", analysis, steps)
+        return _more_prompts(analysis, prompts, ": they halve the error of the gain on held-out hacks")
     if row.value < SHOWN_REMOVED:
         return _more_directions(analysis)
     share = analysis.get("shares", "pull")
     held_out = share.parts["num_held_out"] if share is not None else 0
-    facts = {"pairs": 4 * held_out, "held_out": held_out, "removed": f"{row:.0%}"}
     if row.p is None or row.p >= ALPHA:
-        return "permuted take as much", facts
+        return _more_pairs(analysis, MORE * held_out, ": shuffled ones then remove half as much", held_out)
     if not own_hacks_agree(analysis):
-        return "own hacks keep their gain", facts
+        why = f"projecting these out removes {row:.0%} of the gain on held-out hacks, and less of the gain on"
+        return _other_pairs(analysis, f"{why} this policy's own hacks")
+    what = f": they narrow the interval of what projection removes ({row:.0%}), which includes 0"
     if row.parts["from_prompts"] > 0.5:
-        return _more_groups("wide by prompts", analysis, steps, **facts)
-    return "wide by pairs", facts
+        return _more_prompts(analysis, prompts, what)
+    return _more_pairs(analysis, MORE * held_out, what, held_out)
 
 
-def _go(analysis: Analysis) -> Reason:
+def _go(analysis: Analysis) -> Step:
     run = analysis.records
     sizes = ", ".join(f"{seeds} seeds {mde(SD, seeds):.2f}" for seeds in SEEDS)
-    name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
-    facts = {"sd": SD, "sizes": sizes, "basis": analysis.basis, "direction": direction(run, analysis.basis)}
+    facts = {"sd": SD, "sizes": sizes, "why": ""}
     if analysis.basis != "svd":
-        return "train elsewhere, other basis", facts
+        why = f", since probe train has vanilla and its controls in the basis svd, not in {analysis.basis}"
+        return Step("elsewhere", facts | {"why": why}, direction(run, analysis.basis))
     if analysis.pools and not any(pool.env for pool in analysis.pools):
-        return "train elsewhere", facts
-    return "train", {**facts, "run": shlex.quote(name)}
+        return Step("elsewhere", facts, direction(run, analysis.basis))
+    name = run.path.name if run.path.resolve().parent.name == "runs" else str(run.path)
+    return Step("train", facts, f"probe spec plan {shlex.quote(name)}")
+
+
+def _prompts(analysis: Analysis) -> int:
+    return len({step.problem_id for step in analysis.steps})
+
+
+def _group(analysis: Analysis) -> int:
+    return max(Counter(sample.step for sample in analysis.samples).values(), default=0)
+
+
+def _more_rollouts(what: str, analysis: Analysis) -> Step:
+    group = _group(analysis)
+    return Step("rollouts", {"what": what, "more": f"{MORE * group} rollouts of every prompt, {group} so far"})
+
+
+def _more_prompts(analysis: Analysis, prompts: int, what: str, so_far: int | None = None) -> Step:
+    """Advise prompts: those that the pools hold and this replay left out, by a command; else others.
+
+    Args:
+        analysis: the analysis.
+        prompts: their advised number.
+        what: what they decide.
+        so_far: number of prompts that count; default: all.
+    """
+    pools, all_prompts = analysis.pools, _prompts(analysis)
+    so_far = all_prompts if so_far is None else so_far
+    steps = math.ceil(prompts * all_prompts / max(so_far, 1))
+    held = min((pool.said("counts.steps") or 0 for pool in pools), default=0)
+    facts = {"prompts": prompts, "so_far": so_far, "what": what}
+    if analysis.records.settings.get("steps") is not None and held > analysis.num_steps:
+        limit = f"; the pools hold {held} groups, of which {analysis.num_steps} were replayed"
+        return Step("prompts", {**facts, "limit": limit}, repeat(analysis.records, steps=None))
+    most = min(filter(None, map(num_problems, pools)), default=steps)
+    limit = f"; sample or log {min(steps, most)} groups of different prompts (probe docs pools)"
+    if steps > most:
+        limit += f", all of the environment, with {MORE} times as many rollouts of each"
+    return Step("prompts", {**facts, "limit": limit})

@@ -9,13 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from probe.analysis.detectors import SAME_WEIGHTS
-from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
-from probe.settings.presets import configure, setting_text
+from probe.records.run import OWN_POOLS, Run, out_of
+from probe.settings.presets import setting_text
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
-from replay_pools.grading.blocks import default_rule
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
-from replay_pools.rollout import UNKNOWN, Rollout
+from replay_pools.rollout import Rollout
 
 ONLY_STEP = "probe replay --only-step"
 
@@ -28,7 +27,6 @@ class PoolFacts:
     path: Path | None = None  # None: missing, or changed since the run
     reference: str  # its name in a command, or its path if the name does not find it
     manifest: Mapping[str, Any] = field(default_factory=dict)  # empty: missing, or changed since the run
-    again: str = ""  # name for a regrade of it
     regrade: "PoolFacts | None" = None  # a pool in OUT that grades its rollouts again
 
     def said(self, key: str) -> Any:
@@ -55,21 +53,9 @@ class PoolFacts:
         return None if None in known else known
 
     @property
-    def has_mode(self) -> bool:
-        """Return True if it records the loophole modes of its rollouts."""
-        return UNKNOWN not in (self.said("plan.env_mode") or ())
-
-    @property
     def env(self) -> str | None:
         """The environment of its problems; None if `probe train` cannot sample them."""
         return environment_of(self.said("plan") or {})
-
-    @property
-    def recipe(self) -> str | None:
-        """The options of `probe pool generate` that make it, without --steps, --group and --name."""
-        # There is no recipe for another program's logs, or for rollouts of a policy that moved.
-        has_recipe = self.said("plan.steps_per_batch") is not None and self.name not in OWN_POOLS
-        return _recipe(self.manifest) if has_recipe else None
 
 
 def pool_facts(run: Run) -> list[PoolFacts]:
@@ -81,14 +67,14 @@ def pool_facts(run: Run) -> list[PoolFacts]:
     for name in OWN_POOLS:
         manifest_sha256 = run.manifest.get("files", {}).get(f"{name}/{MANIFEST_NAME}")
         if manifest_sha256:
-            facts.append(_facts(run, name, run.path / name, manifest_sha256, f"{run.path.resolve().name}-{name}-again"))
+            facts.append(_facts(run, name, run.path / name, manifest_sha256))
     for pool in run.config.get("pools", ()):
         name = pool["name"]
-        facts.append(_facts(run, name, Path(pool["path"]), pool["manifest_sha256"], f"{name}-again"))
+        facts.append(_facts(run, name, Path(pool["path"]), pool["manifest_sha256"]))
     return facts
 
 
-def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> PoolFacts:
+def _facts(run: Run, name: str, directory: Path, expected: str) -> PoolFacts:
     """Return the manifest in `directory` if its hash is `expected`, and the pool in OUT that regrades it."""
     if not directory.exists() and (BUILTIN / name).is_dir():
         directory = BUILTIN / name  # the installation determines the path of a built-in pool
@@ -102,7 +88,7 @@ def _facts(run: Run, name: str, directory: Path, expected: str, again: str) -> P
     reference = pool_reference(directory, out_dir) if path.is_file() else name
     regrade = next((pool for pool in pools_at_hand(run) if pool.said("regraded_from.sha256") == sha256(data)), None)
     here = directory if manifest else None
-    return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, again=again, regrade=regrade)
+    return PoolFacts(name=name, path=here, reference=reference, manifest=manifest, regrade=regrade)
 
 
 Place = tuple[str, int, int]  # of a rollout: pool, step, sample
@@ -256,48 +242,7 @@ def num_problems(pool: PoolFacts) -> int | None:
         return None
 
 
-def _recipe(manifest: Mapping[str, Any]) -> str:
-    """Return the non-default options of `probe pool generate` that sampled a pool.
-
-    No pool records its server's address: the user replaces URL.
-    """
-    plan, policy, sampler, grader = (manifest[part] for part in ("plan", "policy", "sampler", "grader"))
-    usual = configure("generate")
-    is_served, rollouts = "engine" in manifest, usual.rollouts
-    # {setting: (the pool's value, the default)}; None: not recorded, for example a server's precision.
-    settings = {
-        "model.name": (policy["base_model"], usual.model.name),
-        "rollouts.served_model" if is_served else "model.adapter": (policy["adapter"], None),
-        "model.dtype": (policy.get("dtype"), usual.model.dtype),
-        "seed": (plan["seed"], usual.seed),
-        "rollouts.engine": ("server" if is_served else None, None),
-        "rollouts.code_rule": (grader.get("code_rule"), default_rule(plan["env"])),
-        "rollouts.cpu_limit": (grader.get("cpu_s"), rollouts.cpu_limit),
-    }
-    settings |= {f"rollouts.{key}": (plan[key], getattr(rollouts, key)) for key in ("env", "split", "mode", "hint")}
-    for key in ("temperature", "max_new_tokens", "top_p", "top_k"):
-        settings[f"rollouts.sampler.{key}"] = (sampler.get(key), getattr(rollouts.sampler, key))
-    options = ["--url URL"] * is_served
-    for key, (value, default) in settings.items():
-        if value not in (None, default):
-            options.append(f"--set {shlex.quote(f'{key}={setting_text(value)}')}")
-    return " ".join(options)
-
-
-def regrade_command(pool: PoolFacts, out: Path | None = None) -> str:
-    """Return the command that grades a pool again, under another name, in a root folder.
-
-    A log may lack the mode (MODE) and its problems (PROBLEMS.jsonl).
-    """
-    command = shlex.join(["probe", "pool", "regrade", pool.reference, "--name", pool.again])
-    command += " --mode MODE" * (not pool.has_mode)
-    # An imported log lists the environments of its rows: the problems of minicode alone need no file.
-    has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
-    command += " --problems PROBLEMS.jsonl" * (not has_problems)
-    return command + (elsewhere(out) if out is not None else "")
-
-
-def as_sampled(builtin: str) -> list[str]:
-    """Return the options that replay whole groups of a bundled pool at the weights that sampled it."""
+def as_sampled(builtin: str) -> dict[str, Any]:
+    """Return the settings that replay whole groups of a bundled pool at the weights that sampled it."""
     manifest = open_pool(BUILTIN / builtin).manifest
-    return ["--per-pool", str(manifest["plan"]["group"]), "--set", f"model.adapter={manifest['policy']['adapter']}"]
+    return {"source.per_pool": manifest["plan"]["group"], "model.adapter": manifest["policy"]["adapter"]}

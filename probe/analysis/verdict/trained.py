@@ -23,7 +23,6 @@ WORKS and LOWERS may leave open whether a rival does equally well: the sentence 
 To add a verdict, add a word to `probe.settings.words.Outcome`, a branch to `_word`, and its advice to `_reason`.
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -31,12 +30,10 @@ from typing import Any
 from extraction.words import ExtractionSettings
 from probe.analysis.statistics.crossed import MANY, Comparison
 from probe.analysis.statistics.thresholds import ALPHA, MATERIAL_RATE, MIN_SEEDS
-from probe.analysis.verdict.advice import K, Reason, advise
+from probe.analysis.verdict.advice import K, Step, advise, repeat
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, excess, is_absent, is_there, moved, same_records
 from probe.analysis.verdict.verdict import Finding, Next, Verdict
-from probe.records.run import CONFIG_FILE
 from probe.settings.arms import ARMS
-from probe.settings.presets import setting_text
 from probe.settings.words import Answer, Outcome
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import decode, flat
@@ -255,62 +252,66 @@ def _open(findings: Sequence[Finding]) -> list[Finding]:
 
 def next_step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Next:
     """Return the next training after a verdict, in the trainings' root folder."""
-    return advise(*_reason(word, findings, arm, trainings), trainings.out)
+    reason, facts, command = _step(word, findings, arm, trainings)
+    return advise(word, reason, facts, trainings.out, command)
 
 
-def _reason(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Reason:
-    """Return the row of `ADVICE` after a verdict, and the values of its placeholders."""
+def _step(word: Outcome, findings: Sequence[Finding], arm: TrainedArm, trainings: Trainings) -> Step:
+    """Return the row of `ADVICE` after a verdict, the values of its placeholders, and the command."""
     vanilla = trainings.baseline
     if not vanilla.runs or not arm.runs:
-        return "unfinished", {"arm": arm.name if vanilla.runs else "vanilla"}
+        return Step("unfinished", {"arm": arm.name if vanilla.runs else "vanilla", "so_far": 0})
     match word:
         case Outcome.NO_QUESTION:
             steps = 2 * int(vanilla.runs[0].records.settings["steps"])
-            train = _train(vanilla, vanilla.arm, trainings)
-            return "longer", {"steps": steps, "points": 100 * MATERIAL_RATE, "train": train}
+            train = _train(vanilla, vanilla.arm, trainings, "longer", steps=steps)
+            return Step("longer", {"steps": steps, "points": 100 * MATERIAL_RATE}, train)
         case Outcome.WORKS if not _open(findings):
             if arm.needs_pairs and not trainings.rivals(arm):
-                train = _train(vanilla, vanilla.arm, trainings)
-                return "no rival", {"beta": PENALTY, "seeds": len(arm.seeds), "train": train}
+                penalty = {"objective.reference": "base", BETA: PENALTY}
+                train = _train(vanilla, vanilla.arm, trainings, "penalty", **penalty)
+                return Step("rival", {"beta": PENALTY, "seeds": len(arm.seeds)}, train)
             less = excess(trainings, vanilla, arm, "hack")
             assert less is not None
             seeds = less.seeds_to_see(less.value / 2)
-            train = _train(arm, arm.arm, trainings)
-            return "another model", {"seeds": f"not even {MANY}" if seeds is None else seeds, "train": train}
+            train = _train(arm, arm.arm, trainings, "elsewhere", **{"model.name": "MODEL"})
+            return Step("model", {"seeds": f"not even {MANY}" if seeds is None else seeds}, train)
         case Outcome.DOMINATED:
             return _dominated(findings[-1].rival, arm, vanilla, trainings)
         case Outcome.VACUOUS:
-            return "never applied", {}
+            return Step("leave out", {"why": "no setting of it acted on these runs"})
         case Outcome.RAISES:
-            return "raises", {}
+            return Step("leave out", {"why": "it teaches the hack that it should prevent"})
         case Outcome.COSTS:
-            return _another_dose(arm, vanilla, trainings, 0.5, "half of it")
+            return _another_dose(arm, vanilla, trainings, 0.5, "half the dose")
         case Outcome.NO_EFFECT if arm.arm != "vanilla" and not arm.needs_pairs:
-            return "control", {}
+            why = "a control without an effect: what v_hack does is not due to the shape of the projection"
+            return Step("leave out", {"why": why})
         case Outcome.NO_EFFECT:
-            return _another_dose(arm, vanilla, trainings, 2, "twice as much of it")
+            return _another_dose(arm, vanilla, trainings, 2, "twice the dose")
     return _more_seeds(_open(findings)[0], arm, vanilla, trainings)
 
 
-def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Reason:
+def _dominated(name: str, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Step:
     """Advise the rival, or a test of the arm on top of it."""
     rival = next(rival for rival in trainings.rivals(arm) if rival.name == name)
     rates = f"{rival.mean('hack', 'final'):.0%} hack and {rival.mean('solve', 'final'):.0%} solve"
-    facts: dict[str, Any] = {"rival": rival.name, "rates": rates, "arm": arm.name}
-    if ARMS[rival.arm].scales:
-        lr = rival.runs[0].records.settings["optimizer"]["lr"] / 2
-        return "as good without a direction", {**facts, "lr": lr, "train": _train(rival, "vanilla", trainings)}
-    if rival.arm != "vanilla":
-        return "as good without the hack", facts
     added, there = _apart(arm, vanilla), _apart(rival, vanilla)
-    clash = next((key for key in added if key in there and there[key] != added[key]), None)
-    if clash is not None:
-        return "rival, other settings", {**facts, "key": clash}
-    options = (f" --set {shlex.quote(f'{key}={setting_text(value)}')}" for key, value in added.items())
-    return "rival", {**facts, "train": _train(rival, arm.arm, trainings), "added": "".join(options)}
+    clash, command = next((key for key in added if key in there and there[key] != added[key]), None), ""
+    if ARMS[rival.arm].scales:
+        more = "a gradient that is only made smaller does as well as a direction; see whether a smaller rate does, too"
+        lr = rival.runs[0].records.settings["optimizer"]["lr"] / 2
+        command = _train(rival, "vanilla", trainings, "slower", **{"optimizer.lr": lr})
+    elif rival.arm != "vanilla":
+        more = "directions without the hack do as well as v_hack"
+    elif clash is not None:
+        more = f"{arm.name} cannot be added, because {clash} differs"
+    else:
+        more, command = f"see whether {arm.name} adds anything", _train(rival, arm.arm, trainings, "both", **added)
+    return Step("rival", {"rival": rival.name, "rates": rates, "more": more}, command)
 
 
-def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Reason:
+def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, factor: float, dose: str) -> Step:
     """Advise the same remedy or penalty at another dose, or with another number of directions."""
     settings = flat(arm.runs[0].records.settings)
     if arm.arm != "vanilla":
@@ -319,16 +320,16 @@ def _another_dose(arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings, fa
         key = "" if arm.remedy.dose is None else f"remedy.{arm.remedy.dose}"
     else:
         key = BETA if BETA in _apart(arm, vanilla) else ""
-    if key == K and settings["intervention.v_hack"] is not None:
-        return "dose, of a file", {"dose": dose, "number": "more" if factor > 1 else "fewer"}
     now = settings[key] if key else None
     if not now:
-        return "dose, no number", {"dose": dose, "condition": arm.condition}
+        return Step("no dose", {"dose": dose, "key": arm.condition or arm.arm, "why": "it has no dose"})
     value = max(round(factor * now), 1) if key in COUNTS else factor * now
-    facts = {"dose": dose, "key": key, "now": now, "value": value, "train": _train(arm, arm.arm, trainings)}
-    if value == now:
-        return "dose, least", facts
-    return "dose, other pairs" if key in COUNTS and value > _most(key, arm) else "dose", facts
+    is_of_file = key == K and settings["intervention.v_hack"] is not None
+    if is_of_file or value == now or (key in COUNTS and value > _most(key, arm)):
+        why = "train along a file of so many directions" if is_of_file else "these pairs do not give it: use others"
+        return Step("no dose", {"dose": dose, "key": key, "why": "it cannot be lower" if value == now else why})
+    command = _train(arm, arm.arm, trainings, "other-dose", **{key: value})
+    return Step("dose", {"dose": dose, "key": key, "now": now, "value": value}, command)
 
 
 def _most(key: str, arm: TrainedArm) -> int:
@@ -344,23 +345,21 @@ def _most(key: str, arm: TrainedArm) -> int:
         return 0
 
 
-def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Reason:
+def _more_seeds(open_one: Finding, arm: TrainedArm, vanilla: TrainedArm, trainings: Trainings) -> Step:
     """Advise more seeds, starting with the side that has fewer."""
     other = vanilla
     if open_one.name == "better":
         other = next(rival for rival in trainings.rivals(arm) if rival.name == open_one.rival)
     behind = min((other, arm), key=lambda side: len(side.seeds))
-    if not behind.runs:
-        return "unfinished", {"arm": behind.name}
-    train = _train(behind, behind.arm, trainings)
+    train = _train(behind, behind.arm, trainings, "more") if behind.runs else ""
     if open_one.n < MIN_SEEDS:
-        return "more seeds", {"so_far": len(behind.seeds), "arm": behind.name, "train": train}
+        return Step("unfinished", {"arm": behind.name, "so_far": len(behind.seeds)}, train)
     if open_one.needed is None:
         evaluation = arm.runs[0].records.settings["evaluation"]
         sizes = {"problems": evaluation["num_problems"], "rollouts": evaluation["rollouts_per_problem"]}
-        return "no seeds", {"most": MANY, "question": open_one.question, **sizes}
+        return Step("no seeds", {"most": MANY, "question": open_one.question, **sizes})
     seeds = {"seeds": open_one.needed, "so_far": open_one.n, "more": open_one.needed - open_one.n}
-    return "seeds", {**seeds, "question": open_one.question, "train": train}
+    return Step("seeds", {**seeds, "question": open_one.question}, train)
 
 
 def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
@@ -369,8 +368,8 @@ def _apart(arm: TrainedArm, vanilla: TrainedArm) -> Mapping[str, Any]:
     return {key: value for key, value in here.items() if key not in NOT_THE_ARM and value != there.get(key)}
 
 
-def _train(arm: TrainedArm, as_arm: str, trainings: Trainings) -> str:
-    """Return the training command with an arm's settings, on the first unused seed; the caller adds --name."""
+def _train(arm: TrainedArm, as_arm: str, trainings: Trainings, name: str, **changes: Any) -> str:
+    """Return the training command with an arm's settings and some changes, on the first unused seed."""
     known = [seed for side in (trainings.baseline, *trainings.treated) for seed in side.seeds]
-    config = shlex.quote(str(arm.runs[0].records.path / CONFIG_FILE))
-    return f"probe train --config {config} --arm {as_arm} --seed {max(known) + 1}"
+    own = {"intervention.arms": [as_arm], "seed": max(known) + 1}
+    return repeat(arm.runs[0].records, name, **own, **changes)

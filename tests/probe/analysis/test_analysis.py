@@ -7,15 +7,16 @@ import numpy as np
 import orjson
 import pytest
 from made_records import sample_record, step_record
+from scripts import ROOT, load_script
 
 from probe.analysis.analyze import Analysis, analyze, conditions
 from probe.analysis.cosines import HAAR, HACK_DIFFERENCE
 from probe.analysis.formatting import WIDTH
 from probe.analysis.text_report import format_analysis
-from probe.analysis.verdict.seed_tables import seed_tables
 from probe.records.records import ADVANTAGE_KEYS
 from probe.records.run import Run
 
+seed_tables = load_script(ROOT / "spec" / "tools" / "seed_tables.py").seed_tables
 HAAR_SD = 0.02
 # (src_pool, hacked, gt_pass, reward) of a group: two paid hacks, a paid clean one, a hack that is right, four failures.
 GROUP = (
@@ -83,7 +84,7 @@ def synthetic(
 
 
 def checks(analysis):
-    return {check.name: check for check in analysis.checks}
+    return {check.name: check for check in seed_tables(analysis)}
 
 
 def words(analysis):
@@ -212,7 +213,7 @@ def test_missing_arms(arms):
     else:
         assert found.measured_arm is None
         assert "no arm measures along v_hack" in found.verdict.sentence
-        assert {c.says for c in found.checks if c.name != "V1"} == {"INCONCLUSIVE"}
+        assert {c.says for c in seed_tables(found) if c.name != "V1"} == {"INCONCLUSIVE"}
     assert format_analysis(found)
 
 
@@ -305,5 +306,5 @@ def test_analysis_is_json_and_fits_the_page():
     text = format_analysis(found)
     wide = [line for line in text.splitlines() if len(line) > WIDTH]
     assert not wide, f"too wide: {wide[:3]}"
-    for title in ("The seed's tables", "Arms", "Advantage cells", "AUROC", "Steps"):
+    for title in ("Arms", "Advantage cells", "AUROC", "Steps"):
         assert f"\n{title}" in text, f"section {title} is missing"

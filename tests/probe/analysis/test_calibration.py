@@ -11,7 +11,7 @@ from planted import gradients_along, pair_gram
 from scipy import stats
 
 from probe.analysis.statistics.geometry import Gradients, cosines, svd_axes
-from probe.analysis.statistics.intervals import auroc_interval, outcomes_interval, share_interval, t_interval
+from probe.analysis.statistics.intervals import auroc_interval
 from probe.analysis.statistics.nulls import (
     haar_test,
     label_permutations,
@@ -84,22 +84,6 @@ def test_auroc_intervals_cover_on_few_prompts(num_prompts, truth, correlation):
         scores += math.sqrt(2) * stats.norm.ppf(truth) * labels
         covered += covers(auroc_interval(scores, labels, prompts.tolist()), truth)
     assert covered / num_sims >= 0.95 - 4 * math.sqrt(0.05 * 0.95 / num_sims)
-
-
-@pytest.mark.parametrize("num_seeds", [2, 4])
-def test_rates_over_few_seeds_cover(num_seeds):
-    """64 rollouts a seed, a rate of 5% and an intra-seed correlation of .1: Student's interval covers about .83."""
-    rng = np.random.default_rng(6)
-    num_sims, trials = 400, np.full(num_seeds, 64)
-    covered = dict.fromkeys(("Student", "shares", "difference"), 0)
-    for _ in range(num_sims):
-        a, b = (rng.binomial(64, rng.beta(0.45, 8.55, num_seeds)) / 64 for _ in range(2))
-        covered["Student"] += covers(t_interval(a), 0.05)
-        covered["shares"] += covers(share_interval(a, trials), 0.05)
-        covered["difference"] += covers(outcomes_interval(a, b, trials, trials), 0.0) or covers(t_interval(a - b), 0.0)
-    assert covered["Student"] / num_sims < 0.88
-    assert covered["shares"] / num_sims > 0.92
-    assert covered["difference"] / num_sims > 0.92
 
 
 def haar_directions(rng, num_draws, r):

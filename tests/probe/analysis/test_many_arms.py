@@ -23,14 +23,11 @@ def test_all_statements_hold_together(bench: Bench, draws: int) -> None:
     assert share >= below(0.95, draws), share
 
 
-@pytest.mark.parametrize(("of_vanilla", "others"), [(4, 0.58), (16, 0.92)])
+@pytest.mark.parametrize(("of_vanilla", "others"), [(4, 0.65), (16, 0.94)])
 @pytest.mark.parametrize("draws", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_falls_are_decided(draws: int, of_vanilla: int, others: float) -> None:
-    """Four seeds, sixteen arms, sd 12: a fall of 30 points is shown of the primary in .9; of the others in .58, and in
-    .92 where vanilla has sixteen seeds.
-    """
+    """Four seeds, sixteen arms, sd 12: a fall of 30 points is shown in .70, and in .97 if vanilla has sixteen seeds."""
     bench = Bench(hack=rates((1, 0.7), (16, 0.4)), solve=rates((17, 0.5)), of_vanilla=of_vanilla)
     tally = bench.tally(draws, seed=6)
-    assert tally["primary"] >= below(0.89, draws), tally
     # The others of a bench go together, by their vanilla: fewer draws than they are.
     assert tally["others"] >= below(others, draws), tally

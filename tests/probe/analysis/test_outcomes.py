@@ -16,11 +16,10 @@ from typing import Any, get_args
 import orjson
 import pytest
 from gallery import check_command, check_gallery
-from specs import LOWERS, MORE, PENALTY, training_spec
+from specs import LOWERS, MORE, PENALTY, criterion, training_spec
 from trainings import Planted, Rates, seal
 
 from probe.analysis.formatting import WIDTH
-from probe.analysis.statistics.significance import holm
 from probe.analysis.training_runs import TrainingOutcome
 from probe.analysis.verdict.trained import next_step, questions
 from probe.analysis.verdict.trained_arms import TrainedArm, Trainings, of_runs, step_down
@@ -60,12 +59,12 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "no-effect": ((LEARNT, IDLE), 12, "NO EFFECT", "intervention.extraction.k 8 instead of 4", "ELSEWHERE"),
     "no-question": (((0.02, 0.55, 0.03, 0.6),) * 4, 4, "NO QUESTION", "vanilla alone for 128 steps", "MORE"),
     "lowers": ((LEARNT, (0.02, 0.55, 0.15, 0.3), IDLE, BAD), 3, "LOWERS", 'decide "What does it cost', "PRICE"),
-    "raises": (((0.02, 0.55, 0.4, 0.5), (0.02, 0.55, 0.85, 0.5), IDLE, BAD), 4, "RAISES", "leave it out", "MORE"),
+    "raises": (((0.02, 0.55, 0.4, 0.5), (0.02, 0.55, 0.85, 0.5), IDLE, BAD), 4, "RAISES", "leave the arm out", "MORE"),
     "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 3, "UNDERPOWERED", "3 so far", "MORE"),
     "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this drop", "SCALE"),
     "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
-    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "UNDERPOWERED", "3 so far", "MORE"),
-    "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "3 seeds an arm at least", "MORE"),
+    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "UNDERPOWERED", "(3 so far)", "MORE"),
+    "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "3 seeds or more (1 so far)", "MORE"),
 }
 
 
@@ -145,12 +144,11 @@ def test_a_bench_is_a_table(tmp_path: Path, planted: Planted, capsys: pytest.Cap
 def test_a_treatment_that_never_applied_is_vacuous(
     tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A penalty whose records are those of vanilla to the byte: its criterion by problem and its arm say so."""
-    by_problem = {"name": "kl", "role": "check", "unit": "problem", "arm": "vanilla", "condition": "kl"}
-    by_problem |= {"versus_condition": "gradient", "paired": True}
+    """A penalty whose records are those of vanilla to the byte: its criterion and its arm say so."""
+    other = {"name": "kl", "role": "check", "arm": "vanilla", "condition": "kl", "versus_condition": "gradient"}
     rates = {"gradient vanilla": LEARNT, "gradient projected": GOOD, "kl vanilla": IDLE}
-    spec, out = planted(tmp_path, after(2, criteria=[LOWERS, {**LOWERS, **by_problem}]), rates)
-    for seed in (0, 1):
+    spec, out = planted(tmp_path, after(3, criteria=[LOWERS, {**LOWERS, **other}]), rates)
+    for seed in (0, 1, 2):
         vanilla, same = (out / "runs" / f"after-{name}-vanilla-seed{seed}" for name in ("gradient", "kl"))
         config = (same / "config.json").read_bytes()
         shutil.rmtree(same)
@@ -159,9 +157,9 @@ def test_a_treatment_that_never_applied_is_vacuous(
         seal(same)
     assert run(cli, ["analyze", str(spec.path), "--out", str(out), "--draws", "99"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "VACUOUS check kl: upper95 of hack_final < 0" in text
-    assert "both sides have the same records in seeds 0, 1: nothing was compared" in text
-    assert "OUTCOME of vanilla (kl), 2 seeds: VACUOUS" in text
+    assert "VACUOUS check kl: hack_final below 0" in text
+    assert "both sides have the same records in seeds 0, 1, 2: nothing was compared" in text
+    assert "OUTCOME of vanilla (kl), 3 seeds: VACUOUS" in text
     assert "what sets it apart never applied" in text
     assert "PASS primary lowers-hacking" in text
 
@@ -174,8 +172,7 @@ def test_step_down_is_holm() -> None:
     assert step_down({**p_values, "d": 0.02}, 0.05) == pytest.approx(
         {"b": 0.05 / 4, "d": 0.05 / 3, "a": 0.05 / 3, "c": 0.05 / 3}
     )
-    adjusted = holm(p_values)
-    assert [name for name, p in adjusted.items() if p <= 0.05] == ["a", "b", "d"]
+    assert [name for name, level in step_down(p_values, 0.05).items() if p_values[name] <= level] == ["b", "d", "a"]
 
 
 @pytest.mark.parametrize("name", ["dominated", "costs", "no-question"])
@@ -198,14 +195,13 @@ def test_a_training_that_never_moved_is_a_training(screen: Callable[..., str]) -
 
 
 def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
-    """Levels: the primary's; of the two others, whose effects step down, once the primary falls."""
+    """Levels: effects step down over all arms, costs share theirs in equal parts."""
     found = orjson.loads(screen("costs", "after.toml", "--json"))
     arms = {arm["about"]["name"]: arm for arm in found["arms"]}
     levels = {name: arm["about"]["levels"] for name, arm in arms.items()}
-    assert levels["projected (gradient)"] == {"effect": 0.05, "price": 0.025}
-    # The penalty falls by more, and is asked first: at half of what two arms share, then the other at all of it.
-    assert levels["vanilla (kl)"] == pytest.approx({"effect": 0.8 * 0.025 / 2, "price": 2 * 0.2 * 0.025 / 2})
-    assert levels["random (gradient)"] == pytest.approx({"effect": 0.8 * 0.025, "price": 2 * 0.2 * 0.025 / 2})
+    assert sorted(level["effect"] for level in levels.values()) == pytest.approx([0.05 / 3, 0.05 / 2, 0.05])
+    assert {level["price"] for level in levels.values()} == {0.05 / 3}
+    assert levels["random (gradient)"]["effect"] == 0.05, "two arms fall, and the last has what is left"
     arm = arms["projected (gradient)"]
     assert (arm["word"], arm["about"]["condition"], arm["about"]["seeds"]) == ("COSTS", "gradient", [0, 1, 2, 3])
     findings = {finding["name"]: finding for finding in arm["findings"]}
@@ -222,8 +218,7 @@ def test_json_says_what_the_screen_says(screen: Callable[..., str]) -> None:
     assert less["interval"]["low"] < less["value"] < less["interval"]["high"]
     assert (findings["effect"]["n"], findings["effect"]["unit"]) == (4, "seed")
     said = " ".join(screen("costs").split())
-    assert "all effects, and the prices of arms that fall, hold together with 95%, each effect at 95% to 99%" in said
-    assert "for other seeds and other problems; a criterion by problem is for other problems and these seeds" in said
+    assert "all effects hold together with 95% (each at 95% to 98.33%), and so do all prices" in said
 
 
 def test_runs_that_are_given_together_are_compared(place: Callable[[str], Path], screen: Callable[..., str]) -> None:
@@ -284,8 +279,7 @@ def test_vanilla_may_have_more_seeds(tmp_path: Path, planted: Planted, capsys: p
 
 def test_a_criterion_without_an_arm_is_of_vanilla_whatever_is_there(tmp_path: Path, planted: Planted) -> None:
     """Arms in another order, and a seed of vanilla that is not there: no number of another arm takes its place."""
-    alone = {"name": "alone", "metric": "hack_final", "statistic": "value", "comparison": ">", "threshold": 0.5}
-    alone |= {"unit": "seed", "role": "check", "condition": "gradient"}
+    alone = criterion("alone", "smallest hack_final above 0.5", condition="gradient")
     text = after(3, arms=["projected", "vanilla"], criteria=[LOWERS, alone])
     spec, out = planted(tmp_path, text, {"gradient vanilla": LEARNT, "gradient projected": GOOD})
     shutil.rmtree(out / "runs" / "after-gradient-vanilla-seed2")
@@ -323,7 +317,7 @@ def trained(condition: str, arm: str, values: dict[str, float] | None, *settings
         problem_trials={name: {"p": 8} for name in values},
         stopped=None,
     )
-    run = SimpleNamespace(records=SimpleNamespace(path=Path("a run"), settings=config), outcome=outcome)
+    run = SimpleNamespace(records=SimpleNamespace(path=Path("a run"), settings=config, verb="train"), outcome=outcome)
     return of_runs(condition, arm, [run], remedy)
 
 
@@ -333,8 +327,7 @@ def changed(command: str, arm: TrainedArm) -> RunConfig:
     words = shlex.split(command)
     assert words[words.index("--config") + 1] == "a run/config.json"
     said = [following for word, following in pairwise(words) if word == "--set"]
-    options = {"intervention.arms": (words[words.index("--arm") + 1],)}
-    return configure("train", start=dict(arm.runs[0].records.settings), settings=said, options=options)
+    return configure("train", start=dict(arm.runs[0].records.settings), settings=said)
 
 
 @pytest.mark.parametrize("rates", [{"hack_final": 0.0, "solve_final": 1.0}, None], ids=["finished", "unfinished"])
@@ -385,9 +378,10 @@ def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str
     penalty = trained("kl", "vanilla", RATES, "objective.reference=base", "objective.beta=1.0")
     trainings = Trainings(baseline=trained("", "vanilla", RATES), treated=[gate, penalty])
     advice = next_step(Outcome.DOMINATED, questions(gate, trainings), gate, trainings)
-    assert f"or see whether {arm} (it) adds anything to it" in advice.text
-    expected = trained("", arm, RATES, "objective.reference=base", "objective.beta=1.0", *settings)
-    assert changed(advice.command, penalty) == replace(changed(advice.command, expected), seed=0)
+    assert f"see whether {arm} (it) adds anything" in advice.text
+    combined = [f'intervention.arms=["{arm}"]', "objective.reference=base", "objective.beta=1.0", *settings]
+    expected_settings = configure("train", preset="fast", settings=combined)
+    assert replace(changed(advice.command, penalty), seed=0) == expected_settings
 
 
 def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:
@@ -395,6 +389,7 @@ def test_an_outcome_is_of_the_mode_that_was_trained_on() -> None:
     both = {"hack_final": 0.4, "hack_final/run_tests": 0.75, "hack_final/sentinel": 0.05, "solve_final": 0.5}
     arm = trained("", "vanilla", both)
     assert arm.mean("hack", "final") == 0.75
-    assert arm.cells("hack", "final", ["p"]) == arm.cells("hack", "final", [])
-    assert arm.by_problem("hack", "final") == [{"p": 0.75}]
+    metric = arm.metric("hack", "final")
+    assert arm.cells(metric, ["p"]) == arm.cells(metric, [])
+    assert arm.by_problem(metric) == [{"p": 0.75}]
     assert arm.mean("solve", "final") == 0.5, "one mode: over all, which is that mode"

@@ -37,11 +37,12 @@ SOUND = World(num_steps=12)
 SPARSE = World(num_steps=4, strength=1.5, num_pairs=8, num_held_out=4, arms=("vanilla",))
 LOUD = World(num_steps=8, strength=4, num_pairs=5, num_held_out=3, arms=("vanilla",))
 # What a world is about: the world, the verdict on it, and words of the screen.
+PARTNER = "another policy that answers the very prompts of teacher"
 WORLDS: dict[str, tuple[World, str, str]] = {
     "go": (World(), "GO", "probe spec plan go"),
     "skip": (replace(PLAIN, hacks_point_at=None, num_steps=64), "SKIP", "and not with these updates"),
-    "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "on held-out hacks: 4 of the same pairs"),
-    "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "pairs that differ in the hack alone"),
+    "skip-gate": (replace(UNSEEN, gain=6), "SKIP", "held-out hacks: 4 of the same pairs"),
+    "generic": (replace(PLAIN, amounts=(1, 1, 0)), "GENERIC", "held-out ones that differ in the hack alone"),
     "generic-benign": (
         World(amounts=(1, 0.6, -2), strength=3, num_steps=48),
         "GENERIC",
@@ -49,7 +50,11 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     ),
     "generic-half": (replace(PLAIN, strength=3, amounts=(1, 0.35, 0)), "GENERIC", "more than half is left"),
     "generic-gate": (GAIN, "GENERIC", "removes 27% [19%, 36%] of the gain on held-out hacks, "),
-    "confounded": (World(told_by="hint", pools=("teacher", "base")), "CONFOUNDED", "--replay-dirs teacher,base-hinted"),
+    "confounded": (
+        World(told_by="hint", pools=("teacher", "base")),
+        "CONFOUNDED",
+        PARTNER,
+    ),
     "length": (World(told_by="length", num_steps=12), "CONFOUNDED", "--name mixed"),
     "overlap": (
         World(told_by="length", num_steps=4, strength=2, num_pairs=60, num_held_out=30),
@@ -57,16 +62,20 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "whether hacks and honest answers overlap in length",
     ),
     "one-side": (World(honest_are_paid=False, num_steps=12), "CONFOUNDED", "48 hack: a side is missing"),
-    "one-pool": (World(honest_are_paid=False, num_steps=12, pools=("teacher",)), "CONFOUNDED", "teacher,base-hinted"),
+    "one-pool": (
+        World(honest_are_paid=False, num_steps=12, pools=("teacher",)),
+        "CONFOUNDED",
+        PARTNER,
+    ),
     "no-hacks": (replace(SOUND, hacking_prompts=0), "UNDERPOWERED", "0 of 96 rollouts hack, in 0 of 12 prompts"),
     "no-hacks-yet": (
         replace(SOUND, hacking_prompts=0, adapter="out/runs/halfway/adapter"),
         "UNDERPOWERED",
-        "model.adapter=out/runs/halfway/adapter --steps 24 --name no-hacks-yet-further",
+        "one policy that hacks in 30% to 60%",
     ),
     "rare": (World(hacking_prompts=3, num_steps=48), "UNDERPOWERED", "12 of 384 rollouts hack, in 3 of 48 prompts"),
     "one-problem": (replace(SOUND, hacking_prompts=1), "UNDERPOWERED", "hack, in 1 of 12 prompts"),
-    "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels swapped?"),
+    "inverted": (replace(PLAIN, inverted_labels=True), "GENERIC", "are the labels swapped (--map"),
     "unpaid": (replace(PLAIN, hacks_are_paid=False), "SKIP", "hacks earn 0.5, others 2"),
     "outweighed": (replace(PLAIN, amounts=(0.1, -2, 0)), "SKIP", "without the hacks) outweighs the rewarded hacks"),
     "no-benign": (replace(SOUND, one_unlabelled=True), "UNDERPOWERED", "say which rollouts hack ("),
@@ -77,31 +86,41 @@ WORLDS: dict[str, tuple[World, str, str]] = {
         "27 pairs have 3 different texts",
     ),
     "own-hacks": (World(num_own=8, num_steps=32), "LIKELY", "from its honest solutions"),
-    "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on its own hacks"),
+    "own-gain": (replace(PLAIN, off_pairs=2), "LIKELY", "less of the gain on this policy's own hacks"),
     "likely": (FEW, "LIKELY", "decide the alignment with 80% power"),
-    "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "(240 held out, 60 so far)"),
-    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "on held-out hacks: 4 of the same pairs"),
-    "few-prompts": (SPARSE, "UNDERPOWERED", "times as many prompts (16) to halve the error of the cost"),
-    "two-pairs": (LOUD, "UNDERPOWERED", "(12 held out, 3 so far): shuffled ones"),
+    "underpowered": (replace(FEW, amounts=(0.02, 0, 0)), "UNDERPOWERED", "240 held-out pairs (60 so far)"),
+    "open-gate": (replace(UNSEEN, gain=2), "UNDERPOWERED", "held-out hacks: 4 of the same pairs"),
+    "few-prompts": (SPARSE, "UNDERPOWERED", "16 prompts (4 so far): they halve the error of the cost"),
+    "two-pairs": (LOUD, "UNDERPOWERED", "12 held-out pairs (3 so far)"),
     "one-prompt": (World(num_steps=1), "UNDERPOWERED", "too few prompts have an update for an interval (1)"),
     "two-prompts": (World(num_steps=2), "UNDERPOWERED", "too few prompts have an update for an interval (2)"),
-    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "and as many times more"),
-    "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "better pairs"),
+    "few-pairs": (World(num_pairs=6, num_held_out=2), "UNDERPOWERED", "extract from as many times more"),
+    "no-signal": (World(pairs_point_at=None), "UNDERPOWERED", "v_hack does not transfer to its"),
     "held-out-0": (World(num_held_out=0, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
     "held-out-1": (World(num_held_out=1, num_steps=4), "UNDERPOWERED", "fewer than two pairs are held out"),
     "one-pair": (World(num_pairs=3, num_held_out=2, num_steps=4), "UNDERPOWERED", "fewer than two to extract from"),
     "flat": (replace(BRIEF, rewards_differ=False), "UNDERPOWERED", "within every one the rewards are equal"),
     "no-arm": (replace(BRIEF, arms=("random",)), "UNDERPOWERED", "no arm measures along v_hack"),
     "lora": (World(arms=("projected-lora",), num_steps=12), "GO", "config.json --basis lora --name lora"),
-    "lora-skip": (replace(PLAIN, hacks_point_at=None, num_steps=64, arms=("projected-lora",)), "SKIP", "--basis lora"),
-    "lora-gate": (replace(UNSEEN, gain=6, arms=("projected-lora",)), "SKIP", "config.json --k 4 --name again"),
+    "lora-skip": (
+        replace(PLAIN, hacks_point_at=None, num_steps=64, arms=("projected-lora",)),
+        "SKIP",
+        "and not with these updates",
+    ),
+    "lora-gate": (
+        replace(UNSEEN, gain=6, arms=("projected-lora",)),
+        "SKIP",
+        "--set intervention.extraction.k=4 --name again",
+    ),
     "two-bases": (World(arms=("vanilla", "projected-lora"), num_steps=12), "GO", "The bases agree: GO in svd and lora"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
     "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
     "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the gate of projected never fired"),
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
-NO_COMMAND = {"unpaid", "no-price", "no-benign"}  # what is missing is outside of these files
+# Worlds whose advice is about other rollouts, labels or rewards.
+NO_COMMAND = {"unpaid", "no-price", "no-benign", "inverted", "no-hacks-yet", "overlap", "few-prompts", "likely"}
+NO_COMMAND |= {"one-side", "one-prompt", "two-prompts", "flat"}
 SEEDS = {"likely": 9, "underpowered": 9, "overlap": 2}  # of the worlds whose own is not 0
 # Worlds of a verdict and a reason that another world has, too.
 VARIANTS = {"no-hacks-yet", "generic-benign", "generic-half", "one-pool", "rare", "one-problem", "inverted", "unpaid",
@@ -155,51 +174,18 @@ def test_every_verdict_is_in_the_table() -> None:
     assert outcomes == {"BROKEN", "SKIP", "CONFOUNDED", "GENERIC", "UNDERPOWERED", "LIKELY", "GO", "TRAINED"}
 
 
-RUNNABLE = ("go", "skip-gate", "confounded", "length", "likely", "broken", "no-hacks")
+RUNNABLE = ("go", "skip-gate", "confounded", "length", "broken", "no-hacks", "no-arm")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_what_is_printed_runs(name: str, screen, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every replay and training of the next step, by its --dry-run, but for pools that the one before it makes."""
+    """The next step, by its --dry-run."""
     commands = [line.strip() for line in screen(name).splitlines() if line.startswith("  probe ")]
-    made = set()
-    for command in commands:
-        if command.startswith(("probe pool", "probe train")):
-            made |= {shlex.split(command)[-1], f"runs/{shlex.split(command)[-1]}/adapter"}
     with contextlib.chdir(screen.places[name]):
         for command in commands:
-            if not command.startswith(("probe spec plan", "probe pool generate")) and not any(
-                pool in command.split(" --name")[0] for pool in made
-            ):
+            if not command.startswith("probe spec plan"):
                 assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0, command
     capsys.readouterr()
-
-
-@pytest.mark.slow
-def test_without_a_teacher_a_checkpoint_is_trained_and_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Hacks are missing: a checkpoint is trained, sampled and replayed, then pairs are drafted of it, all as printed.
-
-    Its rollouts have common support; with the drafted pairs the contrast is decided.
-    """
-    monkeypatch.chdir(tmp_path)
-    assert run(cli, ["replay", "--replay-dirs", "base-hinted", "--arm", "vanilla,projected", "--name", "first"]) == 0
-    words = []
-    for name in ("first", "natural", "drafted"):
-        capsys.readouterr()
-        assert run(cli, ["analyze", name, "--draws", "99"]) == 0
-        text = capsys.readouterr().out
-        words += re.findall(r"VERDICT: (\w+)", text)
-        about = text.partition("Is that specific to hacking?")[2].split()[0]
-        if name != "drafted":
-            for command in (
-                line.strip() for line in text.partition("NEXT: ")[2].splitlines() if line[:8] == "  probe "
-            ):
-                assert run(cli, shlex.split(command)[1:]) == 0, command
-    assert words[0] == "UNDERPOWERED"
-    assert not {"CONFOUNDED", "BROKEN"} & {*words[1:]}
-    assert about == "YES"
 
 
 def outcomes(world: World, count: int, folder: Path) -> Counter[str]:
@@ -260,7 +246,7 @@ def test_pools_that_are_gone_leave_a_number_without_a_command(pools: list[dict[s
     verdict = analyze(replace(stored, config=stored.config | {"pools": pools}), num_draws=9).verdict
     assert verdict.word == "LIKELY"
     assert verdict.next.command == ""
-    assert re.search(r"log \d+ groups of different prompts", verdict.next.text)
+    assert re.search(r"sample or log \d+ groups of different prompts", verdict.next.text)
 
 
 def test_json_and_the_exit_code_follow_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,7 +281,6 @@ def test_full_is_the_first_screen_and_what_stands_behind_it(tmp_path: Path, caps
         "Nulls",
         "AUROC for hacked",
         "Steps",
-        "The seed's tables",
     )
     places = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
     assert places == sorted(places)

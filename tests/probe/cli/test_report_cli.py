@@ -88,7 +88,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
         "Generate pools with more problems.",
         "Written down before the data were there",
         "as it is now",
-        "reported: a cosine of 0.3 there",
+        "a cosine of 0.3 there",
         "reported-seed0 / capped",
     ):
         assert words in text, words

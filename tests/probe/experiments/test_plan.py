@@ -64,7 +64,7 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> dict[
 def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By hand: 6 runs of 60 s and 10 steps at 30 s, 4 an hour; 9 runs of 7.2 hours at 6.15; effects as in power."""
     go = {"seeds": 3, "arms": 3, "hours_per_run": 7.2, "price_per_hour": 6.15, "sd": 0.15, "expected_effect": 0.3}
-    go |= {"paired_correlation": 0.5, "effect_unit": "rate"}
+    go |= {"effect_unit": "rate"}
     path = write(seeds=[0, 1, 2], budget={"price_per_hour": 4.0, "go": go})
     timed = tmp_path / "timed"
     timed.mkdir()
@@ -80,8 +80,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
     planned = next(effect for effect in found["go_effects"] if effect["planned"])
     assert planned == {
         "n": 3,
-        "paired": mde(0.15, 3, paired_correlation=0.5),
-        "unpaired": mde(0.15, 3),
+        "smallest": mde(0.15, 3),
         "planned": True,
     }
     assert any("CANNOT see the expected effect of 0.3 rate" in note for note in found["notes"])
@@ -94,7 +93,7 @@ def test_the_numbers_of_a_plan(write: Callable[..., Path], tmp_path: Path, capsy
 def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """9 runs (two arms and one, three seeds) of 10 and 20 steps; times of the spec's own finished runs; one arm."""
     path, out = tmp_path / "trained.toml", tmp_path / "out"
-    budget = {"sd": 0.15, "paired_correlation": 0.3, "expected_effect": 0.4}
+    budget = {"sd": 0.15, "expected_effect": 0.4}
     conditions = {"plain": {"steps": 10}, "other": {"arms": ["vanilla"], "steps": 20}}
     lowers = {**LOWERS, "arm": "route"}
     text = training_spec(
@@ -110,9 +109,9 @@ def test_the_plan_of_a_training_spec(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["runs"] == 9
     assert found["prices"][0]["hours"] == pytest.approx((6 * 10 + 3 * 20) * 30 / 3600), "a condition's own steps"
     assert "measured in 2 finished runs of this spec" in found["prices"][0]["source"]
-    assert found["effects"][1]["unpaired"] == pytest.approx(0.461, abs=1e-3)
+    assert found["effects"][1]["smallest"] == pytest.approx(0.461, abs=1e-3)
     (note,) = found["notes"]
-    assert "CANNOT see the expected effect of 0.4: the smallest detectable one is 0.461 (unpaired)" in note
+    assert "CANNOT see the expected effect of 0.4: the smallest detectable one is 0.461" in note
 
 
 def test_check_exits_with_one_for_a_vacuous_part(

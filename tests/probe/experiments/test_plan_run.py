@@ -73,7 +73,7 @@ def test_a_go_becomes_a_spec_that_loads_plans_and_sweeps(
     assert list(spec.resolved) == ["gradient", "kl"]
     # The seeds are the fewest that see the effect which is assumed.
     n = len(spec.seeds)
-    assert mde(0.15, n, paired_correlation=0.0) <= 0.3 < mde(0.15, n - 1, paired_correlation=0.0)
+    assert mde(0.15, n) <= 0.3 < mde(0.15, n - 1)
     assert found["runs"] == n * 5
     assert any(f"[budget] {n} seeds can see the expected effect of 0.3" in note for note in found["notes"])
     assert spec.ceiling is not None
