@@ -181,8 +181,8 @@ def _worth(found: "Detected") -> list[str]:
     if kinds := [row for row in found.families.get("left_out", ()) if row.value is not None]:
         worst, best = (choose(kinds, key=lambda row: row.value or 0.0) for choose in (min, max))
         lines.append(
-            f"Finds exploits like your pairs: pairs of a left-out kind have AUROC {worst:.2f} ({worst.name}) to "
-            f"{best.value:.2f} ({best.name}) by the other kinds. Hacks of no kind in the pairs may rank anywhere."
+            f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
+            f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
         )
     elif found.families.get("left_out") is not None:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
@@ -223,6 +223,6 @@ def _print_draw(found: "Detected", label: int) -> None:
 
     path = found.path / "drawn.jsonl"
     echo(
-        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): copy "
+        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the rest): copy "
         f"{path}, fill in its labels, and repeat the command with --labels COPY"
     )
