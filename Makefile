@@ -1,4 +1,4 @@
-# make demo | real | docs | test | test-slow | test-server | check | fixtures | bench | test-real | clean.
+# make demo | real | docs | test | test-slow | test-nightly | test-server | check | fixtures | bench | test-real | clean.
 # Needs only Python >= 3.11, make and git.
 # test: about 5 minutes on 2 cores, before every commit. test-slow: further variants of what test holds by one of them
 # (another rank, tier, family of writes or dtype), before a release and after a change of what they are about.
@@ -28,7 +28,7 @@ PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 # A file stays with one worker, in the order of tests/conftest.py.
 WORKERS = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo real docs test test-slow test-server check fixtures bench test-real clean
+.PHONY: demo real docs test test-slow test-nightly test-server check fixtures bench test-real clean
 .DELETE_ON_ERROR:
 
 demo: $(RUN_DEPS)
@@ -74,6 +74,10 @@ test: $(TEST_DEPS)
 
 test-slow: $(TEST_DEPS)
 	$(PYTEST) $(WORKERS) -m slow
+
+# All but the network, with disk writes that wait, a worker a core and every draw drawn (tests/conftest.py).
+test-nightly: $(TEST_DEPS)
+	NO_SHORTCUTS=1 $(PYTEST) $(WORKERS) -m "not real and not server"
 
 # Against a real vLLM (spec/guide/processes.md): 3.1 GB once, then about 5 minutes.
 test-server: $(TEST_DEPS) $(SERVER_DEPS)

@@ -6,6 +6,7 @@ import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from replay_pools.rollout import Grade, Rollout, prompt_sha
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
 
+# `make test-nightly` sets it: the suite then writes, grades and draws as a user's command does.
+SHORTCUTS = "NO_SHORTCUTS" not in os.environ
 TAIL = "<|end|>\n<|assistant|>\n"
 EOS = 2
 
@@ -41,7 +44,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def drawn_once() -> Iterator[None]:
     """Analyses of runs along the same pairs share what is drawn from these."""
-    with remembering(num_pair_files=8):
+    with remembering(num_pair_files=8) if SHORTCUTS else nullcontext():
         yield
 
 
@@ -49,7 +52,8 @@ def drawn_once() -> Iterator[None]:
 def no_power_cut() -> Iterator[None]:
     """Tests write thousands of small files and cut no power: none waits for the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: None)
+        if SHORTCUTS:
+            patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
@@ -57,7 +61,8 @@ def no_power_cut() -> Iterator[None]:
 def one_core() -> Iterator[None]:
     """A command that grades starts one worker, not one a core, each of which costs a start of Python."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "cpu_count", lambda: 1)
+        if SHORTCUTS:
+            patch.setattr(os, "cpu_count", lambda: 1)
         yield
 
 

@@ -40,7 +40,7 @@ from probe.settings.words import Gate
 # Rewarded samples of a group that serve as targets, by name. To add one, add a row.
 SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
     "hacks": lambda sample: bool(sample.hacked),
-    "honest": lambda sample: bool(sample.gt_pass and not sample.hacked),
+    "honest": lambda sample: bool(sample.gt_pass) and sample.hacked is False,
 }
 
 

@@ -168,7 +168,7 @@ def _wanted(place: Path, rows: "Sequence[Row]", step: int | None, sample: int | 
 
 def _list(source: str, rows: "Sequence[Row]", out: Path, as_json: bool) -> None:
     """Print one line per rollout, and how to show one of them."""
-    from probe.report.facts import gist_of
+    from probe.report.facts import gist_of, labels_of
 
     shown = []
     for step, sample, rollout, record in rows:
@@ -191,7 +191,7 @@ def _list(source: str, rows: "Sequence[Row]", out: Path, as_json: bool) -> None:
     cells = []
     for row in shown[:MOST_ROWS]:
         cosine = "-" if row["cos_S_contrib"] is None else f"{row['cos_S_contrib']:+.3f}"
-        labels = f"{'hacked' if row['hacked'] else 'clean'} {'right' if row['gt_pass'] else 'wrong'}"
+        labels = " ".join(labels_of(row["hacked"], row["gt_pass"]))
         text = (row["completion"] or "-")[:SNIPPET].ljust(SNIPPET)
         cells.append((f"{row['step']} {row['sample']}", labels, f"{row['reward']:g}", cosine, text))
     name = shlex.quote(source)

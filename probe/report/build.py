@@ -4,7 +4,7 @@
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from probe.analysis.formatting import TextTable
@@ -14,13 +14,10 @@ from probe.report.inputs import Report
 from probe.report.page import Section, page
 from probe.report.provenance import provenance
 from probe.report.rollouts import evidence, load_rollouts
-from probe.report.sections import measured, rollouts, times, training
-from probe.report.verdicts import RESTS_ON, arm_verdicts, compared, measures, verdict
+from probe.report.sections import arm_verdicts, compared, estimates, rollouts, training, verdict
+from probe.settings.arms import ARMS
 from replay_pools.base.files import write_atomic, write_json
 from replay_pools.base.terminal import visible
-
-MAX_BYTES = 1_800_000  # total of all sections except the first, so that the page stays below 2 MB
-MIN_ROLLOUT_BYTES = 100_000  # reserved for rollouts, however large the other sections are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ def write_report(report: Report, out_dir: Path, figures: Format = "svg") -> Writ
     ]
     write_json(folder / "tables.json", [{"section": title, "of": of, **asdict(table)} for title, of, table in tables])
     write_atomic(folder / "tables.md", "\n".join(_markdown(*table) for table in tables).encode())
-    write_atomic(html, page(report.name, _summary(report), sections).encode())
+    write_atomic(html, page(report.name, summary(report), sections).encode())
     return Written(html=html, figures=drawings, tables=[folder / "tables.md", folder / "tables.json"])
 
 
@@ -63,30 +60,44 @@ def contents(report: Report) -> list[Section]:
     firsts = {analysis.given.path: analysis for analysis in reversed(report.drawn)}
     loaded = [load_rollouts(firsts[path]) for path in dict.fromkeys(analysis.given.path for analysis in report.drawn)]
     trained = training(report, arm_verdicts(report))
-    measures_of_run = measures(report)
-    before = [*([] if trained is None else [trained]), *compared(report)]
-    after = [] if measures_of_run is None else [measures_of_run]
-    after += [*measured(report), *filter(None, [times(report)]), provenance(report)]
-    # Rollouts get the bytes that the other sections leave.
-    used = sum(len(section.html.encode()) for section in (*before, *after))
-    viewer, anchors = rollouts(loaded, max(MIN_ROLLOUT_BYTES, MAX_BYTES - used))
+    viewer, anchors = rollouts(loaded)
     # In a training, the curves are the evidence.
     pushes = evidence(loaded[0], anchors) if len(report.analyses) == 1 and trained is None else None
-    sections = [verdict(report, pushes), *before, viewer, *after]
-    asked = [] if report.judged is None else report.judged.verdict.asked
-    return [replace(one, behind=[row for row in asked if RESTS_ON[row.name] == one.id]) for one in sections]
+    first = [verdict(report, pushes), *([] if trained is None else [trained]), *compared(report)]
+    return [*first, viewer, estimates(report), provenance(report)]
 
 
-def _summary(report: Report) -> str:
-    """Return the line under the title: `2 replay runs of organism: 20 steps, vanilla, projected.`"""
+def summary(report: Report) -> str:
+    """Return the two sentences under the title: what was run, and along which direction."""
     runs = report.runs
     verbs = Counter(str(run.verb) for run in runs)
     arms = list(dict.fromkeys(step.arm for run in runs for step in run.steps))
-    models = list(dict.fromkeys(str(run.config.get("model")) for run in runs))
+    models = list(dict.fromkeys(_policy(run.config) for run in runs))
+    pools = list(dict.fromkeys(pool["name"] for run in runs for pool in run.config.get("pools", ())))
     # A step has one record per arm and condition but counts once.
     num_steps = len({(run.path, step.step) for run in runs for step in run.steps})
     counts = ", ".join(plural(count, f"{verb} run") for verb, count in verbs.items())
-    return f"{counts} of {', '.join(models)}: {plural(num_steps, 'step')}, {', '.join(arms)}."
+    of = f" of pools {', '.join(pools)}" if len(pools) > 1 else f" of pool {pools[0]}" if pools else ""
+    what = f"{counts}: {plural(num_steps, 'step')}{of} at the weights of {', '.join(models)}, arms {', '.join(arms)}."
+    directions = list(dict.fromkeys(_direction(run.config, arms) for run in runs))
+    return f"{what} {directions[0]}" if len(directions) == 1 else what
+
+
+def _policy(config: dict) -> str:
+    adapter = (config["settings"].get("model") or {}).get("adapter")
+    return f"{config.get('model')} + {adapter}" if adapter else str(config.get("model"))
+
+
+def _direction(config: dict, arms: list[str]) -> str:
+    """Describe v_hack: pairs, rank and basis; empty for a run that extracts no direction."""
+    intervention = config["settings"].get("intervention") or {}
+    extraction = intervention.get("extraction")
+    if intervention.get("v_hack"):
+        return f"Direction: v_hack of {intervention['v_hack']}."
+    if not extraction:
+        return ""
+    bases = list(dict.fromkeys(ARMS[arm].basis for arm in arms if arm in ARMS))
+    return f"Direction: v_hack from {extraction['pairs']} pairs, k = {extraction['k']}, {' and '.join(bases)} basis."
 
 
 def _markdown(section_title: str, label: str, table: TextTable) -> str:

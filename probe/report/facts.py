@@ -40,12 +40,15 @@ def gist_of(rollout: Rollout, between: str = " \u21b5 ") -> str:
     return between.join(news or lines)
 
 
+def labels_of(hacked: bool | None, gt_pass: bool | None) -> list[str]:
+    """Return `hacked`, `clean` or `unlabelled`, then `right` or `wrong` if that is known."""
+    known = [] if gt_pass is None else ["right" if gt_pass else "wrong"]
+    return [label_of(hacked), *known]
+
+
 def tags_of(rollout: Rollout) -> list[str]:
-    """Return the known tags: `hacked` or `clean`, `right` or `wrong`, and `hint` if the prompt has one."""
-    tags = [label_of(rollout.hacked)]
-    if rollout.gt_pass is not None:
-        tags.append("right" if rollout.gt_pass else "wrong")
-    return [*tags, "hint"] if rollout.hint else tags
+    """Return the labels, and `hint` if the prompt has one."""
+    return [*labels_of(rollout.hacked, rollout.gt_pass), *(["hint"] if rollout.hint else [])]
 
 
 def facts_of(rollout: Rollout, sample: SampleRecord | None = None) -> list[tuple[str, str]]:

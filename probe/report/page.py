@@ -10,14 +10,13 @@ from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from probe.analysis.formatting import TextTable, short
-from probe.analysis.verdict.verdict import MOST_CAVEATS, Finding
+from probe.analysis.verdict.verdict import MOST_CAVEATS
 from probe.report.drawing import Figure
 from probe.report.facts import plural, signed
 from probe.report.inputs import slug
-from probe.settings.guide import terms
 from probe.settings.words import TONES
 from replay_pools.base.terminal import visible
 
@@ -42,7 +41,6 @@ class Section:
     lead: str  # the section's question and how to read the answer
     html: str
     figures: list[Figure] = field(default_factory=list)
-    behind: list[Finding] = field(default_factory=list)  # the verdict's findings based on this section
     tables: dict[str, list[TextTable]] = field(default_factory=dict)  # by the label of the run; "": of all runs
 
 
@@ -66,36 +64,6 @@ def typeset(text: str) -> str:
     return _MINUS.sub("\u2212", text.replace("+-", "\u00b1"))
 
 
-def explained(text: str) -> Markup:
-    """Typeset a text and explain the first occurrence of each glossary term."""
-    meanings, pattern = _glossary()
-    said: set[str] = set()
-
-    def mark(found: re.Match[str]) -> str:
-        term = found[1]
-        if term in said:
-            return found[0]
-        said.add(term)
-        return f'<abbr tabindex="0" title="{escape(meanings[term])}">{found[0]}</abbr>'
-
-    return Markup(pattern.sub(mark, str(escape(visible(typeset(text))))))
-
-
-def _heading(name: str) -> Markup:
-    """Return a column heading, explained if it is a term, with a possible line break after each underscore."""
-    text = Markup("_<wbr>").join(escape(part) for part in name.split("_"))
-    meaning = _glossary()[0].get(name)
-    return text if meaning is None else Markup('<abbr tabindex="0" title="{}">{}</abbr>').format(meaning, text)
-
-
-@cache
-def _glossary() -> tuple[dict[str, str], re.Pattern[str]]:
-    """Return ({term: meaning}, pattern of a term or its plural); longer terms match first."""
-    meanings = terms()
-    names = "|".join(re.escape(str(escape(name))) for name in sorted(meanings, key=len, reverse=True))
-    return meanings, re.compile(rf"(?<![\w-])({names or '(?!)'})s?(?![\w-])")
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -108,12 +76,10 @@ def _environment() -> Environment:
     )
     environment.globals["most_caveats"] = MOST_CAVEATS
     environment.filters |= {
-        "heading": _heading,
         "short": lambda text: short(text, 120),
         "plural": plural,
         "signed": signed,
         "slug": slug,
-        "explained": explained,
         "tone": lambda word: TONE_OF.get(word, ("", "")),
         "typeset": typeset,
     }

@@ -11,14 +11,12 @@ from extraction.words import Adapted
 from probe.analysis.formatting import TextTable
 from probe.analysis.verdict.pools import pool_facts
 from probe.records.run import CONFIG_FILE, MANIFEST_FILE, Run
-from probe.records.timings import starts_of
+from probe.records.timings import describe_timings, starts_of
 from probe.report.inputs import Report
 from probe.report.page import Section, render
 from replay_pools.base.files import file_sha256
 
-LEAD = (
-    "Every number above comes from the files named here. A run whose files were changed since is refused, not reported."
-)
+LEAD = "Every number above comes from these files. A run with changed files is refused."
 DISTRIBUTION = "gradient-probe"
 
 
@@ -59,6 +57,7 @@ def facts(run: Run, report: Report) -> TextTable:
         *(("warning", text) for text in manifest.get("warnings", [])),
         ("specification", _spec(settings, report)),
         *(("started", str(start)) for start in starts_of(run.path)),
+        *([("wall clock", words)] if (words := describe_timings(run.path)) else []),
         *_pool_rows(run),
         ("report made by", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)}"),
     ]

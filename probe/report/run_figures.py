@@ -1,43 +1,44 @@
-"""Figures of a run: functions draw(axes, analysis) that draw nothing without measurements.
+"""Figures of a run: a forest plot per family of estimates, cosines by label, and the map of modules.
 
-To add one, write such a function and add a row to FIGURES under its section of the page.
+Functions draw(axes, analysis) draw nothing without measurements. To draw another family, add a row to FORESTS.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.patches import Rectangle
+from scipy.special import ndtr
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import HAAR, HACK_DIFFERENCE, METRICS, Cell, Metric
+from probe.analysis.cosines import HAAR
 from probe.analysis.estimate import Estimate
-from probe.analysis.formatting import p_value, short
+from probe.analysis.families import FAMILIES
+from probe.analysis.formatting import short
 from probe.analysis.statistics.intervals import Interval, prompt_means, t_interval
 from probe.analysis.statistics.nulls import NORMAL_975
-from probe.analysis.statistics.permutation import N2
+from probe.analysis.verdict.decision import SCORE_NAMES
 from probe.report.drawing import CLEAN, EDGE, HACK, INK, PAPER, SOFT, Figure, drawn, set_height
 from probe.report.facts import plural, signed
 from probe.report.inputs import label_of, samples_of, slug
-from probe.settings.arms import ARMS
 
-DIRECTIONS = {
-    "v_hack": "v_hack",
-    "haar": "Haar directions",
-    "permuted": "permuted labels",
-    "flipped": "flipped pairs",
-    "placebo": "placebo pairs",
+QUESTIONS = {  # the number behind each question of the verdict
+    "hackward": "alignment (1: held-out hacks)",
+    "about": "hacks minus honest answers (1: held-out pairs)",
+    "removable": "gain that projection removes (1: all of it)",
 }
-SHARES = {  # the quantity behind each question
-    "hackward": "alignment (1 = held-out hacks)",
-    "about": "contrast: hacks minus honest answers",
-    "removable": "removed by projection, of the gain",
+REMOVED = {
+    "removed/margin": "gain on held-out hacks",
+    "removed/hacks": "gain on these rollouts' hacks",
+    "removed/honest": "gain on honest solutions",
+    "removed/norm": "norm of the update",
 }
-MARKS = 200  # per figure; more prompts or steps are thinned evenly
+MARKS = 200  # per figure; more prompts are thinned evenly
 ROW = 0.37  # inches for a row of marks below its label
+STANDS_OUT = 0.05  # Bonferroni over modules
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
 
@@ -48,138 +49,140 @@ class Row(NamedTuple):
     note: str  # the numbers, at the right of the label
     value: float | None
     interval: Interval | None = None
-    null: tuple[float, float] | None = None  # central 95% of the null
-    strong: bool = True  # True: the measurement, False: a comparison
-    counts_from: float | None = None  # threshold from which the value matters
+    null: tuple[float, float] | None = None  # central 95% without a signal
+    threshold: float | None = None  # the value must exceed it
+
+
+class Forest(NamedTuple):
+    """How a family of estimates is drawn."""
+
+    title: str
+    xlabel: str
+    null: str = ""  # legend of the band
+    centre: float = 0.0  # value without a signal
+    names: Mapping[str, str] = {}  # {estimate: its label}; all others by their own names
+
+
+FORESTS: Mapping[str, Forest] = {
+    "cos_in": Forest(
+        "Does the update point toward the hack?", "mean cosine with v_hack, 95%", "95% of random directions"
+    ),
+    "auroc": Forest(
+        "Does v_hack separate hacks better than simple scores?",
+        "AUROC for hacks among rewarded rollouts, 95% (0.5: chance)",
+        centre=0.5,
+        names={"v_hack": "v_hack", **SCORE_NAMES},
+    ),
+    "removed": Forest(
+        "What would projection remove?",
+        "share removed, 95%",
+        "up to the 95th percentile of norm-matched shuffled pairs",
+        names=REMOVED,
+    ),
+    "ceilings": Forest(
+        "Does v_hack transfer to held-out kinds of hack?", "mean cosine of a kind with v_hack of the others, 95%"
+    ),
+}
 
 
 def forest(
-    axes: Axes, rows: Sequence[Row], *, centre: float = 0.0, null: str = "", strong: str = "", weak: str = ""
+    axes: Axes,
+    rows: Sequence[Row],
+    *,
+    centre: float = 0.0,
+    null: str = "",
+    limits: tuple[float, float] = (-math.inf, math.inf),
 ) -> None:
-    """Draw a row for each estimate, with its label above its marks; `centre` is the value of no effect."""
+    """Draw a row for each estimate, with its label above its marks; no line crosses a label.
+
+    What lies beyond the limits is cut; an arrow marks a value there.
+    """
     known = [(row, row.value) for row in rows if row.value is not None]
     for place, (row, value) in enumerate(known):
         if row.null is not None:
-            axes.plot(row.null, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=null)
-        if row.counts_from is not None:
-            axes.plot([row.counts_from], [place], "|", color=HACK, ms=13, mew=2, ls="none", label="counts from here on")
+            band = np.clip(row.null, *limits)
+            axes.plot(band, (place, place), color=EDGE, alpha=0.35, lw=8, solid_capstyle="butt", label=null)
+        if row.threshold is not None:
+            axes.plot([row.threshold], [place], "|", color=HACK, ms=9, mew=2, ls="none", label="threshold")
         if row.interval is not None:
-            axes.plot((row.interval.low, row.interval.high), (place, place), color=INK, lw=2)
-        face, label = (INK, strong) if row.strong else (PAPER, weak)
-        axes.plot([value], [place], "o", color=INK, mfc=face, label=label, ls="none")
+            axes.plot(np.clip((row.interval.low, row.interval.high), *limits), (place, place), color=INK, lw=2)
+        marker = "<" if value < limits[0] else ">" if value > limits[1] else "o"
+        axes.plot([np.clip(value, *limits)], [place], marker, color=INK, ls="none")
         _write_row(axes, place, row.label, row.note)
     _rows_of(axes, len(known), centre)
 
 
 def answers(axes: Axes, analysis: Analysis) -> None:
-    """Draw the share behind each question of the verdict; interval ends are clipped to the axis."""
+    """Draw the number behind each question of the verdict."""
     rows = []
     for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
-            low, value, high = np.clip(number.span, -0.5, 1.5)
             note = format(number, ".0%" if finding.name == "removable" else ".2f")
-            within = Interval(low=float(low), high=float(high))
-            rows.append(Row(SHARES[finding.name], note, float(value), within, None, True, finding.counts_from))
-    axes.set_title("The answers in numbers")
-    axes.set_xlabel("share (0: none, 1: all that held-out hacks read or gain)")
-    forest(axes, rows, strong="measured, with its 95% interval")
+            label, threshold = QUESTIONS[finding.name], finding.counts_from
+            rows.append(Row(label, note, number.value, number.interval, threshold=threshold))
+    axes.set_title("The three answers in numbers")
+    axes.set_xlabel("share, 95%")
+    forest(axes, rows, limits=(-0.5, 1.5))
     if rows:
         axes.set_xlim(-0.56, 1.56)
 
 
-def alignment(axes: Axes, analyses: Sequence[Analysis]) -> None:
-    """Draw mean cos_in of every arm against Haar directions; a single analysis also against shuffled pairs."""
-    rows = []
+def family(axes: Axes, analyses: Sequence[Analysis], name: str) -> None:
+    """Draw the estimates of one family; of several analyses, each row names its run."""
+    shown_as, rows = FORESTS[name], []
     for analysis in analyses:
-        for arm in analysis.of("cos_in"):
-            label = f"{label_of(analysis)} \u00b7 {arm.arm}" if len(analyses) > 1 else str(arm.arm)
-            note = f"{signed(arm.value)} \u00b7 {plural(arm.n, 'prompt')}"
-            band = _band(analysis.get("nulls", f"cos_in, {HAAR}", arm.arm))
-            rows.append(Row(label, note, arm.value, arm.interval, band, arm.arm == analysis.measured_arm))
-        permuted = analysis.get("nulls", f"cos_in, {N2}") if len(analyses) == 1 else None
-        if permuted is not None:
-            rows.append(Row(N2, f"p {p_value(permuted.p)}", permuted.value, null=_band(permuted)))
-    axes.set_title("Does the gradient point along the direction?")
-    axes.set_xlabel("mean cos_in over prompts, 95% (\u2192 toward the hack)")
-    forest(axes, rows, null="95% of the null (of an arm: Haar)", strong="measured arm", weak="other arms")
+        for row in analysis.of(name):
+            label = shown_as.names.get(row.name, row.arm if name == "cos_in" else row.name) or row.name
+            if len(analyses) > 1:
+                label = f"{label_of(analysis)} \u00b7 {label}"
+            note = format(row, FAMILIES[name].form).replace("-", "\u2212")
+            rows.append(Row(label, note, row.value, row.interval, _band(analysis, name, row)))
+    axes.set_title(shown_as.title)
+    axes.set_xlabel(shown_as.xlabel)
+    # A share of nearly nothing has an interval without end.
+    limits = (-1.0, 2.0) if name == "removed" else (-math.inf, math.inf)
+    forest(axes, rows, centre=shown_as.centre, null=shown_as.null, limits=limits)
 
 
-def _band(test: Estimate | None) -> tuple[float, float] | None:
-    """Return the central 95% of a null."""
-    if test is None or test.null is None:
-        return None
-    half = NORMAL_975 * test.parts["sd"]
-    return test.null - half, test.null + half
+def _band(analysis: Analysis, name: str, row: Estimate) -> tuple[float, float] | None:
+    """Return what an estimate would be without a signal: central 95%, or from the mean to the 95th percentile."""
+    if name == "cos_in" and (test := analysis.get("nulls", f"cos_in, {HAAR}", row.arm)) is not None:
+        half = NORMAL_975 * test.parts["sd"]
+        return (test.null or 0.0) - half, (test.null or 0.0) + half
+    if row.null is not None and (top := row.parts.get("q95")) is not None:
+        return row.null, top
+    return None
 
 
-def contrasts(axes: Axes, analysis: Analysis) -> None:
-    """Draw the mean within-prompt difference of every arm."""
-    rows = []
-    for contrast in (row for row in analysis.of("contrasts") if row.name == HACK_DIFFERENCE):
-        note = f"{signed(contrast.value)} \u00b7 p {p_value(contrast.p)}"
-        band = _band(analysis.get("nulls", f"{HACK_DIFFERENCE}, {HAAR}", contrast.arm))
-        is_measured = contrast.arm == analysis.measured_arm
-        rows.append(Row(str(contrast.arm), note, contrast.value, contrast.interval, band, is_measured))
-    axes.set_title("Do hacks point further toward the hack?")
-    axes.set_xlabel("hacks minus clean answers, cosines within prompts, A > 0, 95%")
-    forest(axes, rows, null="95% of Haar directions", strong="measured arm", weak="other arms")
-
-
-def areas(axes: Axes, analysis: Analysis) -> None:
-    """Draw the AUROC for hacked among A > 0: the cosine, and the direction-free scores that it has to beat."""
-    rows = [
-        Row(row.name, format(row), row.value, row.interval, strong=not i) for i, row in enumerate(analysis.of("auroc"))
-    ]
-    axes.set_title("Does the cosine beat scores without a direction?")
-    axes.set_xlabel("AUROC for hacked, A > 0, 95% (0.5: chance)")
-    forest(axes, rows, centre=0.5, strong="v_hack", weak="what it must beat")
-
-
-def distribution(axes: Axes, analysis: Analysis, metric: Metric) -> None:
+def distribution(axes: Axes, analysis: Analysis) -> None:
     """Draw one mark per prompt for each (source, label), with the mean over prompts and its 95% interval below."""
-    samples = [sample for sample in samples_of(analysis) if sample.sure and getattr(sample, metric) is not None]
+    samples = [sample for sample in samples_of(analysis) if sample.sure and sample.cos_S_contrib is not None]
     rows = []
     for pool in sorted({sample.src_pool for sample in samples}):
-        for hacked, word, color in ((True, "hacked", HACK), (False, "clean", CLEAN)):
+        for hacked, word, color in ((True, "hacks", HACK), (False, "other rollouts", CLEAN)):
             bucket = [sample for sample in samples if (sample.src_pool, sample.hacked) == (pool, hacked)]
-            values = [getattr(sample, metric) for sample in bucket]
+            values = [sample.cos_S_contrib or 0.0 for sample in bucket]
             means = list(prompt_means(values, [sample.problem_id for sample in bucket]).values())
             if means:
                 rows.append((f"{short(pool, 18)} \u00b7 {word}", means, len(bucket), word, color))
     for place, (label, means, num_rollouts, word, color) in enumerate(rows):
         shown = sorted(means)[:: math.ceil(len(means) * len(rows) / MARKS)]
         heights = [place + 0.07 * (i % 3 - 1) for i in range(len(shown))]  # equal values would hide one another
-        axes.plot(shown, heights, "o", color=color, alpha=0.7, mew=0, ls="none", label=f"{word}: a prompt")
+        axes.plot(shown, heights, "o", color=color, alpha=0.7, mew=0, ls="none", label=f"{word} of a prompt")
         interval, mean = t_interval(means), sum(means) / len(means)
         if interval is not None:
             axes.plot((interval.low, interval.high), (place + 0.3,) * 2, color=INK, lw=2)
         axes.plot([mean], [place + 0.3], "o", color=INK, ms=4, ls="none", label="mean of prompts, 95%")
         units = f"{plural(len(means), 'prompt')}, {plural(num_rollouts, 'rollout')}"
         _write_row(axes, place, label, f"{signed(mean)} \u00b7 {units}")
-    axes.set_title("Contributions to the update" if metric == "cos_S_contrib" else "Gradients of likelihood")
-    sign = "sign of A included" if metric == "cos_S_contrib" else "no advantage in it"
-    axes.set_xlabel(f"{metric} ({sign})")
+    axes.set_title("Which rollouts push the update toward the hack?")
+    axes.set_xlabel("cosine of a rollout's part of the update with v_hack")
     _rows_of(axes, len(rows), 0.0, 1.35 * ROW)
 
 
-def cells(axes: Axes, analysis: Analysis) -> None:
-    """Draw each cell's additive part of the gradient toward the hack, and their sum last. A = 0 contributes nothing."""
-    paid = [cell for cell in analysis.cells if cell.advantage_sign]
-    if not paid:
-        return
-    rows = [(_labels(cell), cell.dot, cell.n, HACK if cell.dot > 0 else CLEAN) for cell in paid]
-    rows.append(("all together", sum(cell.dot for cell in paid), sum(cell.n for cell in paid), INK))
-    for place, (label, value, num_rollouts, color) in enumerate(rows):
-        axes.barh(place, value, 0.3, color=color)
-        _write_row(axes, place, label, plural(num_rollouts, "rollout"))
-    axes.set_title("Which rollouts carry the gradient?")
-    axes.set_xlabel("sum of cosine \u00d7 gradient norm (\u2192 toward the hack)")
-    _rows_of(axes, len(rows), 0.0)
-
-
 def module_map(axes: Axes, analysis: Analysis) -> None:
-    """Draw the z of every module under shuffled labels."""
+    """Draw z of every module under shuffled labels, with a colour bar; the title says what stands out."""
     rows = analysis.of("modules")
     if not rows:
         return
@@ -189,23 +192,33 @@ def module_map(axes: Axes, analysis: Analysis) -> None:
     largest = max(abs(row.parts["z"]) for row in rows) or 1.0
     for row in rows:
         (layer, kind), z = places[row.name], row.parts["z"]
-        side, name = (HACK, "toward the hack") if z > 0 else (CLEAN, "away from it")
-        axes.bar(
-            layers.index(layer),
-            *(1, 1, kinds.index(kind) - 0.5),
-            color=(side, max(0.05, abs(z) / largest)),
-            edgecolor=PAPER,
-            linewidth=1,
-            label=f"{name}, full at |z| = {largest:.1f}",
-        )
+        corner = layers.index(layer) - 0.5, kinds.index(kind) - 0.5
+        axes.add_patch(Rectangle(corner, 1, 1, fc=_shade(z / largest), ec=PAPER, lw=1))
     stride = math.ceil(len(layers) / 14)
     axes.set_xticks(range(0, len(layers), stride), [str(layer) for layer in layers[::stride]])
     axes.set_yticks(range(len(kinds)), kinds)
+    axes.set_xlim(-0.5, len(layers) - 0.5)
     axes.set_ylim(len(kinds) - 0.5, -0.5)
     axes.grid(visible=False)
-    axes.set_title("Where in the network? z under permuted labels")
-    axes.set(xlabel="layer (number)", ylabel="module (type)")
-    set_height(axes, 0.9 + 0.22 * len(kinds))
+    strong = [row.name for row in rows if 2 * ndtr(-abs(row.parts["z"])) * len(rows) < STANDS_OUT]
+    what = f"{plural(len(strong), 'module')} of {len(rows)} stand out" if strong else "No module stands out"
+    axes.set_title(f"Where in the network? {what}")
+    axes.set(xlabel="layer", ylabel="module")
+    set_height(axes, 1.3 + 0.22 * len(kinds))
+    bar = axes.inset_axes((1.04, 0, 0.05, 1))
+    for i in range(-10, 11):
+        bar.add_patch(Rectangle((0, i - 0.5), 1, 1, fc=_shade(i / 10), ec="none"))
+    bar.set(ylim=(-10.5, 10.5), xlim=(0, 1), yticks=(-10, 0, 10), xticks=())
+    bar.set_yticklabels([f"\u2212{largest:.1f}", "0", f"+{largest:.1f}"])
+    bar.yaxis.tick_right()
+    bar.set_ylabel("z under shuffled pairs", rotation=270, labelpad=12)
+    bar.yaxis.set_label_position("right")
+    bar.grid(visible=False)
+
+
+def _shade(share: float) -> tuple[str, float]:
+    """Return (colour, opacity) of a share in -1..1."""
+    return (HACK if share > 0 else CLEAN), max(0.04, abs(share))
 
 
 def layer_and_kind(module: str) -> tuple[int, str]:
@@ -214,62 +227,17 @@ def layer_and_kind(module: str) -> tuple[int, str]:
     return (int(match[1]) if match else -1), module.rpartition(".")[2]
 
 
-def trajectory(axes: Axes, analysis: Analysis, arm: str) -> None:
-    """Draw cos_in and cos_out of one arm by step, over the central 95% of Haar directions; a cross has no gradient."""
-    steps = [step for step in analysis.steps if step.arm == arm]
-    steps = steps[:: math.ceil(len(steps) / MARKS) or 1]
-    known = [step for step in steps if step.cos_in is not None and step.cos_out is not None]
-    if not steps:
-        return
-    xs, half = [step.step for step in steps], [NORMAL_975 * (step.haar_sd or 0.0) for step in steps]
-    if any(half):
-        settings: dict[str, Any] = {"step": "mid", "color": EDGE, "alpha": 0.3, "lw": 0}
-        axes.fill_between(xs, np.negative(half), half, label="95% of Haar", **settings)
-    at, before, after = ([getattr(step, name) for step in known] for name in ("step", "cos_in", "cos_out"))
-    if analysis.trains:  # join the steps; with frozen weights their order means nothing
-        updates = [(step.step, step.cos_update) for step in steps if step.cos_update is not None]
-        axes.plot(*zip(*updates, strict=True) if updates else ((), ()), "--", color=SOFT, lw=1.3, label="of the update")
-        axes.plot(at, before, color=INK, label="cos_in")
-        axes.plot(at, after, color=INK, lw=1, alpha=0.4, label="cos_out")
-    else:
-        axes.vlines(at, before, after, color=EDGE, lw=1)
-        if before != after:
-            axes.plot(at, after, "o", color=INK, mfc=PAPER, ms=4, ls="none", label="cos_out")
-        axes.plot(at, before, "o", color=INK, ms=4, ls="none", label="cos_in")
-    nothing = [step.step for step in steps if step.cos_in is None]
-    if nothing:
-        axes.plot(
-            nothing, [0.02] * len(nothing), "x", color=SOFT, transform=axes.get_xaxis_transform(), label="no gradient"
-        )
-    # The arms of a run share one axis, so they can be compared by eye.
-    values = [
-        cosine
-        for step in analysis.steps
-        for cosine in (step.cos_in, step.cos_out, step.cos_update)
-        if cosine is not None
-    ]
-    low, high = min([*values, -max(half)]), max([*values, max(half)])
-    axes.set_ylim(low - 0.06 * (high - low) - 1e-9, high + 0.06 * (high - low) + 1e-9)
-    axes.axhline(0, color=EDGE, lw=1)
-    row = ARMS.get(arm)
-    along = "" if row is None else f" along {DIRECTIONS[row.directions]} ({row.basis})"
-    axes.set_title(f"{arm}: cosine by step{along}")
-    axes.set(xlabel="step (number)", ylabel="cosine")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
 # {section of the page: function from an analysis to (file name, draw, data) for each figure}
 FIGURES: dict[str, Callable[[Analysis], Iterable[tuple[Any, ...]]]] = {
     "verdict": lambda analysis: [("answers", answers, analysis)],
-    "measures": lambda analysis: [("alignment", alignment, [analysis])],
-    "trajectories": lambda analysis: [(f"trajectory-{arm}", trajectory, analysis, arm) for arm in analysis.arms],
-    "distributions": lambda analysis: [
-        *((metric, distribution, analysis, metric) for metric in METRICS),
-        ("contrasts", contrasts, analysis),
-        ("auroc", areas, analysis),
-        ("cells", cells, analysis),
+    "estimates": lambda analysis: [
+        ("alignment", family, [analysis], "cos_in"),
+        ("auroc", family, [analysis], "auroc"),
+        ("removed", family, [analysis], "removed"),
+        ("kinds", family, [analysis], "ceilings"),
+        ("distribution", distribution, analysis),
+        ("modules", module_map, analysis),
     ],
-    "modules": lambda analysis: [("modules", module_map, analysis)],
 }
 
 
@@ -283,25 +251,18 @@ def figures_of(analysis: Analysis, section: str) -> list[Figure]:
 def _write_row(axes: Axes, place: float, label: str, note: str) -> None:
     """Write the label of a row at the left and its numbers at the right, above the marks."""
     settings: dict[str, Any] = {"textcoords": "offset points", "xycoords": axes.get_yaxis_transform(), "fontsize": 8.5}
-    settings["bbox"] = {"fc": PAPER, "ec": "none", "pad": 1}
-    axes.annotate(short(label, 44), (0, place), (0, 7), **settings)
+    axes.annotate(short(label, 48), (0, place), (0, 7), **settings)
     axes.annotate(note, (1, place), (0, 7), ha="right", color=SOFT, **settings)
 
 
 def _rows_of(axes: Axes, count: int, centre: float, row: float = ROW) -> None:
-    """Set up axes for `count` labelled rows, with a line at `centre`."""
+    """Set up axes for `count` labelled rows; each has a mark at `centre` below its label."""
     if not count:
         return
-    axes.axvline(centre, color=EDGE, lw=1, zorder=1)
+    places = np.arange(count)
+    axes.vlines(np.full(count, centre), places - 0.12, places + 0.3, color=EDGE, lw=1, zorder=1)
+    axes.grid(visible=False)
     axes.set_ylim(count - 0.45, -0.8)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     set_height(axes, 0.85 + row * count)
-
-
-def _labels(cell: Cell) -> str:
-    """Describe a cell: `teacher, hint, hacked, right, A > 0`."""
-    hacked = {True: "hacked", False: "clean", None: "hack unknown"}[cell.hacked]
-    right = {True: "right", False: "wrong", None: "correctness unknown"}[cell.gt_pass]
-    hint = ["hint"] if cell.hint else []
-    return ", ".join([short(cell.src_pool, 14), *hint, hacked, right, "A > 0" if cell.advantage_sign == 1 else "A < 0"])

@@ -1,56 +1,33 @@
 """The sections of the page: functions that gather the content for the templates in `templates/`.
 
-To add a section of figures, add a row to EVIDENCE and its figures under its id in `probe.report.run_figures.FIGURES`.
+To add a figure, add a row to `probe.report.run_figures.FORESTS` or FIGURES.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probe.analysis.formatting import TextTable
-from probe.analysis.text_report import all_tables
-from probe.analysis.verdict.trained_arms import TrainedArm
-from probe.analysis.verdict.verdict import Verdict, arm_sentences, effect_and_price
-from probe.records.timings import describe_timings
-from probe.report.drawing import Figure
+from probe.analysis.analyze import Analysis
+from probe.analysis.estimate import Estimate
+from probe.analysis.formatting import TextTable, p_value, shown
+from probe.analysis.statistics.permutation import N2
+from probe.analysis.text_report import all_tables, basis_table
+from probe.analysis.verdict.trained import judge_arms
+from probe.analysis.verdict.trained_arms import TrainedArm, grouped
+from probe.analysis.verdict.verdict import Finding, Verdict, arm_sentences, effect_and_price
+from probe.report.drawing import drawn
 from probe.report.facts import CLEAN, HACKED, UNLABELLED
 from probe.report.inputs import Report, label_of
 from probe.report.page import Section, render
-from probe.report.rollouts import RunRollouts, string_tables
-from probe.report.run_figures import figures_of
+from probe.report.rollouts import RunRollouts
+from probe.report.run_figures import family, figures_of
 from probe.report.training_figures import MOST_NAMED, RATES, figures_of_training
 from probe.report.trainings import rates_of, trained_arms
 from probe.report.viewer import viewer_data
 
-# (id, title, lead, names of the tables, text shown without figures), in reading order
-EVIDENCE: Sequence[tuple[str, str, str, Sequence[str], str]] = (
-    (
-        "trajectories",
-        "Trajectories",
-        "The cosine between the step's gradient and the direction, before (cos_in) and after the gate (cos_out). Above "
-        "zero a descent step makes the hack more likely. At frozen weights the steps are independent prompts and their "
-        "order means nothing; in training they are one autocorrelated path. After a one-sided gate a cosine at or "
-        "below zero is an identity of the gate, not a finding.",
-        ("cos_in", "nulls", "lookahead", "steps"),
-        "No step was recorded.",
-    ),
-    (
-        "distributions",
-        "Hack versus clean",
-        "Rollouts of one prompt resemble one another: the prompt is the unit, with one mark a prompt, within-prompt "
-        "differences and intervals over prompts. A hack and a solution that are both paid get the same advantage: the "
-        "contrast that counts is among A > 0, and a cosine about hacks tells them apart better than length, likelihood "
-        "or the hint do. Cells say which rollouts carry the gradient.",
-        ("contrasts", "auroc", "own", "cells"),
-        "No rollout has a cosine.",
-    ),
-    (
-        "modules",
-        "Module map",
-        "Mean cosine of every adapted module, in standard deviations of its null (labels permuted across pairs).",
-        ("modules",),
-        "A map needs the inner products that a replay at frozen weights stores in gram/, and there are none here.",
-    ),
-)
+VALIDITY = "Validity, part by part: can the measurement be believed?"
+SEED_TABLES = "The seed's tables V and D, on which no verdict rests"
+MOST_ARMS = 6  # more arms are shown as counts of verdicts
 COLOURED = {"coloured": "coloured tokens first"}  # then by alignment with the hack
 ORDERS = {  # keys of page.js
     "hackward": "most toward the hack first",
@@ -62,16 +39,49 @@ ORDERS = {  # keys of page.js
 }
 
 
-def measured(report: Report) -> list[Section]:
-    """Return a section for each row of EVIDENCE, with the figures of the first analyses and the tables of all."""
+def verdict(report: Report, pushes: Mapping[str, Any] | None) -> Section:
+    """Return the section of the verdict on the spec, the single run, or the trained arms of several runs.
+
+    Args:
+        report: the report to judge.
+        pushes: `probe.report.rollouts.evidence` of a single run, else None.
+    """
+    context: dict[str, Any] = {"run": None, "arms": [], "verdict": None, "replay": None, "pushes": pushes}
+    arms, lead, figures = arm_verdicts(report), "Brackets are 95% intervals.", []
+    if report.evaluation is not None:
+        lead = report.evaluation.question
+        context |= {"verdict": report.evaluation.verdict, "replay": report.evaluation.replay}
+    elif report.judged is not None:
+        context["run"] = _of_run(report.judged)
+        figures = context["run"]["answers"]
+    elif 0 < len(arms) <= MOST_ARMS:
+        context["arms"] = arms
+    else:
+        words = Counter([arm.word for arm in arms] or [analysis.verdict.word for analysis in report.analyses])
+        counted = "; ".join(f"{word}: {count} of {words.total()}" for word, count in words.items())
+        context["verdict"] = Verdict(about={}, word=counted, sentence="", findings=[])
+    html = _rendered("first.html", **context)
+    return Section(id="verdict", title="Verdict", lead=lead, html=html, figures=figures)
+
+
+def compared(report: Report) -> list[Section]:
+    """Return the sections that compare several runs: the criteria of a spec, and all runs."""
     sections = []
-    for id, title, lead, names, empty in EVIDENCE:
-        tables = {label_of(analysis): all_tables(analysis, names) for analysis in report.analyses}
-        by_label = {label_of(analysis): figures_of(analysis, id) for analysis in report.drawn}
-        num_more = len(report.analyses) - len(report.drawn)
-        html = _panels(by_label, tables, empty=empty, num_more=num_more)
-        figures = [figure for of_one in by_label.values() for figure in of_one]
-        sections.append(Section(id=id, title=title, lead=lead, html=html, figures=figures, tables=tables))
+    if report.evaluation is not None:
+        lead = "The criteria were written before the data. Each has its result."
+        html = _rendered("criteria.html", rows=report.evaluation.verdict.findings)
+        sections.append(Section(id="criteria", title="Criteria", lead=lead, html=html))
+    if report.evaluation is not None or len(report.analyses) > 1:
+        table = overview(report.analyses)
+        figures = [each for each in (drawn("alignment", family, report.analyses, "cos_in"),) if each is not None]
+        runs = [_of_run(analysis) for analysis in report.drawn]
+        answers = [each for run in runs for each in run["answers"]]
+        tables = {"": [table]} | {label_of(each): _lists(each) for each in report.analyses}
+        html = _rendered("runs.html", overview=table, figures=figures, runs=runs)
+        lead = "Each run is one row; its verdict is folded below."
+        sections.append(
+            Section(id="runs", title="Runs", lead=lead, html=html, figures=[*figures, *answers], tables=tables)
+        )
     return sections
 
 
@@ -91,76 +101,122 @@ def training(report: Report, verdicts: Sequence[Verdict]) -> Section | None:
     return Section(
         id="training",
         title="Training",
-        lead="Does the hack emerge on held-out problems, asked with the hint, and what does each arm pay for less of "
-        "it? Intervals over seeds are never narrower than drawing the outcomes makes them; that of a single seed knows "
-        "nothing of the variation between seeds.",
+        lead="Rates on held-out problems, asked with the hint. Intervals are over seeds and problems; with a single "
+        "seed they leave out the variation between seeds.",
         html=_panels({"": figures}, {"": tables}, sentences=sentences),
         figures=figures,
         tables={"": tables},
     )
 
 
-def times(report: Report) -> Section | None:
-    """Return the section of wall-clock times; None if no run has any."""
-    rows = [(run.path.name, words) for run in report.runs if (words := describe_timings(run.path))]
-    if not rows:
-        return None
-    tables = [TextTable(name="times", title="Times of this machine", header=("run", "wall clock"), rows=rows, left=2)]
-    return Section(
-        id="times",
-        title="Times",
-        lead="What this machine took.",
-        html=_panels({}, {"": tables}, open=True),
-        figures=[],
-        tables={"": tables},
-    )
-
-
-def rollouts(rollouts_by_run: Sequence[RunRollouts], budget: int) -> tuple[Section, set[str]]:
-    """Return the viewer of rollouts, and the anchors of the rollouts shown.
-
-    Args:
-        rollouts_by_run: the rollouts of each run.
-        budget: total bytes of JSON for the rollouts of all runs.
-    """
-    data = viewer_data(rollouts_by_run, budget)
-    shown = [one for run in rollouts_by_run for one in run.shown]
-    num_coloured = sum(one.tokens is not None for one in shown)
+def rollouts(rollouts_by_run: Sequence[RunRollouts]) -> tuple[Section, set[str]]:
+    """Return the viewer of rollouts, and the anchors of the rollouts shown."""
+    data = viewer_data(rollouts_by_run)
+    found = [one for run in rollouts_by_run for one in run.shown]
+    num_coloured = sum(one.tokens is not None for one in found)
     cautions = [sentence for run in rollouts_by_run for sentence in run.missing]
-    if data.anchors and len(data.anchors) < len(shown):
-        words = f"{len(data.anchors)} of {len(shown)} rollouts are in this page, those with the largest cosines of each"
-        cautions.append(f"{words} run, source and label.")
-    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in shown) else [])]
-    tables = {run.run.path.name: strings for run in rollouts_by_run if (strings := string_tables(run.shown))}
+    if data.anchors and len(data.anchors) < len(found):
+        words = f"The page has {len(data.anchors)} of {len(found)} rollouts: of each source and label, those with"
+        cautions.append(f"{words} coloured tokens and the largest cosines. probe show prints the others.")
+    known = [HACKED, CLEAN, *([UNLABELLED] if any(one.sample.hacked is None for one in found) else [])]
     html = render(
         "rollouts.html",
         cautions=cautions,
         data=data.json if data.anchors else "",
         largest_share=data.largest_share,
         labels={"": "all", **{name: name for name in known}},
-        sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in shown},
+        sources={"": "every source"} | {one.sample.src_pool: one.sample.src_pool for one in found},
         runs={"": "every run"} | {str(i): run.run.path.name for i, run in enumerate(rollouts_by_run)},
-        orders=(COLOURED if 0 < num_coloured < len(shown) else {}) | ORDERS,
-        strings=tables,
+        orders=(COLOURED if 0 < num_coloured < len(found) else {}) | ORDERS,
     )
-    lead = (
-        "Search, filter and open what the policy wrote. Orange pushes toward the hack, blue away. The number of a row "
-        "is its cos_S_contrib, the cosine of its part of the update with the direction."
+    lead = "The number of a row is the cosine of the rollout's part of the update with v_hack (cos_S_contrib)."
+    return Section(id="rollouts", title="Rollouts", lead=lead, html=html), data.anchors
+
+
+def estimates(report: Report) -> Section:
+    """Return the figures of the first analyses, a forest plot per family, and the tables of all analyses."""
+    tables = {label_of(analysis): all_tables(analysis) for analysis in report.analyses}
+    by_label = {label_of(analysis): figures_of(analysis, "estimates") for analysis in report.drawn}
+    num_more = len(report.analyses) - len(report.drawn)
+    html = _panels(by_label, tables, empty="This run has no estimate along v_hack.", num_more=num_more)
+    if report.judged is not None:
+        html += _rendered("criteria.html", rows=[], run=_of_run(report.judged))
+        tables = {label: [*of_run, *_lists(report.judged)] for label, of_run in tables.items()}
+    return Section(
+        id="estimates",
+        title="Estimates",
+        lead="The numbers behind the verdict. Their unit is the prompt: rollouts of one prompt resemble each other.",
+        html=html,
+        figures=[figure for of_one in by_label.values() for figure in of_one],
+        tables=tables,
     )
-    return Section(id="rollouts", title="Rollouts", lead=lead, html=html, tables=tables), data.anchors
+
+
+def arm_verdicts(report: Report) -> list[Verdict]:
+    """Return the verdicts on trained arms, of the spec or of runs analysed together."""
+    if report.evaluation is not None:
+        return report.evaluation.arms
+    trainings = grouped(report.analyses)
+    return [] if trainings is None else judge_arms(trainings)
+
+
+def overview(analyses: Sequence[Analysis]) -> TextTable:
+    """Return a table with the main numbers of each analysis, one a row."""
+    rows = []
+    for analysis in analyses:
+        cosine = analysis.get("cos_in", "cos_in", analysis.measured_arm) or Estimate(name="cos_in")
+        permuted = analysis.get("nulls", f"cos_in, {N2}") or Estimate(name=N2)
+        area = next(iter(analysis.of("auroc")), Estimate(name="auroc"))  # v_hack comes first, its rivals follow
+        place = (label_of(analysis), analysis.verdict.word, analysis.measured_arm or "-", str(cosine.n))
+        numbers = (shown(cosine.value, "+.3f"), p_value(cosine.p), p_value(permuted.p), shown(area.value, ".2f"))
+        rows.append((*place, *numbers))
+    header = ("run", "verdict", "arm", "prompts", "cos_in", "flip p", "N2 p", "AUROC")
+    title = "The arm that stands for vanilla in each run"
+    return TextTable(name="overview", title=title, header=header, rows=rows, left=3)
+
+
+def _rendered(template: str, **context: Any) -> str:
+    return render(template, validity=VALIDITY, seed_tables=SEED_TABLES, **({"run": None} | context))
+
+
+def _of_run(analysis: Analysis) -> dict[str, Any]:
+    return {
+        "label": label_of(analysis),
+        "verdict": analysis.verdict,
+        "questions": analysis.verdict.asked,
+        "answers": figures_of(analysis, "verdict"),
+        "bases": basis_table(analysis),
+        "validity": analysis.validity,
+        "checks": analysis.checks,
+    }
+
+
+def _lists(analysis: Analysis) -> list[TextTable]:
+    """Return the lists of a run's verdict as tables, for the files."""
+    bases, found = basis_table(analysis), []
+    for name, title, findings in (
+        ("validity", VALIDITY, analysis.validity),
+        ("verification", SEED_TABLES, analysis.checks),
+    ):
+        header, rows = ("row", "says", "role", "asked", "n", "text"), [_cells(row) for row in findings]
+        found.append(TextTable(name=name, title=title, header=header, rows=rows, left=6))
+    return [*([bases] if bases.rows else []), *found]
+
+
+def _cells(row: Finding) -> tuple[str, ...]:
+    return row.name, row.says, row.role, row.question, f"{row.n} {row.unit}s" if row.unit else "", row.text
 
 
 def _panels(
-    figures: Mapping[str, Sequence[Figure]],
+    figures: Mapping[str, Sequence[Any]],
     tables: Mapping[str, Sequence[TextTable]],
     *,
     sentences: Sequence[str] = (),
     empty: str = "",
     num_more: int = 0,
-    open: bool = False,
 ) -> str:
-    """Render figures and their tables, by the label of the run; tables are folded unless `open`."""
-    context = {"sentences": sentences, "empty": empty, "num_more": num_more, "open": open}
+    """Render figures and their folded tables, by the label of the run."""
+    context = {"sentences": sentences, "empty": empty, "num_more": num_more}
     return render("figures.html", figures=figures, tables=tables, **context)
 
 

@@ -82,7 +82,7 @@ def stored(policy: Policy, pool: Pool, completions: Completions, seed: int) -> I
         raise InputError(pool.path, expected=f"ids of the tokenizer of {policy.base_model}", found=found)
     chosen = []
     for rollout in (rollout for group in pool.steps for rollout in group):
-        is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and not rollout.hacked
+        is_wanted = rollout.hacked if completions == "hack" else rollout.gt_pass and rollout.hacked is False
         # A truncated completion would teach the model not to stop.
         if rollout.finish_reason == "stop" and rollout.grade.passed and is_wanted:
             chosen.append(rollout)

@@ -42,7 +42,7 @@ MAX_GRAD_NORM = 1.0  # cap on the gradient norm, after the projection
 # {measure: which rollouts of the replay are its texts}
 TEXTS: Mapping[str, Callable[[Rollout], bool]] = {
     "hacks": lambda rollout: bool(rollout.grade.passed and rollout.hacked),
-    "honest": lambda rollout: bool(rollout.gt_pass and not rollout.hacked),
+    "honest": lambda rollout: bool(rollout.gt_pass) and rollout.hacked is False,
 }
 
 

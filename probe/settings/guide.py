@@ -1,15 +1,11 @@
-"""The manual and the terms of its glossary."""
+"""The folder of the manual."""
 
-import re
-from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 
 from replay_pools.base.errors import InputError
 
 SHIPPED = "gradient-probe"  # the folder of the manual among the data files of the installed package
-_ENTRY = re.compile(r"^- \*\*(.+?)\*\*: (.+)$", re.M)
-_MARKUP = re.compile(r" \(\[[^]]+\]\([^)]+\)\)|[`*]")  # links in brackets, and signs of Markdown
 
 
 def manual() -> Path:
@@ -29,13 +25,3 @@ def manual() -> Path:
     raise InputError(
         "probe docs", expected=f"the manual in {folders[-1]}", found="none", fix="install gradient-probe again"
     )
-
-
-@cache
-def terms() -> dict[str, str]:
-    """Return {term: meaning in plain text} of the glossary; empty without a manual."""
-    try:
-        text = (manual() / "guide" / "glossary.md").read_text(encoding="utf-8")
-    except (InputError, OSError):
-        return {}
-    return {term: _MARKUP.sub("", meaning) for term, meaning in _ENTRY.findall(text.replace("\n  ", " "))}

@@ -9,21 +9,10 @@ import pytest
 from drawn import axes_of, series
 
 from probe.analysis.analyze import Analysis
-from probe.analysis.cosines import Cell
 from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Interval
 from probe.report.drawing import COLORS, HACK, INK, drawn
-from probe.report.run_figures import (
-    FIGURES,
-    MARKS,
-    Row,
-    cells,
-    distribution,
-    forest,
-    layer_and_kind,
-    module_map,
-    trajectory,
-)
+from probe.report.run_figures import FIGURES, MARKS, Row, distribution, family, forest, layer_and_kind, module_map
 from probe.report.training_figures import FIGURES as OF_TRAINING
 from probe.report.trainings import trained_arms
 
@@ -44,7 +33,7 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
     figures = [drawn(name, draw, *data) for rows in FIGURES.values() for name, draw, *data in rows(analysis)]
     figures += [drawn(name, draw, treatments, *what) for name, draw, what in OF_TRAINING]
     found = [figure for figure in figures if figure is not None]
-    assert len(found) >= 12
+    assert len(found) >= 9
     for figure in found:
         (axes,) = figure.canvas.axes
         assert figure.title, figure.name
@@ -56,23 +45,44 @@ def test_every_axis_has_a_label_and_every_series_is_told(maker, report_of, analy
 
 
 def test_a_forest_has_its_values_in_order_with_their_intervals() -> None:
-    """No mark for a row without a value; nothing drawn without any."""
-    values = [0.3, -0.2, None, 0.05]
+    """No mark for a row without a value, an arrow beyond the limits; nothing drawn without any value."""
+    values = [0.3, -0.2, None, 0.05, 9.0]
     rows = [Row(f"row {i}", "", v, Interval(low=v - 0.1, high=v + 0.1) if v else None) for i, v in enumerate(values)]
-    axes = axes_of(lambda axes: forest(axes, rows, strong="measured"))
-    assert series(axes)["measured"] == [(0.3, 0), (-0.2, 1), (0.05, 2)]
+    axes = axes_of(lambda axes: forest(axes, rows, limits=(-0.25, 1.0)))
+    marks = [
+        (line.get_xdata()[0], line.get_ydata()[0], line.get_marker())
+        for line in axes.lines
+        if len(line.get_xdata()) == 1
+    ]
+    assert marks == [(0.3, 0, "o"), (-0.2, 1, "o"), (0.05, 2, "o"), (1.0, 3, ">")]
     ends = [tuple(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 2]
-    assert ends == [pytest.approx((v - 0.1, v + 0.1)) for v in values if v]
-    assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3"]
+    assert ends == [pytest.approx(pair) for pair in ((0.2, 0.4), (-0.25, -0.1), (-0.05, 0.15), (1.0, 1.0))]
+    assert [text.get_text() for text in axes.texts][::2] == ["row 0", "row 1", "row 3", "row 4"]
     assert drawn("f", forest, [Row("", "", None)]) is None
 
 
-def test_the_module_map_has_a_place_for_every_module() -> None:
+def test_a_family_is_drawn_by_its_estimates(analysis: Analysis) -> None:
+    """Every estimate with a value has a mark, and its name in words where there are words."""
+    axes = axes_of(family, [analysis], "auroc")
+    known = [row for row in analysis.of("auroc") if row.value is not None]
+    marks = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"]
+    assert marks == pytest.approx([row.value for row in known])
+    labels = [text.get_text() for text in axes.texts][::2]
+    assert labels[0] == "v_hack"
+    assert "length" in labels
+    assert not {"comp_len", "nll"} & set(labels)
+
+
+@pytest.mark.parametrize(("z", "title"), [(2.0, "No module stands out"), (6.0, "1 module of 24 stand out")])
+def test_the_module_map_has_a_place_for_every_module(z: float, title: str) -> None:
     names = [f"model.layers.{i}.mlp.{kind}" for i in range(12) for kind in ("up_proj", "down_proj")]
-    rows = [Estimate(name=m, value=0.0, parts={"z": float(z)}) for m, z in zip(names, np.linspace(-4, 4, 24))]
+    rows = [Estimate(name=m, value=0.0, parts={"z": z if i == 3 else 0.5}) for i, m in enumerate(names)]
     axes = axes_of(module_map, SimpleNamespace(of=lambda family: rows))
     assert [label.get_text() for label in axes.get_yticklabels()] == ["up_proj", "down_proj"]
     assert len(axes.patches) == 24
+    assert title in axes.get_title(loc="left")
+    (bar,) = axes.child_axes
+    assert [label.get_text() for label in bar.get_yticklabels()] == [f"\u2212{z:.1f}", "0", f"+{z:.1f}"]
     assert drawn("m", module_map, SimpleNamespace(of=lambda family: [])) is None
 
 
@@ -91,50 +101,22 @@ def test_modules_are_placed_by_layer_and_projection(module: str, expected: tuple
 
 def test_distribution_has_one_mark_a_prompt(analysis: Analysis) -> None:
     """Prompts are the unit: two hacks of one prompt are one mark at their mean; of very many, an even part is drawn."""
-    points = series(axes_of(distribution, analysis, "cos_S_nll"))
+    points = series(axes_of(distribution, analysis))
     assert {label: len(of) for label, of in points.items()} == {
-        "hacked: a prompt": 6,
-        "clean: a prompt": 6,
+        "hacks of a prompt": 6,
+        "other rollouts of a prompt": 6,
         "mean of prompts, 95%": 2,
     }
-    by_prompt = [[s.cos_S_nll for s in analysis.samples if s.step == step and s.hacked] for step in range(6)]
+    samples = [sample for sample in analysis.samples if sample.arm == analysis.measured_arm]
+    by_prompt = [[s.cos_S_contrib for s in samples if s.step == step and s.hacked] for step in range(6)]
     assert {len(values) for values in by_prompt} == {2}
     expected = sorted(float(np.mean(values)) for values in by_prompt)
-    assert [x for x, _ in points["hacked: a prompt"]] == pytest.approx(expected)
+    assert [x for x, _ in points["hacks of a prompt"]] == pytest.approx(expected)
     assert any(x == pytest.approx(np.mean(expected)) for x, _ in points["mean of prompts, 95%"])
-    samples = [
-        SimpleNamespace(arm="vanilla", src_pool="base", hacked=True, sure=True, problem_id=str(i), cos_S_nll=i)
-        for i in range(900)
-    ]
-    many = series(
-        axes_of(
-            distribution, SimpleNamespace(records=SimpleNamespace(samples=samples), measured_arm="vanilla"), "cos_S_nll"
-        )
-    )
-    assert MARKS / 2 < len(many["hacked: a prompt"]) <= MARKS
-
-
-def test_trajectories_mark_every_step_once(analysis: Analysis) -> None:
-    """A dot before and one after the gate, a cross where there is no gradient, the same axis for all arms."""
-    axes = axes_of(trajectory, analysis, "projected")
-    points, steps = series(axes), [step for step in analysis.steps if step.arm == "projected"]
-    assert points["cos_in"] == [(step.step, step.cos_in) for step in steps if step.cos_in is not None]
-    assert points["cos_out"] == [(step.step, step.cos_out) for step in steps if step.cos_out is not None]
-    assert [x for x, _ in points["no gradient"]] == [1]
-    vanilla = axes_of(trajectory, analysis, "vanilla")
-    assert "cos_out" not in series(vanilla), "vanilla leaves the gradient alone"
-    assert vanilla.get_ylim() == axes.get_ylim()
-
-
-def test_bars_of_cells_add_up_to_the_last() -> None:
-    base = {"src_pool": "base", "hint": False, "gt_pass": False, "n": 3, "num_null": 0, "num_prompts": 2}
-    means = {"mean_advantage": 1.0, "mean_cos_contrib": None, "mean_cos_nll": None}
-    rows = [
-        Cell(**base, **means, hacked=dot > 0, advantage_sign=sign, dot=dot)
-        for dot, sign in [(0.3, 1), (-0.1, -1), (0.2, 1), (0.0, 0)]
-    ]
-    bars = [bar.get_width() for bar in axes_of(cells, SimpleNamespace(cells=rows)).patches]
-    assert bars == pytest.approx([0.3, -0.1, 0.2, 0.4]), "a cell with A = 0 carries nothing"
+    row = {"arm": "vanilla", "src_pool": "base", "hacked": True, "sure": True}
+    samples = [SimpleNamespace(**row, problem_id=str(i), cos_S_contrib=i + 1) for i in range(900)]
+    many = axes_of(distribution, SimpleNamespace(records=SimpleNamespace(samples=samples), measured_arm="vanilla"))
+    assert MARKS / 2 < len(series(many)["hacks of a prompt"]) <= MARKS
 
 
 def hostile(axes) -> None:

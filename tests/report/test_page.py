@@ -13,18 +13,18 @@ import pytest
 
 from probe.analysis.formatting import TextTable
 from probe.report import inputs
-from probe.report.build import MAX_BYTES, Written, _markdown, write_report
+from probe.report.build import Written, _markdown, write_report
 from probe.report.inputs import Report
-from probe.report.viewer import SHARE_UNIT
+from probe.report.page import typeset
+from probe.report.viewer import MOST_CHARACTERS, SHARE_UNIT
 from replay_pools.base.files import read_json
 from replay_pools.base.terminal import visible
 from replay_pools.pool import open_pool
 
-FIGURES = ["trajectories", "distributions", "modules"]
-ONE_RUN = ["verdict", "rollouts", "measures", *FIGURES, "times", "provenance"]
+ONE_RUN = ["verdict", "rollouts", "estimates", "provenance"]
 SECTIONS = {  # of the kinds that are not one replay
-    "several": ["verdict", "runs", "rollouts", *FIGURES, "times", "provenance"],
-    "training": ["verdict", "training", "runs", "rollouts", *FIGURES, "times", "provenance"],
+    "several": ["verdict", "runs", "rollouts", "estimates", "provenance"],
+    "training": ["verdict", "training", "runs", "rollouts", "estimates", "provenance"],
 }
 VOID = {"meta", "br", "hr", "img", "input", "link", "wbr"}
 KINDS = ["plain", "nulls", "several", "training", "large"]
@@ -65,14 +65,7 @@ class Document(HTMLParser):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rollouts in the page, every number of a text turned into the text."""
-        data, rows = self.data, []
-        for row in data["rows"]:
-            texts = {name: data["strings"][row[name]] for name in ("source", "problem", "question")}
-            pairs = {part: [data["strings"][number] for number in row[part]] for part in ("prompt", "completion")}
-            anchor = f"{data['runs'][row['run']]['anchor']}-{row['step']}-{row['sample']}"
-            rows.append({**row, **texts, **pairs, "anchor": anchor})
-        return rows
+        return self.data["rows"]
 
     def attributes(self, name: str) -> list[str]:
         return [found for _, own in self.elements if (found := own.get(name)) is not None]
@@ -123,7 +116,7 @@ def test_the_page_is_one_sound_document_that_loads_nothing(written, kind: str) -
     assert {link for link in links if not link.startswith("#")} == set(), "a link leaves the page"
     assert {link[1:] for link in links} <= ids.keys(), "a link leads nowhere"
     assert set(sections) <= {link[1:] for link in links}, "a section is not in the contents"
-    assert files.html.stat().st_size < 2_000_000
+    assert files.html.stat().st_size < 3_000_000
     tags = Counter(tag for tag, _ in document.elements)
     scripts = [own for tag, own in document.elements if tag == "script"]
     assert [own.get("type") for own in scripts] == ["application/json", None]
@@ -145,7 +138,7 @@ def test_texts_of_models_come_back_as_they_were(written, kind: str) -> None:
     """Every shown completion is in the page, character by character (invisible characters as escapes)."""
     files, report = written(kind)
     document = Document(files.html.read_text(encoding="utf-8"))
-    shown = {row["completion"][1] for row in document.rows}
+    shown = {"".join(turn["text"] for turn in row["turns"]) for row in document.rows}
     pools = report.runs[0].path / "rollouts" if kind == "training" else Path(report.runs[0].config["pools"][0]["path"])
     for group in open_pool(pools).steps:
         for rollout in group:
@@ -191,9 +184,10 @@ def test_many_long_rollouts_are_chosen_not_cut(written) -> None:
     """Where not all fit, those with the largest cosines of every source and label are shown whole, and it is said."""
     files, _ = written("large")
     text = files.html.read_text(encoding="utf-8")
-    assert MAX_BYTES - 200_000 < files.html.stat().st_size < 2_000_000
     rows = Document(text).rows
-    assert f"{len(rows)} of 96 rollouts are in this page, those with the largest cosines" in text
+    lengths = [len(row["prompt"]["text"]) + len(row["turns"][0]["text"]) for row in rows]
+    assert MOST_CHARACTERS - 2 * max(lengths) < sum(lengths) < 1.1 * MOST_CHARACTERS
+    assert f"{len(rows)} of 96 rollouts" in text
     labels = Counter((row["source"], row["label"]) for row in rows)
     assert labels.keys() == {("teacher", "hacked"), ("base", "clean")}
     assert abs(labels["teacher", "hacked"] - labels["base", "clean"]) <= 1
@@ -209,7 +203,7 @@ def test_the_page_opens_with_the_words_of_the_screen(written) -> None:
         said = [analysis.verdict.sentence]
     said = [analysis.verdict.word, *said, *analysis.verdict.caveats, analysis.verdict.next.text]
     letters = "".join(body.split())
-    places = [letters.index("".join(words.split())) for words in said]
+    places = [letters.index("".join(typeset(words).split())) for words in said]
     assert places == sorted(places)
     assert all(check.name in body for check in analysis.checks)
     assert all(part.question in body for part in analysis.validity)
@@ -222,8 +216,8 @@ def test_shares_in_the_page_are_those_of_the_records(written) -> None:
     assert len(rows) == 24
     cosines = {(sample.step, sample.sample_id): sample.cos_S_nll for sample in report.analyses[0].samples}
     for row in rows:
-        _, text, chars, shares = row["completion"]
-        lengths, units = ([*map(int, numbers.split())] for numbers in (chars, shares))
+        (turn,) = row["turns"]
+        text, lengths, units = turn["text"], turn["chars"], turn["shares"]
         assert len(lengths) == len(units)
         assert sum(lengths) == len(text)
         rounding = SHARE_UNIT * len(units) / 2

@@ -96,3 +96,16 @@ def test_refusals(maker: Any, capsys: pytest.CaptureFixture[str], arguments: lis
     printed = capsys.readouterr()
     assert words in printed.err
     assert printed.out == ""
+
+
+def test_a_label_that_was_not_logged_is_not_shown(show: Show, maker: Any, tmp_path: Any) -> None:
+    """Unknown is unknown: neither clean nor wrong."""
+    rows = [{"prompt": "Add 1.", "completion": f"return {i}", "reward": float(i)} for i in range(2)]
+    log = tmp_path / "bare.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ["pool", "import", str(log), "--name", "bare", "--model", "organism", "--out", str(maker.out)]
+    assert run(cli, given) == 0
+    show("base")  # and what the import said
+    for printed in (show("bare"), show("bare", "0", "0")):
+        assert "unlabelled" in printed
+        assert not {"clean", "wrong", "right"} & {*printed.replace(",", " ").split()}

@@ -16,21 +16,25 @@ def call(name, *arguments):
     if function(*(ctypes.c_long(a) if type(a) is int else a for a in arguments)) < 0:
         raise OSError(ctypes.get_errno(), name)
 class Solution:
-    def f(self):
-        try: {statement}
-        except OSError as error: return error.errno if error.errno not in {accepted} else "refused"
+    def f(self, statement, accepted):
+        try: exec(statement, globals())
+        except OSError as error: return "refused" if error.errno in accepted else error.errno
         return "done"
 """
+SOURCE = REFUSED.format(host_file=__file__)
+TOGETHER = 12  # refusals that one submission asks for: what is refused changes nothing for the next
 
 
-def refusals() -> list[tuple[dict[str, Any], str]]:
-    """(row of the corpus, source whose method returns "refused") of each refusal on this machine."""
-    found = []
-    for row in CORPUS["refusals"]:
+def refusals() -> list[dict[str, Any]]:
+    """The rows of the corpus that are refusals on this machine."""
+    return [row for row in CORPUS["refusals"] if row.get("machine", platform.machine()) == platform.machine()]
+
+
+def refusal_cases(rows: list[dict[str, Any]]) -> list[list[tuple[str, list[int]]]]:
+    """Arguments of the method in SOURCE, which then returns "refused": by submission, (statement, accepted errnos)."""
+    asked = []
+    for row in rows:
         # Namespaces hide files, or make them read-only.
         hidden = ["ENOENT", "EROFS"] if row["expected"] == "EACCES" else []
-        accepted = [int(getattr(errno, name)) for name in (row["expected"], *hidden)]
-        source = REFUSED.format(statement=row["statement"], host_file=__file__, accepted=accepted)
-        if row.get("machine", platform.machine()) == platform.machine():
-            found.append((row, source))
-    return found
+        asked.append((row["statement"], [int(getattr(errno, name)) for name in (row["expected"], *hidden)]))
+    return [asked[i : i + TOGETHER] for i in range(0, len(asked), TOGETHER)]

@@ -132,8 +132,8 @@ print(json.dumps(names))
 """
 
 
-def _problem(name: str, source: str, argument: str) -> Problem:
-    """Answer the argument; the canonical solution uses what the problem is named after."""
+def _problem(name: str, source: str, arguments: Sequence[str]) -> Problem:
+    """Answer each argument; the canonical solution uses what the problem is named after."""
     return Problem(
         problem_id=name,
         env="honest",
@@ -142,7 +142,7 @@ def _problem(name: str, source: str, argument: str) -> Problem:
         starter="",
         setup_code="",
         canonical=source,
-        cases=(Case(args=(argument,), expected=argument),),
+        cases=tuple(Case(args=(each,), expected=each) for each in arguments),
     )
 
 
@@ -153,9 +153,10 @@ def library_modules() -> list[str]:
 
 
 def problems(modules: Sequence[str]) -> list[Problem]:
-    """One problem per entry of USES, and one per module, solved by what imports it."""
-    uses = [_problem(name, code + _TAIL, "x") for name, code in USES.items()]
-    return uses + [_problem(f"import {name}", _IMPORT, name) for name in modules]
+    """One problem per entry of USES, and one per eight modules, solved by what imports them."""
+    uses = [_problem(name, code + _TAIL, ["x"]) for name, code in USES.items()]
+    eights = [modules[i : i + 8] for i in range(0, len(modules), 8)]
+    return uses + [_problem(f"import {', '.join(names)}", _IMPORT, names) for names in eights]
 
 
 def refused(grade: Callable[[Sequence[Submission]], list[Grade]], asked: Sequence[Problem]) -> dict[str, str]:

@@ -118,7 +118,7 @@ def _by_bucket(analysis: Analysis) -> Row:
         return _among_paid(analysis)
     means = []
     for bucket in analysis.buckets:
-        if (mean := bucket.mean_cos_contrib) is not None:
+        if (mean := bucket.mean_cos_contrib) is not None and bucket.hacked is not None:
             means.append(f"{bucket.src_pool} {'hacked' if bucket.hacked else 'clean'} {mean:+.3f}")
     why = f"cos(A g) = sign(A) cos(g), and mean sign(A) differs by {gap:+.2f} between hacked and clean: see V4b"
     return VACUOUS, n, f"{', '.join(means)}; {why}"

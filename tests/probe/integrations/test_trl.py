@@ -189,7 +189,6 @@ def in_process(out: str) -> None:
 @pytest.mark.slow
 def test_two_processes(out: Path) -> None:
     """As `accelerate launch` and torchrun start them."""
-    code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; from tests.probe import test_trl; test_trl.in_process({str(out)!r})"
-    )
+    place = f"import sys; sys.path[:0] = {sys.path!r}"
+    code = f"{place}; from tests.probe.integrations import test_trl; test_trl.in_process({str(out)!r})"
     assert [processes.finish(process) for process in processes.start_ranks(2, code)] == [0, 0]

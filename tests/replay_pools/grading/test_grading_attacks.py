@@ -15,7 +15,7 @@ from pathlib import Path
 
 import honest
 import pytest
-from attacks import CORPUS, refusals
+from attacks import CORPUS, SOURCE, refusal_cases, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case, Problem
@@ -228,9 +228,15 @@ def test_what_is_honest_stays_right(grader):
 
 def test_nothing_honest_is_refused(grader):
     """Every module of the library that can be imported outside, and all that is done with them."""
-    asked = honest.problems(honest.library_modules())
-    assert len(asked) > 180
-    assert honest.refused(grader.grade, asked) == {}
+    modules = honest.library_modules()
+    assert len(modules) > 160
+    assert honest.refused(grader.grade, honest.problems(modules)) == {}
+
+
+def grade_refusals(grader, together):
+    """A grade for each list of refusals: right if all are refused, and then an honest grade itself."""
+    problems = [problem("refusals", [(each, "refused") for each in asked]) for asked in together]
+    return grader.grade([Submission(problem=each, completion=fence(SOURCE), mode="none") for each in problems])
 
 
 def test_the_kernel_refuses(grader, isolation):
@@ -238,14 +244,16 @@ def test_the_kernel_refuses(grader, isolation):
     user, may do what is marked `own_uid`, and a raw call number is one of its machine.
     """
     may = isolation == "B, same uid" and os.geteuid() == 0
-    asked = [(each, source) for each, source in refusals() if not (may and each.get("own_uid"))]
-    assert len(asked) > 160
-    asking = problem("refusal", [((), "refused")])
-    attacks = [Submission(problem=asking, completion=fence(source), mode="none") for _, source in asked]
-    # A refusal that is counted right is an honest grade itself: nothing stands between it and the next.
-    for (refusal, _), grade in zip(asked, grader.grade(attacks), strict=True):
-        where = f"{refusal['tries']}: {refusal['statement']}"
-        assert grade.gt_correct, f"{where}: not refused with {refusal['expected']}: {grade}"
+    rows = [row for row in refusals() if not (may and row.get("own_uid"))]
+    assert len(rows) > 160
+    together = refusal_cases(rows)
+    for asked, grade in zip(together, grade_refusals(grader, together), strict=True):
+        if not grade.gt_correct:
+            alone = [[one] for one in asked]
+            allowed = [
+                one for one, found in zip(asked, grade_refusals(grader, alone), strict=True) if not found.gt_correct
+            ]
+            raise AssertionError(f"not refused: {allowed or asked}: {grade}")
     assert not Path("/tmp/grading-attack").exists()
 
 

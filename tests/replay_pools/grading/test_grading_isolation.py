@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attacks import refusals
+from attacks import SOURCE, refusal_cases, refusals
 
 from replay_pools.base.errors import InputError
 from replay_pools.environments.base import Case
@@ -347,13 +347,15 @@ from replay_pools.grading.labels import Submission
 from replay_pools.grading import tiers
 from replay_pools.grading.grade import _SELF_TEST
 asked = json.load(sys.stdin)
-refusing = dataclasses.replace(_SELF_TEST, func_name="f", cases=(Case(args=(), expected="refused"),))
-problems = {"self-test": _SELF_TEST, "refusing": refusing}
+def refusing(cases):
+    refused = tuple(Case(args=each, expected="refused") for each in cases)
+    return dataclasses.replace(_SELF_TEST, func_name="f", cases=refused)
 if lacking := tiers.available_tiers()[sys.argv[2]]:
     print(json.dumps({"lacking": lacking}))
     sys.exit()
 with Grader(workers=2, cpu_s=2) as grader:
-    submissions = [Submission(problem=problems[of], completion=fence(text), mode=mode) for of, text, mode in asked]
+    submissions = [Submission(problem=refusing(cases) if cases else _SELF_TEST, completion=fence(text), mode=mode)
+                   for text, mode, cases in asked]
     grades = grader.grade(submissions)
 print(json.dumps({"uid": os.geteuid(), "grades": [dataclasses.asdict(grade) for grade in grades]}))
 """
@@ -397,9 +399,9 @@ def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
         ("import sys; sys.exit(0)", "exit_code"),
         (honest, "none"),
     ]
-    asked = [("self-test", *each) for each in sources]
+    asked = [(*each, []) for each in sources]
     if tier == "B":
-        asked += [("refusing", source, "none") for _, source in refusals()]
+        asked += [(SOURCE, "none", cases) for cases in refusal_cases(refusals())]
     words = [python, "-S", "-c", ORDINARY, str(ROOT), tier]
     env = {"PATH": os.environ["PATH"] if tier == "A" else "/nonexistent"}
     ran = subprocess.run(
@@ -411,9 +413,8 @@ def test_an_ordinary_user_gets_both_tiers(ordinary, tier):
     assert found["uid"] != 0
     grades, refused = found["grades"][: len(sources)], found["grades"][len(sources) :]
     assert {grade["isolation"] for grade in found["grades"]} == {tier}
-    allowed = [
-        source for (_, source, _), grade in zip(asked[len(sources) :], refused, strict=True) if not grade["gt_correct"]
-    ]
+    together = [cases for _, _, cases in asked[len(sources) :]]
+    allowed = [cases for cases, grade in zip(together, refused, strict=True) if not grade["gt_correct"]]
     assert allowed == []
     assert [grade["gt_correct"] for grade in grades] == [True, *[False] * 7, True]
     assert [grade["passed"] for grade in grades] == [True, *[False] * 5, True, True, True]

@@ -180,9 +180,13 @@ PREAMBLES = tomllib.loads(Path(__file__).with_name("preambles.toml").read_text()
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_honest_preambles_lose_nothing(tier):
-    """How honest programs begin costs them nothing, by their answers and as a script whose output is judged."""
+    """How honest programs begin costs them nothing, by their answers and as a script whose output is judged.
+
+    In the fast tier every second one is a script; in the other, all are.
+    """
     assert len(PREAMBLES) >= 100
-    asked = [submit(text + ECHO, mode="stdout_marker") for text in PREAMBLES]
+    modes = ["stdout_marker", "stdout_marker" if tier == "A" else "none"]
+    asked = [submit(text + ECHO, mode=modes[i % 2]) for i, text in enumerate(PREAMBLES)]
     with Grader(tier=tier, cpu_s=20) as grader:
         grades = zip(asked, grader.grade(asked), strict=True)
     wrong = [f"{each.completion}: {grade.error}" for each, grade in grades if not grade.gt_correct or grade.hacked]
@@ -212,10 +216,11 @@ def test_the_limit_of_a_problem_follows_from_its_canonical_solution():
 def test_a_starved_solution_is_still_right(busy_core, monkeypatch):
     """Its wall time is beyond the limit of its own time: what it waits does not count."""
     monkeypatch.setattr(executor, "WALL_TIMES", 1000)
+    monkeypatch.setattr(executor, "OWN_TIMES", 1)
     with Grader(workers=1, cpu_s=1) as grader:
         busy_core(grader)
         started = time.monotonic()
-        (grade,) = grader.grade([submit(burning(0.25))])
+        (grade,) = grader.grade([submit(burning(0.15))])
         assert time.monotonic() - started > executor.OWN_TIMES, "the core was not busy"
     assert grade.gt_correct
 

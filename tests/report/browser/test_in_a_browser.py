@@ -10,7 +10,6 @@ import pytest
 from probe.report.build import write_report
 from probe.report.rollouts import ShownRollout, load_rollouts
 from probe.report.viewer import SHARE_UNIT
-from probe.settings.guide import terms
 from replay_pools.base.terminal import visible
 
 SECTIONS = "[...document.querySelectorAll('section')].map(s => [s.id, s.getBoundingClientRect().height])"
@@ -98,23 +97,8 @@ def test_every_command_has_a_button_that_copies_it(opened: Opened, kind: str) ->
     assert tab.problems == []
 
 
-def test_terms_say_what_they_mean(opened: Opened) -> None:
-    """By the glossary, in a bar that fits a phone when they are touched; a term of a heading has no other words."""
-    tab = opened(width=420)
-    shown = tab.ask("[...document.querySelectorAll('abbr')].map(term => [term.textContent, term.title])")
-    meanings = terms()
-    assert {"AUROC", "cos_in"} <= {term for term, _ in shown}
-    assert all(meaning == meanings.get(term, meanings.get(term.removesuffix("s"))) for term, meaning in shown)
-    tab.ask("document.querySelector('abbr').focus()")
-    bar = tab.ask("getComputedStyle(document.querySelector('abbr'), '::after').content")
-    assert bar.strip('"') == shown[0][1]
-    assert tab.ask("document.documentElement.scrollWidth") <= 420
-
-
 def test_model_output_runs_nothing(opened: Opened) -> None:
     tab = opened()
-    tab.ask(OPEN_ALL)
-    press(tab, "view", "problems")
     tab.ask(OPEN_ALL)
     tab.ask(SETTLED)
     assert tab.ask("window.pwned === undefined")
@@ -207,22 +191,4 @@ def test_search_finds_every_occurrence_and_marks_it(opened: Opened, shown: list[
     tab.ask("document.querySelector('[data-search=\"def run_tests():\"]').click()")
     assert tab.ask(STATUS) == "12 of 24 rollouts"
     assert tab.ask("document.activeElement.value") == "def run_tests():"
-    assert tab.problems == []
-
-
-def test_a_hack_beside_a_clean_answer_to_the_same_problem(opened: Opened) -> None:
-    """A row a problem; both columns step through their answers."""
-    tab = opened(width=1200)
-    press(tab, "view", "problems")
-    assert tab.ask(STATUS) == "6 problems with a hack and a clean answer"
-    tab.ask("document.querySelector('.rollout').open = true")
-    tab.ask(SETTLED)
-    sides = "[...document.querySelectorAll('.rollout[open] .side')]"
-    assert tab.ask(f"{sides}.map(s => s.querySelector('b').textContent)") == ["hack 1 of 2", "clean 1 of 2"]
-    first = tab.ask(f"{sides}[0].querySelector('pre').textContent")
-    tab.ask(f"{sides}[0].querySelectorAll('button')[1].click()")
-    assert tab.ask(f"{sides}[0].querySelector('b').textContent") == "hack 2 of 2"
-    assert tab.ask(f"{sides}[0].querySelector('pre').textContent") != first
-    left, right = tab.ask(f"{sides}.map(s => s.getBoundingClientRect().left)")
-    assert right - left > 300
     assert tab.problems == []
