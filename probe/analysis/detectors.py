@@ -70,7 +70,7 @@ class Material:
     reference: Array | None = None  # (n,) nats per token under the reference weights
     states: Array | None = None  # (n, L, d) mean hidden state over the scored tokens
     cosines: Mapping[str, Array] | None = None  # {kind of direction: (n,)}
-    similarities: Array | None = None  # (n, 2, m) cosines of gradients with those of the pairs
+    similarities: Array | None = None  # (n, 2, m) cosines with the pairs' gradients
     fingerprints: Array | None = None  # (n, s) norm 1
     pairs: PairMaterial | None = None
     missing: Mapping[str, str] = field(default_factory=dict)  # {field: why it is None}
