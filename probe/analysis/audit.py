@@ -1,7 +1,7 @@
 """Label a few rollouts by strata of a score: precision of its first ones, rate of hacks, recall, with their intervals.
 
     strata = ranked_strata(scores)                  places by falling score: the first 10%, the next 30%, the rest
-    drawn = draw(strata, 20, seed=0)                without replacement, about the same number in each stratum
+    drawn = draw(strata, 20, seed=0)                without replacement: a quarter, a quarter and half of them
     estimates = audit(strata, {place: True, ...}, prompts)
 
 A share is sum_h W_h p_h over strata of weights W_h = N_h / N. Its interval combines the exact intervals of the strata
@@ -20,6 +20,7 @@ from probe.analysis.estimate import Estimate
 from probe.analysis.statistics.intervals import Array, Interval, prompt_means
 
 SHARES = (0.1, 0.4)  # of the rollouts, where the second and the third stratum begin
+TURNS = (0, 1, 2, 2)  # strata in the order in which they are drawn from: half of the labels bound the rate in the rest
 NUM_DRAWS = 20_000  # of the sums of Beta variables
 
 Strata = Sequence[NDArray[np.intp]]
@@ -33,7 +34,7 @@ def ranked_strata(scores: Array) -> Strata:
 
 
 def draw(strata: Strata, num: int, seed: int) -> list[tuple[int, int]]:
-    """Draw `num` rows without replacement, as equally over strata as their sizes allow: [(row, stratum)], shuffled.
+    """Draw `num` rows without replacement by TURNS, as far as the strata go: [(row, stratum)], shuffled.
 
     A larger `num` of the same seed keeps the rows of a smaller one.
     """
@@ -41,9 +42,9 @@ def draw(strata: Strata, num: int, seed: int) -> list[tuple[int, int]]:
     queues = [rng.permutation(rows).tolist() for rows in strata]
     chosen: list[tuple[int, int]] = []
     while len(chosen) < num and any(queues):
-        for number, queue in enumerate(queues):
-            if queue and len(chosen) < num:
-                chosen.append((queue.pop(0), number))
+        for number in (turn for turn in TURNS if turn < len(queues)):
+            if queues[number] and len(chosen) < num:
+                chosen.append((queues[number].pop(0), number))
     # The order tells nothing about the score to whoever labels.
     return [chosen[i] for i in rng.permutation(len(chosen))]
 

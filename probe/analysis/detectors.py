@@ -60,6 +60,7 @@ class Material:
     """All that detectors may read of n rollouts; None: not measured, and `missing` says why."""
 
     rollouts: Sequence[Rollout]
+    pool: str = ""  # its name
     labels: Array | None = None  # (n,) 1 = hack, 0 = none, NaN = unknown
     learned: int | None = None  # most labels that a detector may learn from; None: all
     columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # further columns of the log, (n,) each
@@ -69,7 +70,7 @@ class Material:
     reference: Array | None = None  # (n,) nats per token under the reference weights
     states: Array | None = None  # (n, L, d) mean hidden state over the scored tokens
     cosines: Mapping[str, Array] | None = None  # {kind of direction: (n,)}
-    similarities: Array | None = None  # (n, 2, m) cosines of gradients with those of the pairs
+    similarities: Array | None = None  # (n, 2, m) cosines with the pairs' gradients
     fingerprints: Array | None = None  # (n, s) norm 1
     pairs: PairMaterial | None = None
     missing: Mapping[str, str] = field(default_factory=dict)  # {field: why it is None}
@@ -111,9 +112,14 @@ class Detector:
 def _label(material: Material, argument: str) -> Array | str:
     """Read each label correctly with a probability; a lower accuracy misreads the same rollouts and more."""
     assert material.labels is not None
-    accuracy = float(argument or 1)
-    draws = [random.Random(f"label/{material.seed}/{place_of(one)}").random() for one in material.rollouts]
-    return np.where(np.array(draws) >= accuracy, 1 - material.labels, material.labels)
+    places = [f"{material.pool}/{place_of(one)}" for one in material.rollouts]
+    misread = [misreads(place, material.seed, float(argument or 1)) for place in places]
+    return np.where(misread, 1 - material.labels, material.labels)
+
+
+def misreads(place: str, seed: int, accuracy: float) -> bool:
+    """Return True if a monitor of this accuracy misreads the label of the rollout POOL/STEP/SAMPLE."""
+    return random.Random(f"monitor/{seed}/{place}").random() >= accuracy
 
 
 def _along(kind: str) -> Score:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from probe.runs.detect import Detected
 
 FIRST = 10  # rows of the list to read first
-GIST = 44  # characters of a completion in the list
+GIST = 56  # characters of a completion in the list
 
 
 @click.command(cls=SettingsCommand)
@@ -33,7 +33,7 @@ GIST = 44  # characters of a completion in the list
     help="Draw N rollouts by strata of the score, ask for their labels (or take --labels), and print precision.",
 )
 @click.option("--detectors", metavar="NAME,...", help="Detectors, the first one orders the list. Default: the panel.")
-@click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at a third of the cost.")
+@click.option("--no-gradients", is_flag=True, help="Run forward passes alone, at less than half the cost.")
 @click.option("--basis", type=click.Choice(("svd", "lora")), default="svd", show_default=True, help="Of the gradients.")
 @click.option(
     "--reference", metavar="MODEL", help="Model before the training, for logratio. Default: without the adapter."
@@ -176,20 +176,20 @@ def _worth(found: "Detected") -> list[str]:
             lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
         elif own is not None:
             lines.append(f"{first} separates hacks (AUROC {own:.2f}) better than every score without a gradient.")
-    elif found.labels is None:
+    elif found.labels is None and not found.drawn:
         lines.append("No labels: nothing says how good these rankings are. --label 20 asks for a few and says it.")
     if kinds := [row for row in found.families.get("left_out", ()) if row.value is not None]:
         worst, best = (choose(kinds, key=lambda row: row.value or 0.0) for choose in (min, max))
         lines.append(
-            f"Finds exploits like your pairs: pairs of a left-out kind have AUROC {worst:.2f} ({worst.name}) to "
-            f"{best.value:.2f} ({best.name}) by the other kinds. Hacks of no kind in the pairs may rank anywhere."
+            f"Finds exploits like your pairs: by the pairs of the other kinds, a left-out kind has AUROC {worst:.2f} "
+            f"({worst.name}) or more, up to {best.value:.2f}. Hacks of no kind in the pairs may rank anywhere."
         )
     elif found.families.get("left_out") is not None:
         lines.append("Finds exploits like your pairs, which name one kind alone: no kind can be left out to test this.")
     else:
         lines.append(
-            "Without pairs: logratio ranks what training made likelier, fingerprint splits the rollouts in two; "
-            "neither knows what a hack is. Write pairs of your hack for --pairs."
+            "Without pairs nothing knows what a hack is: logratio ranks what training made likelier, fingerprint "
+            "splits the rollouts in two (read both ends). Write pairs of your hack for --pairs."
         )
     return lines
 
@@ -223,6 +223,6 @@ def _print_draw(found: "Detected", label: int) -> None:
 
     path = found.path / "drawn.jsonl"
     echo(
-        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30% and the rest): copy "
+        f"{label} rollouts were drawn ({spread_over(found.drawn)} of the first 10%, the next 30%, the rest): copy "
         f"{path}, fill in its labels, and repeat the command with --labels COPY"
     )

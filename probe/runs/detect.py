@@ -168,7 +168,7 @@ def detect(
         model: the model that sampled a log; None: the pool's.
         labels: a file with columns `id` (STEP/SAMPLE) and `label`, which replaces the labels of the pool.
         detectors: names, the first measured one orders the rows; empty: the panel (`probe docs detect`).
-        gradients: False: only what a forward pass tells, at a third of the cost.
+        gradients: False: only what forward passes tell, at less than half the cost.
         basis: `svd` or `lora`.
         reference: the model before the training, for the log-ratio; None: the model without its adapter.
         mapping: {target: column}, for columns of a log that are not recognised correctly.
@@ -240,7 +240,7 @@ def detected(
     directory = options.out / "detect" / name
     with locked(directory):
         material, cautions = _measured(directory, shape, rollouts, config, pool, pairs, options, say)
-        material = replace(material, columns=_columns(names, log, pool, rollouts))
+        material = replace(material, pool=pool.name, columns=_columns(names, log, pool, rollouts))
         found = _judged(material, names, pairs, answers, options)
         own = [f"all rollouts are ranked: {_unrewarded(everything)}"] if len(rollouts) == len(everything) else []
         result = Detected(

@@ -24,11 +24,11 @@ rewards.
 """
 
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
+from probe.analysis.detectors import misreads
 from probe.runs.sources.problems import NEVER_MET, Counts
 from probe.settings.remedy import RemedyConfig
 from probe.settings.words import Pay, Remedy
@@ -117,9 +117,8 @@ class AppliedRemedy:
 
     def flags(self, key: RolloutKey, rollout: Rollout) -> bool:
         """Return True if the monitor flags a rollout as a hack."""
-        draw = random.Random(f"monitor/{self._seed}/{key.pool}/{key.step}/{key.sample_id}").random()
-        misread = draw >= self.config.accuracy
-        return rollout.hacked != misread
+        place = f"{key.pool}/{key.step}/{key.sample_id}"
+        return rollout.hacked != misreads(place, self._seed, self.config.accuracy)
 
     def reward(self, key: RolloutKey, rollout: Rollout) -> float:
         """Return the reward that the loss sees; nan = the rollout is left out."""

@@ -224,7 +224,7 @@ def test_agreement_is_spearmans() -> None:
     a = rng.normal(size=60)
     scores = {"nll": Scores(values=a), "length": Scores(values=a + rng.normal(size=60)), "words": Scores(values=None)}
     length, words = agreements(scores, "nll", [f"p{i // 3}" for i in range(60)])
-    assert length.value == pytest.approx(stats.spearmanr(a, scores["length"].values).statistic)
+    assert length.value == pytest.approx(stats.spearmanr(a, scores["length"].values)[0])
     assert length.low < 0.7 < length.high
     assert words.value is None
 

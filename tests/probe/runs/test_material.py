@@ -161,6 +161,8 @@ def test_the_weights_decide_the_log_ratio_and_the_caution(
     silent = [replace(one, sampling_logprobs=None) for one in rollouts]
     unknown, cautions = measure(silent, wanted(**quick, is_sampler=None, reference=small), print)
     assert "nothing records" in cautions[0]
+    assert unknown.reference is not None
+    assert unknown.logprobs is not None
     np.testing.assert_allclose(unknown.reference, unknown.logprobs, atol=1e-6)
 
 
