@@ -440,8 +440,10 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
-            fields = sample.model_dump(mode="json", exclude={"events"})
-            yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields}
+            fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})
+            calls = [event for event in sample.events if event.event == "model"]
+            events = [event.model_dump(mode="json", include={"event", "tools"}, exclude_none=True) for event in calls]
+            yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields, "events": events}
     except Exception as error:  # of the package
         raise InputError(path, expected="an inspect archive", found=str(error) or type(error).__name__) from error
 

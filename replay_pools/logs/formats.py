@@ -325,7 +325,7 @@ FORMATS = (
     Format(
         name="inspect",
         has="id epoch messages scores",
-        mapping="problem=id prompt completion finish=stop_reason",
+        mapping="problem=id prompt completion tools finish=stop_reason",
         notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
         unfold=inspect_sample,
         settle=_one_scorer,

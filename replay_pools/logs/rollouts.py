@@ -22,6 +22,7 @@ from replay_pools.rollout import FinishReason
 
 NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
 SHORTEST_ECHO = 8  # characters of a prompt that an answer may begin with by chance
+LISTED_COLUMNS = 20
 LEAST_REPEATED = 4  # rows of a log that may be there twice
 FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
 EVALUATIONS = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
@@ -416,11 +417,9 @@ def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
     return {name: evaluations for name, evaluations in found.items() if evaluations}
 
 
-def missing_columns(
-    reader: Reader, facts: Sequence[Facts], scan_names: Sequence[str], source: str
-) -> Iterator[InputError]:
-    """Yield an error for each thing that a rollout needs and no column has."""
-    names = ", ".join(scan_names[:20]) or "no column"
+def missing_columns(reader: Reader, facts: Sequence[Facts], first: Fields, source: str) -> Iterator[InputError]:
+    """Yield an error for each thing that a rollout needs and no column has; `first` has a value of each column."""
+    names = ", ".join([*first][:LISTED_COLUMNS]) or "no column"
     for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
         if any(target in reader.columns for target in targets):
             continue
@@ -431,5 +430,18 @@ def missing_columns(
                     yield InputError(f"{one.where} completion", expected=expected, found="another turn at its end")
                     break
             continue
-        fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
-        yield InputError(source, expected=f"a column with the {what}", found=names, fix=fix)
+        found, fix = names, "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
+        if what == "reward" and (numbers := [*_numbers(first)][:LISTED_COLUMNS]):
+            found = f"numbers in {', '.join(numbers)}"
+        yield InputError(source, expected=f"a column with the {what}", found=found, fix=fix)
+
+
+def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of columns and inner keys that hold numbers which may be a reward."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield prefix + name
+        elif isinstance(value, list) and value and all(isinstance(each, float) for each in value):
+            yield f"{prefix}{name}.sum"
