@@ -194,14 +194,15 @@ ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_id
 
 def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
-    answers = [name for name in ANSWERS if _is_several(fields.get(name), name)]
+    answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     if not answers:
         yield fields
         return
-    num = len(fields[answers[0]])
+    num = len(opened(fields[answers[0]]))
     prompts = {name for target in PROMPTS for name in TARGETS[target]}
     lists, others = dict[str, list[Any]](), dict[str, Any]()
-    for name, value in fields.items():
+    for name, stored in fields.items():
+        value = stored if name in prompts else opened(stored)
         is_prompt = name in prompts and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
         if is_list and len(value) != num and (name in ANSWERS or _singular(name) != name):

@@ -109,9 +109,9 @@ def _whole(value: Any) -> int:
 
 def _finish(value: Any) -> FinishReason:
     value = value.get("type") if isinstance(value, dict) else value
-    if not isinstance(value, str) or value not in FINISHES:
+    if not isinstance(value, str) or value.lower() not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[value]) is None:
+    if (finish := FINISHES[value.lower()]) is None:
         raise SkipRow(f"sampling ended by {value}")
     return finish
 
@@ -274,6 +274,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "plen": _whole,
     "completion": _completion,
     "completion_ids": _in_cell(_ids),
+    "reasoning": _text,
     "mask": _in_cell(lambda value: _mask(value) if isinstance(value, list) else _flags(value)),
     "comp_len": _whole,
     "logprobs": _in_cell(_logprobs),

@@ -115,6 +115,30 @@ def test_a_writer_of_turns(name: str, tmp_path: Path) -> None:
         assert [is_sampled for is_sampled, _ in rollout.turns] == [True, False, True]
 
 
+def test_branches_and_work_of_prime_rl(tmp_path: Path) -> None:
+    """A summary is a rollout where a later turn goes on from it; an evaluation and a failed trace are none."""
+
+    def write(i: int) -> dict[str, Any]:
+        episode = prime_rl(i)
+        summary = {"parent": 0, "message": ANSWER, "token_ids": [50, EOS], "mask": [True] * 2, "sampled": True}
+        summary |= {"semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
+        trace = episode["traces"][0]
+        trace["nodes"].append(summary)
+        if i == 1:
+            trace["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
+        if i == 3:
+            trace |= {"ok": False, "errors": [{"type": "TunnelError"}]}
+        work = {"type": "eval" if i == 2 else "train", "step": 1}
+        return episode | {"run": {"type": "train", "work": work}}
+
+    pool = imported(tmp_path, [write(i) for i in range(4)])
+    assert [[rollout.completion_ids for rollout in group] for group in pool.steps] == [
+        [ids_of(0), ids_of(1), [50, EOS]]
+    ]
+    said = " ".join(pool.cautions)
+    assert all(each in said for each in ("next to training", "the trace failed", "compaction_attempt"))
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of other ids": ({"completion_ids": [50, EOS], "loss_mask": [1]}, "mask: expected one an id, found 1 for 2"),
     "a mask without ids": ({"completion": "a b", "loss_mask": [1, 0, 1]}, "expected the ids that it masks"),
