@@ -127,7 +127,7 @@ def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
     for _, block in groupby(rows, key=lambda row: (row.file, row.fields.get("step"))):
         batch, marks = [*block], hashlib.sha256()
         for row in batch:
-            marks.update(repr([row.fields.get(name) for name in TRL_COLUMNS[1:]]).encode())
+            marks.update(repr({**row.fields, "step": None}).encode())
         is_repeat, before = marks.digest() == before, marks.digest()
         reason = SkipRow("a batch that was logged again under the next step")
         yield from (row._replace(error=reason) for row in batch) if is_repeat else batch

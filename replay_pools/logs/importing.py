@@ -167,7 +167,7 @@ def _scanned(rows: Rows) -> tuple[Scan, Fields]:
                 if isinstance(value, dict):
                     inner[name] = value | inner.get(name, {})
     if len(files) > 1:
-        scan.values.setdefault(FILE, {*files})
+        scan.values = {FILE: {*files}} | scan.values  # asked about first
     return scan, dict.fromkeys(scan.kinds) | scan.first | inner
 
 

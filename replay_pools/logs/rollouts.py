@@ -232,11 +232,14 @@ def _place_turns(values: Fields, *, has_completion: bool) -> None:
             raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
         first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": system}]
         values["messages"] = messages = [*first, *messages]
-    # A conversation that holds its answer, where no column has its text.
+    # A conversation that holds its answer, where no column has its text; a tool's word behind it was not answered.
+    while messages and not has_completion and messages[-1]["role"] == "tool":
+        messages = messages[:-1]
     if messages and not has_completion and messages[-1]["role"] == "assistant":
         answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
         is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        start = answers[0] if is_agent else answers[-1]
+        sampled = [place for place in answers if messages[place].get("trainable")] or answers
+        start = sampled[0] if is_agent or sampled is not answers else answers[-1]
         values |= {"messages": messages[:start] or None, **answer_of(messages[start:])}
     thought, answer = values.pop("reasoning", ""), values.get("completion")
     if thought and answer is not None and "completion_ids" not in values and thought not in answer:

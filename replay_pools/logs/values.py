@@ -29,7 +29,8 @@ TRUTHS: dict[str, bool] = {
     **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
 }
 TURN = ("role", "content")
-PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id")  # others change what a message says
+# Other keys change what a message says.
+PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id", "trainable")
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
 
@@ -82,8 +83,9 @@ def _label(value: Any) -> bool | None:
 def _number(value: Any) -> float:
     """Return a finite number, which may stand in a text."""
     if isinstance(value, str):
+        value = TRUTHS.get(value.strip().lower(), value)
         try:
-            value = float(value) if len(value) < 40 else value
+            value = float(value) if len(str(value)) < 40 else value
         except ValueError:
             value = opened(value)
     if isinstance(value, int | float) and (number := float(value)) and math.isfinite(number):
@@ -117,7 +119,7 @@ def _finish(value: Any) -> FinishReason:
 
 
 def _mask(value: Any) -> list[bool]:
-    return [bool(each) for each in _flags([int(each) if isinstance(each, float | bool) else each for each in value])]
+    return [bool(each) for each in _flags([int(each) if each in (0, 1) else each for each in value])]
 
 
 def _logprobs(value: Any) -> list[float]:
@@ -170,6 +172,8 @@ def turns_of(value: Any) -> Turns | None:
         turn = (
             {key: each for key, each in message.items() if each not in (None, [])} if isinstance(message, dict) else {}
         )
+        if "tool_calls" in turn:
+            turn["tool_calls"] = opened(turn["tool_calls"])
         turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
         if not all(is_text(turn.get(key)) for key in TURN):
             raise wrong_value(f"a list of role and content, each {TEXT}", messages)

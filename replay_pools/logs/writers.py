@@ -145,6 +145,7 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
     yield {
         **sample,
+        "epoch": None,  # counts samples of one problem, not passes over the data
         "prompt": turns[: answers[0]],
         "completion": turns[answers[0] : answers[-1] + 1],
         "tools": _tools(tools[0] if tools else None),
