@@ -83,9 +83,9 @@ def _label(value: Any) -> bool | None:
 def _number(value: Any) -> float:
     """Return a finite number, which may stand in a text."""
     if isinstance(value, str):
-        value = TRUTHS.get(value.strip().lower(), value)
+        value = {"true": "1", "false": "0"}.get(value.lower(), value)  # as tables write a truth
         try:
-            value = float(value) if len(str(value)) < 40 else value
+            value = float(value) if len(value) < 40 else value
         except ValueError:
             value = opened(value)
     if isinstance(value, int | float) and (number := float(value)) and math.isfinite(number):

@@ -10,6 +10,7 @@ import polars
 import pytest
 from datasets import Dataset, DatasetDict
 
+from extraction.pair_files import store_rows
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import check_log, import_log
@@ -117,12 +118,14 @@ def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> No
     assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
 
 
-def test_rows_in_memory() -> None:
+def test_rows_in_memory(tmp_path: Path) -> None:
     """Of lists, DataFrames and data sets; of a DatasetDict the training split."""
     both = DatasetDict(train=Dataset.from_list(ONE), test=Dataset.from_list(OTHER))
     for source in (ONE, pandas.DataFrame(ONE), polars.DataFrame(ONE), Dataset.from_list(ONE), both):
         log = check_log(source)
         assert [[one.reward for one in group] for group in log.groups] == [[0.0, 1.0, 2.0, 0.0]] * 2
+    stored = {store_rows(source, tmp_path) for source in (ONE, pandas.DataFrame(ONE), Dataset.from_list(ONE))}
+    assert len(stored) == 1  # pairs are given so, too
     with pytest.raises(InputError, match="a path, a list of dicts, a DataFrame or a Dataset"):
         check_log(3)
 
