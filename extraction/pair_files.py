@@ -21,7 +21,7 @@ from extraction.pairs import Pair, Turns, text_of
 from replay_pools.base.errors import Faults, InputError, unknown_name
 from replay_pools.base.files import dump_json, encode_jsonl, sha256, write_atomic
 from replay_pools.logs.columns import MARKUP, MISSING, columns_of, look_up, parse_mapping
-from replay_pools.logs.files import KINDS, Fields, read_objects
+from replay_pools.logs.files import KINDS, Fields, read_objects, read_rows
 from replay_pools.logs.values import TEXT, Chat, chat_of, is_text, joined_text, wrong_value
 
 MAP = "--pairs-map"
@@ -100,9 +100,9 @@ def read_pair_file(source: str, columns: str | None = None, split_seed: int = 0)
     return PairFile(pairs=pairs, notes=[*notes, *_pair_notes(pairs, "held_out" in fields, split_seed)])
 
 
-def store_rows(rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
-    """Write rows given in memory to a file of `folder` named by their hash; return its path."""
-    content = encode_jsonl(rows)
+def store_rows(rows: Any, folder: Path) -> str:
+    """Write rows (dicts, a DataFrame or a data set) to a file of `folder` named by their hash; return its path."""
+    content = encode_jsonl(row.fields for row in read_rows(rows))
     path = folder / f"given-{sha256(content)[:12]}.jsonl"
     write_atomic(path, content)
     return str(path)

@@ -31,7 +31,7 @@ TARGETS = {
         "problem": "problem_id prompt_id example_id question_id task_id id index",
         "group": "group_id group group_index uid",
         "step": "step global_step training_step",
-        "system": "system system_prompt",
+        "system": "system system_prompt system_message",
         "messages": "messages problem_messages raw_prompt conversation",
         "prompt": "prompt question query input problem instruction input_prompt",
         "rendered": "rendered_prompt prompt_text",
@@ -40,6 +40,7 @@ TARGETS = {
         "prompt_ids": "prompt_ids prompt_token_ids prompt_tokens",
         "plen": "plen prompt_len prompt_length",
         "completion": "completion response output answer generation generated_text output_response text",
+        "reasoning": "reasoning_content thinking",
         "completion_ids": "completion_ids completion_token_ids response_ids response_token_ids response_tokens "
         "output_ids output_token_ids token_ids",
         "mask": "completion_mask response_mask loss_mask tool_mask",
@@ -65,6 +66,27 @@ PAID = ("gt_pass", "fmt_ok")  # labels for which trainings pay
 # Names of a completion that the right answer of a problem has too, or any text next to a conversation.
 VAGUE = ("answer", "text")
 TEXTS = {name for target in (*PROMPTS, *COMPLETIONS, *KEYS, "system", "tools") for name in TARGETS[target]}
+# Columns that name the weights that sampled: parts of a group that they split have to be kept apart in any proportion.
+WEIGHTS = {
+    *("model", "model_name", "model_id", "model_path", "base_model", "policy", "policy_name", "policy_id"),
+    *(
+        "checkpoint",
+        "checkpoint_path",
+        "ckpt",
+        "ckpt_name",
+        "ckpt_path",
+        "adapter",
+        "adapter_name",
+        "lora",
+        "lora_name",
+    ),
+    *("run", "run_id", "run_name", "experiment", "experiment_name"),
+}
+# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
+SOURCES = WEIGHTS | {
+    *("model_version", "policy_version", "weight_version", "step", "global_step", "iteration", "iter", "epoch"),
+    *("rollout_id", "split", "phase", "mode", "stage", "seed", "temperature", "top_p", FILE),
+}
 # A row of rollouts has at least one of these keys. The last line is for writers with nested objects.
 LOOKS_LIKE_ROLLOUTS = {name for target in (*PROMPTS, *COMPLETIONS) for name in TARGETS[target]} | {
     *("traces", "tokens", "responses_create_params", "content", "completions", "responses", "outputs")
@@ -77,7 +99,7 @@ class Scan:
 
     first: dict[str, Any] = field(default_factory=dict)  # {column: its first value}, of columns with any
     kinds: dict[str, set[type]] = field(default_factory=dict)  # {column: types of its values but null}
-    values: dict[str, set[Any]] = field(default_factory=dict)  # {column: its values}, of names and whole numbers
+    values: dict[str, set[Any]] = field(default_factory=dict)  # {column: its values}, as `mark_of` gives them
     num_rows: int = 0
 
     MOST_VALUES = 1000  # different ones of a column; with more it is no column of a few
@@ -91,10 +113,23 @@ class Scan:
                 continue
             self.first.setdefault(name, value)
             kinds.add(type(value))
-            if isinstance(value, str | int):
-                known = self.values.setdefault(name, set())
-                if len(known) <= self.MOST_VALUES:
-                    known.add(value)
+            self._note(name, value)
+            for key in SOURCES & value.keys() if isinstance(value, dict) else ():
+                self._note(f"{name}.{key}", value[key])
+
+    def _note(self, name: str, value: Any) -> None:
+        if (mark := mark_of(name, value)) is not None:
+            known = self.values.setdefault(name, set())
+            if len(known) <= self.MOST_VALUES:
+                known.add(mark)
+
+
+def mark_of(name: str, value: Any) -> str | int | float | None:
+    """Return a value that may tell sources of rollouts apart; other fractions than of SOURCES are measurements."""
+    if isinstance(value, float) and value.is_integer():  # tables with gaps, and CSV, hold whole numbers so
+        return int(value)
+    is_kind = isinstance(value, str | int) or (isinstance(value, float) and value == value and name in SOURCES)
+    return value if is_kind else None
 
 
 def look_up(fields: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -299,9 +334,11 @@ def _guessed(scan: Scan, known: Mapping[str, str]) -> tuple[dict[str, str], list
         free = [name for name in names if name in first and name not in taken and scan.values.get(name) != {""}]
         if target == "completion" and _hold_answers(first, {**guessed, **known}):
             free = [name for name in free if name not in VAGUE]
-        if target == "prompt" and "instruction" in free and _is_text(scan, "input"):
-            guessed[target] = _with_input(settled)
+        if target == "prompt" and (pair := _in_two_parts(scan, free)):
+            guessed[target] = _both(pair, settled)
             free = []
+        if target == "reasoning" and "reasoning" in first and target not in settled and "completion_ids" not in guessed:
+            _ask_of_reasoning(scan)
         if target not in settled and free:
             guessed[target] = free[0]
             taken.add(free[0])
@@ -324,13 +361,30 @@ def _is_text(scan: Scan, name: str) -> bool:
     return str in scan.kinds.get(name, ()) and scan.values.get(name, set()) != {""}
 
 
-def _with_input(settled: set[str]) -> str:
-    """Refuse an instruction with an input: only the user knows how the trainer joined them."""
+def _in_two_parts(scan: Scan, free: list[str]) -> tuple[str, str] | None:
+    """Return an instruction and its input, or a question and its context, that is not in it."""
+    if "instruction" in free and _is_text(scan, "input"):
+        return "instruction", "input"
+    if free and _is_text(scan, "context") and str(scan.first["context"]) not in str(scan.first[free[0]]):
+        return free[0], "context"
+    return None
+
+
+def _both(pair: tuple[str, str], settled: set[str]) -> str:
+    """Refuse a prompt in two columns: only the user knows how the trainer joined them."""
     if "prompt" in settled:
         return NO_COLUMN
-    expected, found = "one column of the prompt", "`instruction` and `input`"
-    fix = "--map prompt=instruction+input joins them by an empty line; --map prompt=COLUMN takes one"
+    expected, found = "one column of the prompt", f"`{pair[0]}` and `{pair[1]}`"
+    fix = f"--map prompt={'+'.join(pair)} joins them by an empty line; --map prompt=COLUMN takes one"
     raise InputError("prompt", expected=expected, found=found, fix=fix)
+
+
+def _ask_of_reasoning(scan: Scan) -> None:
+    """Refuse a column that the policy or a judge may have written."""
+    if _is_text(scan, "reasoning"):
+        expected, found = "to know who wrote `reasoning`", "no column that says it"
+        fix = "--map reasoning=reasoning where the policy sampled it before the completion, else --map reasoning=none"
+        raise InputError("reasoning", expected=expected, found=found, fix=fix)
 
 
 def _hold_answers(first: Mapping[str, Any], mapping: Mapping[str, str]) -> bool:

@@ -238,6 +238,9 @@ def _unpacked(path: Path) -> Iterator[Any]:
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             fix = "convert it: iconv -f UTF-16 -t UTF-8"
             raise InputError(path, expected="text in UTF-8", found="UTF-16", fix=fix)
+        if start[:1] == b"\x80":
+            fix = "write its rows as JSON lines, or as plain values by torch.save (.pt): reading a pickle runs its code"
+            raise InputError(path, expected="JSON lines", found="a pickle", fix=fix)
         if start.startswith(b"PK\x03\x04"):
             raise InputError(path, expected="JSON lines", found="a zip archive", fix="unpack it")
         opens = next((opens for mark, opens in PACKINGS.items() if start.startswith(mark)), None)
@@ -341,6 +344,8 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
             dict(zip(map(str, columns), row, strict=True)) if is_row else row
             for row, is_row in zip(data, fits, strict=True)
         ]
+    if columns := _columns(value):
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     names = [name for name, inner in value.items() if isinstance(inner, list) and inner and isinstance(inner[0], dict)]
     named = [name for name in LISTS if name in names] or names
     if not named or ({*named} <= TEXTS and {"reward", "score"} & value.keys()):  # messages of one rollout
@@ -350,6 +355,16 @@ def _inner_list(value: Fields, path: Path) -> list[Any]:
         raise InputError(path, expected="one list of rollouts", found=found, fix="put one in another file")
     model = value["eval"].get("model") if isinstance(value.get("eval"), dict) else None
     return [{"model": model, **item} if model and isinstance(item, dict) else item for item in value[named[0]]]
+
+
+def _columns(value: Fields) -> dict[str, list[Any]]:
+    """Return the columns of a table that is one object of them, as DataFrames write it; empty: it is none."""
+    columns = {name: [*inner.values()] if isinstance(inner, dict) else inner for name, inner in value.items()}
+    texts = [column for name, column in columns.items() if name in TEXTS and isinstance(column, list)]
+    if not texts or len(texts[0]) < 2 or isinstance(texts[0][0], dict | int):  # one rollout has messages and ids
+        return {}
+    is_table = all(isinstance(each, list) and len(each) == len(texts[0]) for each in columns.values())
+    return columns if is_table else {}
 
 
 # Tables
@@ -440,8 +455,10 @@ def _archive(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         model = read_eval_log(str(path), header_only=True).eval.model
         for sample in read_eval_log_samples(str(path), all_samples_required=False):
-            fields = sample.model_dump(mode="json", exclude={"events"})
-            yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields}
+            fields = sample.model_dump(mode="json", exclude={"events", "events_data", "attachments"})
+            calls = [event for event in sample.events if event.event == "model"]
+            events = [event.model_dump(mode="json", include={"event", "tools"}, exclude_none=True) for event in calls]
+            yield f" {sample.id} epoch {sample.epoch}", {"model": model, **fields, "events": events}
     except Exception as error:  # of the package
         raise InputError(path, expected="an inspect archive", found=str(error) or type(error).__name__) from error
 

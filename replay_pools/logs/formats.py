@@ -127,7 +127,7 @@ def _trl_repeats(rows: Iterable[Row]) -> Iterator[Row]:
     for _, block in groupby(rows, key=lambda row: (row.file, row.fields.get("step"))):
         batch, marks = [*block], hashlib.sha256()
         for row in batch:
-            marks.update(repr([row.fields.get(name) for name in TRL_COLUMNS[1:]]).encode())
+            marks.update(repr({**row.fields, "step": None}).encode())
         is_repeat, before = marks.digest() == before, marks.digest()
         reason = SkipRow("a batch that was logged again under the next step")
         yield from (row._replace(error=reason) for row in batch) if is_repeat else batch
@@ -194,14 +194,15 @@ ANSWERS = ("completions", "responses", "outputs", "completion_ids", "response_id
 
 def _exploded(fields: Fields) -> Iterator[Fields]:
     """Return a row with a list of answers as one row each: every list of their number is one of them."""
-    answers = [name for name in ANSWERS if _is_several(fields.get(name), name)]
+    answers = [name for name in ANSWERS if _is_several(opened(fields.get(name)), name)]
     if not answers:
         yield fields
         return
-    num = len(fields[answers[0]])
+    num = len(opened(fields[answers[0]]))
     prompts = {name for target in PROMPTS for name in TARGETS[target]}
     lists, others = dict[str, list[Any]](), dict[str, Any]()
-    for name, value in fields.items():
+    for name, stored in fields.items():
+        value = stored if name in prompts else opened(stored)
         is_prompt = name in prompts and not (name.endswith("_ids") and _is_several(value, name))
         is_list = isinstance(value, list) and not is_prompt
         if is_list and len(value) != num and (name in ANSWERS or _singular(name) != name):
@@ -325,7 +326,7 @@ FORMATS = (
     Format(
         name="inspect",
         has="id epoch messages scores",
-        mapping="problem=id prompt completion finish=stop_reason",
+        mapping="problem=id prompt completion tools finish=stop_reason",
         notes=("letters of a scorer count as C = 1, P = 0.5, I = N = 0",),
         unfold=inspect_sample,
         settle=_one_scorer,

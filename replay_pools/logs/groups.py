@@ -12,21 +12,13 @@ from itertools import groupby
 from operator import attrgetter
 
 from replay_pools.base.errors import Faults, InputError
-from replay_pools.logs.columns import EVERY, PROMPTS
+from replay_pools.logs.columns import EVERY, PROMPTS, SOURCES, WEIGHTS
 from replay_pools.logs.formats import BY_BLOCKS
 from replay_pools.logs.rollouts import Facts
 from replay_pools.pool import CAUTION
 
 BALANCED = 0.05  # |mean advantage| of a group over its largest: more says that the block is no group
 ROUNDING = 0.01  # largest advantage over largest reward: a unit in the last place of float32, over TRL's 1e-4, is 0.001
-# Columns that name a source of rollouts: one split group is enough to ask. Other columns must split every group.
-SOURCES = (
-    *("model", "model_name", "model_version", "policy", "policy_name", "policy_version", "weight_version"),
-    *("checkpoint", "ckpt", "iteration", "iter", "epoch", "rollout_id", "run", "run_id", "run_name", "experiment"),
-    *("split", "phase", "mode", "stage", "file"),
-)
-# Parts of these have to be kept apart in any proportion.
-WEIGHTS = ("model", "model_name", "model_version", "policy_name", "checkpoint", "ckpt", "run", "run_id", "run_name")
 FEWEST_GROUPS = 2  # that another column has to split
 Group = list[Facts]
 Key = Callable[[Facts], Hashable]
@@ -162,9 +154,10 @@ def check_comparable(groups: Sequence[Group], names: Sequence[str], mapping: Map
         counts = [Counter(row.marks[place] for row in group) for group in larger]
         split = [parts for parts in counts if len(parts) > 1]
         are_parts = all(min(parts.values()) > 1 for parts in split)
-        is_equal = name in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
+        key = name.rpartition(".")[2]
+        is_equal = key in WEIGHTS or all(len({*parts.values()}) == 1 for parts in split)
         values = {value for parts in counts for value in parts}
-        is_source = name in SOURCES
+        is_source = key in SOURCES
         is_everywhere = len(split) == len(larger) >= FEWEST_GROUPS and not values <= {0, 1}
         if not (split and are_parts and is_equal and (is_source or is_everywhere)):
             continue

@@ -18,7 +18,7 @@ from replay_pools.base.files import locked
 from replay_pools.base.terminal import report
 from replay_pools.environments.loopholes import HINTED, ORIGINAL_PHRASE
 from replay_pools.logs.advantages import check_reward
-from replay_pools.logs.columns import EVERY, FILE, Scan, choose_columns, columns_of, parse_column, parts_of
+from replay_pools.logs.columns import EVERY, FILE, Scan, choose_columns, parse_column, parts_of
 from replay_pools.logs.files import Fields, Rows, SkipRow, read_rows
 from replay_pools.logs.formats import (
     BY_BLOCKS,
@@ -129,7 +129,7 @@ def check_log(
     if unused := [name for name in scan.first if name not in {*used, *STATUS, *reader.evaluations}]:
         notes.append(f"columns that were not used: {', '.join(unused)}")
     notes += checked.notes
-    for error in missing_columns(reader, checked.facts, columns_of([first]), rows.source) if scan.num_rows else ():
+    for error in missing_columns(reader, checked.facts, first, rows.source) if scan.num_rows else ():
         faults.note(error, error.expected)
     _raise(faults, kind, rows.source, is_recognised=format_name is None)
     if not checked.facts:
@@ -167,7 +167,7 @@ def _scanned(rows: Rows) -> tuple[Scan, Fields]:
                 if isinstance(value, dict):
                     inner[name] = value | inner.get(name, {})
     if len(files) > 1:
-        scan.values.setdefault(FILE, {*files})
+        scan.values = {FILE: {*files}} | scan.values  # asked about first
     return scan, dict.fromkeys(scan.kinds) | scan.first | inner
 
 
@@ -311,7 +311,11 @@ def _write(log: CheckedLog, directory: Path, model: str, template: Template, lim
                 writer.write_plain(group[0].step, encode_group(group))
             summary.add(group)
     faults.check(log.rows.source)
-    notes += [f"{CAUTION}left out: {reason} ({count} rows)" for reason, count in skipped.items()]
+    lost = [f"{reason} ({count} rows)" for reason, count in skipped.items()]
+    if sum(skipped.values()) == sum(map(len, log.groups)):
+        fix = "use the model that sampled them, or log completion_ids"
+        raise InputError(log.rows.source, expected=f"turns as {model} writes them", found="; ".join(lost), fix=fix)
+    notes += [f"{CAUTION}left out: {reason}" for reason in lost]
     writer.header |= summary.header() | _tokens_header(log, tokeniser, notes)
     return writer.finish()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from replay_pools.base.errors import Faults, InputError
 from replay_pools.base.terminal import report
-from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up
+from replay_pools.logs.columns import COMPLETIONS, FILE, KEYS, PROMPTS, Column, look_up, mark_of
 from replay_pools.logs.files import REPORT_EVERY, Fields, Row, Rows, SkipRow
 from replay_pools.logs.padding import Tail, bare_prompt, tail_of
 from replay_pools.logs.values import READERS, SPREAD, TRUTHS, Turns, answer_of, is_plain
@@ -22,12 +22,15 @@ from replay_pools.rollout import FinishReason
 
 NEEDED = {"prompt": PROMPTS, "completion": (*COMPLETIONS, "turns")}  # every rollout has one of these fields
 SHORTEST_ECHO = 8  # characters of a prompt that an answer may begin with by chance
+LISTED_COLUMNS = 20
 LEAST_REPEATED = 4  # rows of a log that may be there twice
 FAILURES = {"aborted", "abort", "failed", "failure", "error", "errored", "cancelled", "canceled", "timeout"}
 EVALUATIONS = {"eval", "evaluation", "val", "valid", "validation", "test", "dev"}
 TRAININGS = {"train", "training"}
 SPLITS = ("split", "phase", "mode", "partition", "subset", "stage", "data_split")  # columns that may tell both apart
-IS_EVALUATION = ("is_eval", "is_evaluation", "is_validation", "validate", "evaluation")  # columns of truths
+# {column of truths: its value in an evaluation}
+IS_EVALUATION = dict.fromkeys(("is_eval", "is_evaluation", "is_validation", "validate", "evaluation"), True)
+IS_EVALUATION |= dict.fromkeys(("is_train", "is_training"), False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +124,8 @@ class Reader:
                 wrong.add(target)
                 self._refuse(row, target, error, faults)
                 continue
+            if target == "truncated" and (read["finish"] is None or values.get("finish") == "length"):
+                continue
             values |= read if target in SPREAD else {target: read}
         if wrong & {*PROMPTS, *COMPLETIONS, "system"}:
             return values
@@ -140,9 +145,9 @@ class Reader:
     def _check_status(self, row: Fields) -> None:
         for name, is_failure in STATUS.items():
             if name in row and name not in self._used and is_failure(row[name]):
-                raise SkipRow(f"`{name}` says that it is no rollout to train on")
+                raise SkipRow(f"`{name}` says that it is no rollout to train on; drop the column to keep it")
         for name, values in self.evaluations.items():
-            if _mark(row.get(name)) in values and name not in self._used:
+            if mark_of(name, row.get(name)) in values and name not in self._used:
                 raise SkipRow(f"an evaluation next to training (`{name}`)")
 
     def _refuse(self, row: Row, target: str, error: InputError, faults: Faults) -> None:
@@ -191,20 +196,23 @@ def _is_true(value: Any) -> bool:
     return TRUTHS.get(str(value).lower()) is True
 
 
+def _is_false(value: Any) -> bool:
+    return TRUTHS.get(str(value).lower()) is False
+
+
 # {a column: whether its value says that the row is no rollout to train on}
 STATUS: dict[str, Callable[[Any], bool]] = {
     "error": _is_message,
     "errors": _is_message,
-    "status": lambda value: isinstance(value, str) and value.lower() in FAILURES,
+    "exception": _is_message,
+    "status": lambda value: isinstance(value, str) and value.lower().rpartition(".")[2] in FAILURES,
     "mask_sample": _is_true,
     "remove_sample": _is_true,
     "aborted": _is_true,
-    "trainable": lambda value: TRUTHS.get(str(value).lower()) is False,
+    "trainable": _is_false,
+    "sample_mask": _is_false,
+    "sample_loss_mask": _is_false,
 }
-
-
-def _mark(value: Any) -> str | int | None:
-    return value if isinstance(value, str | int) else None
 
 
 def _known_number(value: Any) -> float | None:
@@ -224,12 +232,19 @@ def _place_turns(values: Fields, *, has_completion: bool) -> None:
             raise InputError("system", expected=expected, found="another in the messages", fix="--map system=none")
         first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": system}]
         values["messages"] = messages = [*first, *messages]
-    # A conversation that holds its answer, where no column has its text.
+    # A conversation that holds its answer, where no column has its text; a tool's word behind it was not answered.
+    while messages and not has_completion and messages[-1]["role"] == "tool":
+        messages = messages[:-1]
     if messages and not has_completion and messages[-1]["role"] == "assistant":
         answers = [place for place, turn in enumerate(messages) if turn["role"] == "assistant"]
         is_agent = any(turn["role"] == "tool" or "tool_calls" in turn for turn in messages)
-        start = answers[0] if is_agent else answers[-1]
+        sampled = [place for place in answers if messages[place].get("trainable")] or answers
+        start = sampled[0] if is_agent or sampled is not answers else answers[-1]
         values |= {"messages": messages[:start] or None, **answer_of(messages[start:])}
+    thought, answer = values.pop("reasoning", ""), values.get("completion")
+    if thought and answer is not None and "completion_ids" not in values and thought not in answer:
+        turn = {"role": "assistant", "reasoning_content": thought, "content": answer}
+        values |= {"completion": None, "turns": [turn]}
     if turns := values.get("turns"):
         last = max((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), default=-1)
         if turns[0]["role"] != "assistant":
@@ -322,7 +337,10 @@ def as_rollouts(rows: Rows, reader: Reader, faults: Faults, skip_bad: int = 0) -
         whole.update(key.encode(errors="replace"))
         one, prompt = _facts(number, row, values, shared), values.get("prompt_ids") or []
         one.row_key = _digest(key)
-        one.marks = tuple(row.file if name == FILE else _mark(row.fields.get(name)) for name in reader.marks)
+        one.marks = tuple(
+            row.file if name == FILE else mark_of(name.rpartition(".")[2], look_up(row.fields, name))
+            for name in reader.marks
+        )
         first, run, rest = bare_prompt(prompt, values.get("plen"))
         bare.append(
             (_prompt_key(values, rest) if prompt else one.prompt_key, first if values.get("plen") is None else -1)
@@ -410,17 +428,15 @@ def evaluations_of(values: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
         words = {value for value in values.get(name, ()) if isinstance(value, str)}
         if any(word.lower() in TRAININGS for word in words):
             found[name] = {word for word in words if word.lower() in EVALUATIONS}
-    for name in IS_EVALUATION:
+    for name, is_evaluation in IS_EVALUATION.items():
         if {_is_true(value) for value in values.get(name, ())} == {True, False}:
-            found[name] = {value for value in values[name] if _is_true(value)}
+            found[name] = {value for value in values[name] if _is_true(value) == is_evaluation}
     return {name: evaluations for name, evaluations in found.items() if evaluations}
 
 
-def missing_columns(
-    reader: Reader, facts: Sequence[Facts], scan_names: Sequence[str], source: str
-) -> Iterator[InputError]:
-    """Yield an error for each thing that a rollout needs and no column has."""
-    names = ", ".join(scan_names[:20]) or "no column"
+def missing_columns(reader: Reader, facts: Sequence[Facts], first: Fields, source: str) -> Iterator[InputError]:
+    """Yield an error for each thing that a rollout needs and no column has; `first` has a value of each column."""
+    names = ", ".join([*first][:LISTED_COLUMNS]) or "no column"
     for what, targets in (("prompt", PROMPTS), ("completion", COMPLETIONS), ("reward", ("reward",))):
         if any(target in reader.columns for target in targets):
             continue
@@ -431,5 +447,18 @@ def missing_columns(
                     yield InputError(f"{one.where} completion", expected=expected, found="another turn at its end")
                     break
             continue
-        fix = "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
-        yield InputError(source, expected=f"a column with the {what}", found=names, fix=fix)
+        found, fix = names, "pass " + " or ".join(f"--map {target}=COLUMN" for target in targets)
+        if what == "reward" and (numbers := [*_numbers(first)][:LISTED_COLUMNS]):
+            found = f"numbers in {', '.join(numbers)}"
+        yield InputError(source, expected=f"a column with the {what}", found=found, fix=fix)
+
+
+def _numbers(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of columns and inner keys that hold numbers which may be a reward."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield prefix + name
+        elif isinstance(value, list) and value and all(isinstance(each, float) for each in value):
+            yield f"{prefix}{name}.sum"

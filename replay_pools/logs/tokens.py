@@ -29,6 +29,7 @@ SKIPPED = re.compile(
 )
 RENDERED = "the prompt was rendered with the template of the model, without thinking"
 UNLIKE = "the logged prompt is not what the model's template makes of the messages"
+UNLIKE_LENGTH = "the logged length of the completion is not what the tokenizer makes of its text"
 NEAR = 50  # a text that was cut off has, tokenised again, up to 1/50 fewer tokens than the limit (3 at least)
 
 
@@ -235,10 +236,10 @@ class Tokeniser:
         if cut:
             self._count((True, f"right padding (id {stored[-1]}) was cut; id {eos} is taken for the end of a turn"))
         finish = row.finish or self._finish(ids, is_cut=bool(cut))
-        logprobs = row.logprobs and row.logprobs[: len(ids)]
-        if logprobs and len(logprobs) != len(ids):
-            found, fix = f"{len(logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
+        if row.logprobs and len(row.logprobs) not in (len(ids), len(stored)):
+            found, fix = f"{len(row.logprobs)} for {len(ids)} ids", "--map logprobs=none leaves them out"
             raise InputError(f"{row.where} logprobs", expected="one an id", found=found, fix=fix)
+        logprobs = row.logprobs and row.logprobs[: len(ids)]
         text = row.completion
         if text is None:
             self._count((True, "the text of the completion was decoded from its ids"))
@@ -278,6 +279,7 @@ class Tokeniser:
             end = self.chat.turn_end
             ids = [*ids, end]
             self._count((True, f"the end of the turn (id {end}) was put behind texts that stopped"))
+        self._check_lengths(row, len(encoded))
         decoded = back = self.model.decode(ids)
         special = {token for token, what in self.chat.tokenizer.added_tokens_decoder.items() if what.special}
         if special & {*encoded}:
@@ -285,6 +287,14 @@ class Tokeniser:
         self.counts[RETOKENISED] += 1
         self.counts[ROUND_TRIPS] += back == text
         return decoded, Completion(ids=ids, logprobs=None, finish_reason=finish)
+
+    def _check_lengths(self, row: Logged, length: int) -> None:
+        """Count logged lengths of a text that are not the number of its ids, with or without the end of the turn."""
+        logged = row.comp_len if row.comp_len is not None else len(row.logprobs or [])
+        self._count(
+            (bool(logged) and logged not in (length, length + 1), f"{CAUTION}{UNLIKE_LENGTH}"),
+            (bool(row.logprobs), f"{CAUTION}log-probabilities were left out: the ids that they are of are not logged"),
+        )
 
 
 def _beside(turn: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -29,7 +29,8 @@ TRUTHS: dict[str, bool] = {
     **dict.fromkeys(("false", "no", "n", "0", "0.0"), False),
 }
 TURN = ("role", "content")
-PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id")  # others change what a message says
+# Other keys change what a message says.
+PLAIN_KEYS = (*TURN, "name", "id", "source", "model", "metadata", "tool_call_id", "trainable")
 MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*["'](role|content)["']""")
 UNKNOWN_LABEL = -1  # of loggers that have no null
 
@@ -82,6 +83,7 @@ def _label(value: Any) -> bool | None:
 def _number(value: Any) -> float:
     """Return a finite number, which may stand in a text."""
     if isinstance(value, str):
+        value = {"true": "1", "false": "0"}.get(value.lower(), value)  # as tables write a truth
         try:
             value = float(value) if len(value) < 40 else value
         except ValueError:
@@ -109,15 +111,15 @@ def _whole(value: Any) -> int:
 
 def _finish(value: Any) -> FinishReason:
     value = value.get("type") if isinstance(value, dict) else value
-    if not isinstance(value, str) or value not in FINISHES:
+    if not isinstance(value, str) or value.lower() not in FINISHES:
         raise wrong_value("stop or length", value)
-    if (finish := FINISHES[value]) is None:
+    if (finish := FINISHES[value.lower()]) is None:
         raise SkipRow(f"sampling ended by {value}")
     return finish
 
 
 def _mask(value: Any) -> list[bool]:
-    return [bool(each) for each in _flags([int(each) if isinstance(each, float | bool) else each for each in value])]
+    return [bool(each) for each in _flags([int(each) if each in (0, 1) else each for each in value])]
 
 
 def _logprobs(value: Any) -> list[float]:
@@ -170,6 +172,8 @@ def turns_of(value: Any) -> Turns | None:
         turn = (
             {key: each for key, each in message.items() if each not in (None, [])} if isinstance(message, dict) else {}
         )
+        if "tool_calls" in turn:
+            turn["tool_calls"] = opened(turn["tool_calls"])
         turn["content"] = joined_text(turn.get("content", "" if "tool_calls" in turn else None))
         if not all(is_text(turn.get(key)) for key in TURN):
             raise wrong_value(f"a list of role and content, each {TEXT}", messages)
@@ -274,6 +278,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "plen": _whole,
     "completion": _completion,
     "completion_ids": _in_cell(_ids),
+    "reasoning": _text,
     "mask": _in_cell(lambda value: _mask(value) if isinstance(value, list) else _flags(value)),
     "comp_len": _whole,
     "logprobs": _in_cell(_logprobs),

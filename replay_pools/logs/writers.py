@@ -11,6 +11,23 @@ from replay_pools.logs.columns import look_up, opened
 from replay_pools.logs.files import Fields, SkipRow
 from replay_pools.logs.values import joined_text
 
+
+def _call(name: str, arguments: Any) -> Fields:
+    """Return a call of a tool as chat templates take it."""
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _tools(tools: Sequence[Fields] | None) -> list[Fields]:
+    """Return schemas of tools as chat templates take them."""
+    keys = ("name", "description", "parameters")
+    return [
+        tool
+        if "function" in tool
+        else {"type": "function", "function": {key: tool[key] for key in keys if key in tool}}
+        for tool in tools or []
+    ]
+
+
 # prime-rl: a graph of messages with token ids. Each way from a root to a leaf is a branch.
 
 
@@ -22,14 +39,24 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
         if look_up(trace, "agent.trainable") is False:
             yield SkipRow("another agent (trainable is false)")
             continue
+        if trace.get("errors") and trace.get("ok") is False:
+            yield SkipRow("the trace failed (ok is false)")
+            continue
         nodes = trace["nodes"]
         parents = {node.get("parent") for node in nodes}
+        links = [(number, link) for number, node in enumerate(nodes) for link in node.get("semantic_parents") or []]
+        # Of summaries of the context, those are trained on that a later turn goes on from.
+        accepted = {link.get("node") for _, link in links if link.get("type") == "compaction"}
+        attempts = {number for number, link in links if link.get("type") == "compaction_attempt"} - accepted
         for leaf in (number for number in range(len(nodes)) if number not in parents):
             path = [leaf]
             while (parent := nodes[path[0]].get("parent")) is not None:
                 path.insert(0, parent)
                 if len(path) > len(nodes):
                     raise ValueError("a node that is its own ancestor")
+            if leaf in attempts:
+                yield SkipRow("a summary of the context that no turn goes on from (compaction_attempt)")
+                continue
             try:
                 yield _prime_rl_branch(path, trace, episode)
             except SkipRow as reason:
@@ -38,20 +65,17 @@ def prime_rl(episode: Fields) -> Iterator[Fields | SkipRow]:
 
 def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fields:
     nodes = [trace["nodes"][number] for number in path]
-    if any(
-        parent.get("type") == "compaction_attempt" for node in nodes for parent in node.get("semantic_parents") or []
-    ):
-        raise SkipRow("a branch that wrote a summary, which is not trained on (compaction_attempt)")
     sampled = [place for place, node in enumerate(nodes) if node.get("sampled")]
     if not sampled:
         raise SkipRow("no sampled turn")
     rewards = trace.get("rewards") or {}
     parts = [part for part in rewards.values() if part and part["score"] is not None]
-    turns = [{**node["message"]} for node in nodes]
+    turns = [_prime_rl_turn(node["message"]) for node in nodes]
     row: Fields = {
         "group": look_up(episode, "group.id"),
         "problem": look_up(episode, "task.key") or look_up(episode, "task.hash"),
         "step": look_up(episode, "run.work.step"),
+        "split": look_up(episode, "run.work.type"),  # "train" or "eval"
         "reward": math.fsum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None,
         "rewards": {name: (part or {}).get("score") for name, part in rewards.items()},
         "metrics": trace.get("metrics"),
@@ -59,7 +83,7 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         "finish": _finish_of(path[sampled[-1]], trace),
         "messages": turns[: sampled[0]],
         "completion": turns[sampled[0] : sampled[-1] + 1],
-        "tools": trace.get("tools"),
+        "tools": _tools(nodes[0].get("tools") or trace.get("tools")),
     }
     ids, mask, logprobs = ([each for node in nodes for each in node.get(name) or []] for name in _TOKENS)
     if ids:
@@ -68,6 +92,13 @@ def _prime_rl_branch(path: Sequence[int], trace: Fields, episode: Fields) -> Fie
         # The ids say all; the content leaves out reasoning and tool calls.
         row |= {**split_ids(ids, mask), "completion": None, "tools": None, "logprobs": logprobs or None}
     return row
+
+
+def _prime_rl_turn(message: Fields) -> Fields:
+    calls = message.get("tool_calls")
+    if not calls or "function" in calls[0]:
+        return message
+    return {**message, "tool_calls": [_call(call["name"], call["arguments"]) for call in calls]}
 
 
 _TOKENS = ("token_ids", "mask", "logprobs")
@@ -97,21 +128,27 @@ def inspect_sample(sample: Fields) -> Iterator[Fields]:
     """Return the answer of a sample, with its scores as numbers."""
     if sample.get("error"):
         raise SkipRow("the sample ended in an error")
-    turns = [_inspect_turn(message) for message in sample["messages"]]
+    messages = sample["messages"]
+    turns = [_inspect_turn(message) for message in messages]
     answers = [
         place
-        for place, message in enumerate(sample["messages"])
+        for place, message in enumerate(messages)
         if message["role"] == "assistant" and message.get("source") != "input"
     ]
     if not answers:
         raise SkipRow("no answer of the model")
-    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]):
+    tools = [event.get("tools") for event in sample.get("events") or [] if event.get("event") == "model"]
+    if any("tool_calls" in turn or turn["role"] == "tool" for turn in turns[answers[0] :]) and not any(tools):
         raise SkipRow("an agent without the schemas of its tools")
+    if any(each != tools[0] for each in tools):
+        raise SkipRow("tools that change between calls of the model")
     scores = {name: _score(score) for name, score in (sample.get("scores") or {}).items()}
     yield {
         **sample,
+        "epoch": None,  # counts samples of one problem, not passes over the data
         "prompt": turns[: answers[0]],
         "completion": turns[answers[0] : answers[-1] + 1],
+        "tools": _tools(tools[0] if tools else None),
         "stop_reason": look_up(sample, "output.choices.0.stop_reason"),
         "scores": scores,
     }
@@ -130,14 +167,17 @@ def _inspect_turn(message: Fields) -> Fields:
     if not isinstance(turn["content"], str):
         kinds = sorted({str(part.get("type")) for part in turn["content"]} - {"text"})
         raise SkipRow(f"content with {', '.join(kinds)} next to the text")
-    return turn | ({"tool_calls": message["tool_calls"]} if message.get("tool_calls") else {})
+    calls = [_call(call["function"], call["arguments"]) for call in message.get("tool_calls") or []]
+    return turn | ({"tool_calls": calls} if calls else {})
 
 
 def _score(score: Any) -> Any:
-    """Return the value of a score as a number, or a dictionary of numbers; None where it is neither."""
+    """Return the value of a score as a number, or a dictionary or a list of numbers; None where it is none of them."""
     value = score.get("value") if isinstance(score, dict) and "value" in score else score
     if isinstance(value, dict):
         return {key: _score(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_score(inner) for inner in value]
     value = GRADES.get(value, value) if isinstance(value, str) else value
     return float(value) if isinstance(value, bool | int | float) and not math.isnan(value) else None
 
@@ -175,7 +215,7 @@ def nemo_gym(fields: Fields) -> Iterator[Fields]:
     sampled = [item for item in items if item.get("generation_token_ids")]
     if not sampled:
         row["completion"] = [turn for item in items for turn in _response_turns(item)]
-        row["tools"] = fields["responses_create_params"].get("tools")
+        row["tools"] = _tools(fields["responses_create_params"].get("tools"))
         if any(item.get("type") == "reasoning" for item in items):
             raise SkipRow("reasoning next to the text, and no token ids")
         yield row
@@ -199,8 +239,7 @@ def _response_turns(item: Fields) -> Iterator[Fields]:
     if kind == "message":
         yield {"role": item["role"], "content": joined_text(item["content"])}
     elif kind == "function_call":
-        call = {"type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
-        yield {"role": "assistant", "content": "", "tool_calls": [call]}
+        yield {"role": "assistant", "content": "", "tool_calls": [_call(item["name"], item["arguments"])]}
     elif kind == "function_call_output":
         yield {"role": "tool", "content": item["output"]}
 

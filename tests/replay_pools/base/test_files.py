@@ -102,20 +102,6 @@ def test_json_of_anybody_is_strict(text: bytes, expected: str, tmp_path: Path) -
             files.parse_python_json(text, "log", lambda constant: None)
 
 
-@pytest.mark.parametrize(
-    ("text", "num_parts"),
-    [(b'{"a": 1, "b" :2}', 3), (b'[{"a":\n{}}]', 4), (b"[[], [ 1], {}, [-1], [null]]", 6), (b'{"a": "x:: [ ( {("}', 2)],
-)
-def test_the_parts_of_json_are_bounded(text: bytes, num_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys, objects and lists, whatever spaces are in them: a document at the limit is read, one above is refused."""
-    for parse in (lambda: files.parse_json(text, "log"), lambda: files.parse_python_json(text, "log", float)):
-        monkeypatch.setattr(files, "MAX_PARTS", num_parts)
-        assert parse() == json.loads(text)
-        monkeypatch.setattr(files, "MAX_PARTS", num_parts - 1)
-        with pytest.raises(InputError, match=f"log: expected .*JSON, found more than {num_parts - 1} keys, objects"):
-            parse()
-
-
 def test_the_json_of_python_has_constants() -> None:
     assert files.parse_python_json(b'[NaN, -1, 1.5e3, {"a": 1}]', "log", lambda text: None) == [
         None,

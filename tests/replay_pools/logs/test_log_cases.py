@@ -1,23 +1,21 @@
 """Logs of writers, and of loops of one's own, read by the real command as tests/data/logs/table.toml says."""
 
 import importlib.util
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
+from log_fixtures import PAGE, cases, line_of, source_of
 
 from probe.cli import cli
 from probe.cli._frame import run
 from replay_pools.pool import open_pool
 
-LOGS = Path(__file__).parents[2] / "data" / "logs"
-CASES: dict[str, dict[str, Any]] = tomllib.loads((LOGS / "table.toml").read_text())
+CASES = cases()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_log_is_read_as_its_table_says(name: str, tmp_path: Path, capsys) -> None:
-    case, (source,) = CASES[name], [path for path in LOGS.iterdir() if path.name.partition(".")[0] == name]
+    case, source = CASES[name], source_of(name)
     if "needs" in case and importlib.util.find_spec(case["needs"]) is None:
         pytest.skip(f"needs {case['needs']}")
     arguments = ["pool", "import", str(source), "--name", name, "--model", "organism", "--out", str(tmp_path)]
@@ -32,6 +30,7 @@ def test_a_log_is_read_as_its_table_says(name: str, tmp_path: Path, capsys) -> N
     assert [[rollout.reward for rollout in group] for group in pool.steps] == [
         pytest.approx(rewards) for rewards in case["rewards"]
     ]
+    assert line_of(name, case, pool) in PAGE.read_text().splitlines()
     rollouts = [rollout for group in pool.steps for rollout in group]
     if "caution" in case:
         assert any(case["caution"] in caution for caution in pool.cautions), pool.cautions

@@ -10,6 +10,7 @@ import polars
 import pytest
 from datasets import Dataset, DatasetDict
 
+from extraction.pair_files import store_rows
 from probe.step.groups import ReplaySource
 from replay_pools.base.errors import InputError
 from replay_pools.logs.importing import check_log, import_log
@@ -37,10 +38,23 @@ COLUMNS: dict[str, tuple[Callable[[int, int], Any], str | None]] = {
     "run": (lambda time, i: "ab"[time], "--map group=run+prompt"),
     "model": (lambda time, i: "ab"[i % 2 or time], "--map group=model+prompt"),
     "machine": (lambda time, i: "ab"[time], "--map group=machine+prompt"),
+    "seed": (lambda time, i: float(time), "--map step=seed"),
+    "temperature": (lambda time, i: (0.7, 1.0)[time], "--map group=temperature+prompt"),
+    "model_id": (lambda time, i: "ab"[bool(time and i)], "--map group=model_id+prompt"),
     "uuid": (lambda time, i: f"{time} {i}", None),
     "is_long": (lambda time, i: bool(i % 2), None),
     "bonus": (lambda time, i: i % 2 / 2, None),
 }
+
+
+def test_a_source_may_stand_in_an_object_or_a_table(tmp_path: Path) -> None:
+    """Tables write whole numbers as fractions."""
+    with pytest.raises(InputError, match="--map step=meta.iteration"):
+        check_log(rows(lambda time, _: {"meta": {"iteration": time}}))
+    path = tmp_path / "log.csv"
+    pandas.DataFrame(rows(lambda time, _: {"iteration": time})).to_csv(path)
+    with pytest.raises(InputError, match="--map step=iteration"):
+        check_log(path)
 
 
 def write(folder: Path, files: dict[str, Rows]) -> Path:
@@ -75,6 +89,8 @@ FOLDERS: dict[str, tuple[dict[str, Rows], Any, str]] = {
     "twice": ({"a.jsonl": ONE * 2}, [4, 4], "its second half repeats the first"),
     "metrics": ({"a.jsonl": ONE, "metrics.jsonl": [{"step": 1, "loss": 0.2}]}, [4, 4], "files were left out: metrics"),
     "a split": ({"a.jsonl": rows(lambda time, _: {"split": ("train", "val")[time]})}, [4, 4], "an evaluation next to"),
+    "is_train": ({"a.jsonl": rows(lambda time, _: {"is_train": not time})}, [4, 4], "an evaluation next to"),
+    "a mask of rows": ({"a.jsonl": rows(lambda _, i: {"sample_mask": i % 2}, 1)}, [2, 2], "`sample_mask` says"),
     "is_eval": ({"a.jsonl": rows(lambda time, _: {"is_eval": bool(time)})}, [4, 4], "an evaluation next to"),
 }
 
@@ -102,12 +118,14 @@ def test_groups_that_are_kept_apart_stay_apart_in_a_replay(tmp_path: Path) -> No
     assert {key.step for group in groups for key in group.keys} == {0, 1, 2, 3}
 
 
-def test_rows_in_memory() -> None:
+def test_rows_in_memory(tmp_path: Path) -> None:
     """Of lists, DataFrames and data sets; of a DatasetDict the training split."""
     both = DatasetDict(train=Dataset.from_list(ONE), test=Dataset.from_list(OTHER))
     for source in (ONE, pandas.DataFrame(ONE), polars.DataFrame(ONE), Dataset.from_list(ONE), both):
         log = check_log(source)
         assert [[one.reward for one in group] for group in log.groups] == [[0.0, 1.0, 2.0, 0.0]] * 2
+    stored = {store_rows(source, tmp_path) for source in (ONE, pandas.DataFrame(ONE), Dataset.from_list(ONE))}
+    assert len(stored) == 1  # pairs are given so, too
     with pytest.raises(InputError, match="a path, a list of dicts, a DataFrame or a Dataset"):
         check_log(3)
 
@@ -119,6 +137,9 @@ FILES: dict[str, tuple[bytes, str | None]] = {
     "a zip archive": (b"PK\x03\x04 and more", "unpack it"),
     "a cut last line": (TEXT[:-30].encode(), "--skip-bad 1"),
     "half a character": (TEXT.replace('"0 1"', '"\\ud800"').encode(), "--skip-bad N"),
+    "a pickle": (b"\x80\x04 and more", "torch.save"),
+    "columns": (json.dumps({name: [row[name] for row in ONE] for name in ONE[0]}).encode(), None),
+    "columns by index": (pandas.DataFrame(ONE).to_json().encode(), None),
     "pretty objects": ("\n".join(json.dumps(row, indent=1) for row in ONE).encode(), None),
     "a pretty array": (json.dumps(ONE, indent=1).encode(), None),
     "a mark of byte order": (b"\xef\xbb\xbf" + TEXT.encode(), None),
@@ -129,6 +150,8 @@ FILES: dict[str, tuple[bytes, str | None]] = {
         TEXT.replace('"prompt"', '"input": "x", "instruction"').encode(),
         "instruction+input",
     ),
+    "a question with context": (TEXT.replace('"prompt"', '"context": "x", "question"').encode(), "question+context"),
+    "who reasons": (TEXT.replace('"reward"', '"reasoning": "x", "reward"').encode(), "reasoning=none"),
     "log-probabilities above 0": (
         TEXT.replace('"reward"', '"logprobs": [0.5, 0.9], "reward"').encode(),
         "these are probabilities",
@@ -139,7 +162,7 @@ FILES: dict[str, tuple[bytes, str | None]] = {
 @pytest.mark.parametrize("case", FILES)
 def test_what_leads_on(case: str, tmp_path: Path) -> None:
     content, named = FILES[case]
-    path = tmp_path / "log.jsonl"
+    path = tmp_path / ("log.json" if case.startswith("columns") else "log.jsonl")
     path.write_bytes(content)
     if named is None:
         assert [len(group) for group in check_log(path).groups] == [4, 4]
@@ -147,3 +170,27 @@ def test_what_leads_on(case: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         check_log(path)
     assert named in str(error.value)
+
+
+# {columns of a text: what its import says, and the finish reason}
+SAID: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a length": ({"response_length": 500}, "the logged length of the completion is not", "stop"),
+    "log-probabilities": ({"logprobs": [-0.5] * 3}, "log-probabilities were left out", "stop"),
+    "both ends": ({"finish_reason": "MAX_TOKENS", "truncated": False}, "ids: retokenised", "length"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_columns_that_are_shown_are_used_or_said_to_be_left_out(case: str, tmp_path: Path) -> None:
+    columns, said, finish = SAID[case]
+    log = check_log([row | columns for row in ONE])
+    pool = import_log(log, name="mine", out=tmp_path, model="organism")
+    assert any(said in caution for caution in pool.cautions)
+    assert {rollout.finish_reason for group in pool.steps for rollout in group} == {finish}
+
+
+def test_reasoning_that_the_template_hides_is_refused(tmp_path: Path) -> None:
+    """Its ids were sampled, and are not in the text."""
+    log = check_log([row | {"reasoning_content": "I think."} for row in ONE])
+    with pytest.raises(InputError, match=r"reasoning that the chat template does not show \(8 rows\)"):
+        import_log(log, name="mine", out=tmp_path, model="organism")

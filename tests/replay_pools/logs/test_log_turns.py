@@ -115,9 +115,34 @@ def test_a_writer_of_turns(name: str, tmp_path: Path) -> None:
         assert [is_sampled for is_sampled, _ in rollout.turns] == [True, False, True]
 
 
+def test_branches_and_work_of_prime_rl(tmp_path: Path) -> None:
+    """A summary is a rollout where a later turn goes on from it; an evaluation and a failed trace are none."""
+
+    def write(i: int) -> dict[str, Any]:
+        episode = prime_rl(i)
+        summary = {"parent": 0, "message": ANSWER, "token_ids": [50, EOS], "mask": [True] * 2, "sampled": True}
+        summary |= {"semantic_parents": [{"node": 1, "type": "compaction_attempt"}]}
+        trace = episode["traces"][0]
+        trace["nodes"].append(summary)
+        if i == 1:
+            trace["nodes"][3]["semantic_parents"] = [{"node": 4, "type": "compaction"}]
+        if i == 3:
+            trace |= {"ok": False, "errors": [{"type": "TunnelError"}]}
+        work = {"type": "eval" if i == 2 else "train", "step": 1}
+        return episode | {"run": {"type": "train", "work": work}}
+
+    pool = imported(tmp_path, [write(i) for i in range(4)])
+    assert [[rollout.completion_ids for rollout in group] for group in pool.steps] == [
+        [ids_of(0), ids_of(1), [50, EOS]]
+    ]
+    said = " ".join(pool.cautions)
+    assert all(each in said for each in ("next to training", "the trace failed", "compaction_attempt"))
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of other ids": ({"completion_ids": [50, EOS], "loss_mask": [1]}, "mask: expected one an id, found 1 for 2"),
     "a mask without ids": ({"completion": "a b", "loss_mask": [1, 0, 1]}, "expected the ids that it masks"),
+    "weights": ({"completion_ids": [50, EOS], "loss_mask": [0.5, 1]}, "expected a list of 0 and 1"),
     "no number": ({"completion_ids": [50, EOS], "loss_mask": ["x", 1]}, "expected a list of 0 and 1"),
 }
 
@@ -163,6 +188,23 @@ def test_turns_as_text_are_placed_by_the_template(as_messages: bool, tmp_path: P
         assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
         assert rollout.completion_mask == whole.mask
         assert 0 < rollout.num_sampled < rollout.comp_len
+
+
+def test_messages_that_say_what_was_sampled(tmp_path: Path) -> None:
+    """As ART writes them: all turns from the first sampled one are the rollout; a tool's word at the end is none."""
+
+    def write(i: int) -> dict[str, Any]:
+        own = [{"role": "assistant", "content": f"{i}{turn}", "trainable": True, "tool_calls": None} for turn in "ab"]
+        shown = {"role": "assistant", "content": "An example.", "trainable": False}
+        return {"messages": [USER, shown, USER, own[0], USER, own[1], TURNS[1]], "group_index": 0}
+
+    (group,) = imported(tmp_path, rows(write)).steps
+    chat = load_served_policy("organism")
+    for i, rollout in enumerate(group):
+        prompt = [USER, {"role": "assistant", "content": "An example."}, USER]
+        own = [{"role": "assistant", "content": f"{i}{turn}"} for turn in "ab"]
+        whole = chat.render_turns(prompt, [own[0], USER, own[1]])
+        assert (rollout.prompt_ids, rollout.completion_ids) == (whole.prompt_ids, whole.ids)
 
 
 @pytest.mark.parametrize("shows", [False, True])
