@@ -14,7 +14,7 @@ from probe.report import inputs
 QUESTION = "Does the gate keep a policy from learning the hack?"
 SCALE = {"name": "SCALE", "then": "Take it to a larger model.", "requires": {"lowers-hacking": "PASS"}}
 SPEC = training_spec(
-    "gated", seeds=[0, 1], question=QUESTION, conditions={"plain": {}, "kl": PENALTY}, decisions=[SCALE, MORE]
+    "gated", seeds=[0, 1, 2], question=QUESTION, conditions={"plain": {}, "kl": PENALTY}, decisions=[SCALE, MORE]
 )
 RATES = {
     "plain vanilla": (0.0, 0.5, 0.9, 0.5),
