@@ -281,7 +281,8 @@ def _readable(cause: str, analysis: Analysis) -> Step:
     run = analysis.records
     match cause:
         case "arm":
-            return Step("arm", {}, repeat(run, **{"intervention.arms": ["vanilla", "projected"]}))
+            arms: dict[str, Any] = {"intervention.arms": ["vanilla", "projected"]}
+            return Step("arm", {}, repeat(run, **arms))
         case "updates":
             return _more_rollouts("rewards that differ within a prompt", analysis)
         case "gram" | "loss":
