@@ -114,10 +114,11 @@ def _more_pairs(analysis: Analysis, pairs: int, what: str, held_out: int) -> Ste
 
 def _on_pools(analysis: Analysis, names: Sequence[str], name: str = "again", **changes: Any) -> str:
     """Return the command that replays all groups of other pools with the run's settings."""
-    changes |= {"source.replay_dirs": [*names]}
+    settings = dict[str, Any](changes)
+    settings["source.replay_dirs"] = [*names]
     if analysis.records.settings.get("steps") is not None:
-        changes["steps"] = None
-    return repeat(analysis.records, as_name=name, **changes)
+        settings["steps"] = None
+    return repeat(analysis.records, name, **settings)
 
 
 def _broken(part: str, analysis: Analysis) -> Step:
@@ -280,8 +281,8 @@ def _readable(cause: str, analysis: Analysis) -> Step:
     run = analysis.records
     match cause:
         case "arm":
-            both: dict[str, Any] = {"intervention.arms": ["vanilla", "projected"]}
-            return Step("arm", {}, repeat(run, **both))
+            arms: dict[str, Any] = {"intervention.arms": ["vanilla", "projected"]}
+            return Step("arm", {}, repeat(run, **arms))
         case "updates":
             return _more_rollouts("rewards that differ within a prompt", analysis)
         case "gram" | "loss":

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any
 
 from probe.analysis.detectors import SAME_WEIGHTS
-from probe.records.run import OWN_POOLS, Run, out_of
+from probe.records.run import OWN_POOLS, Run, elsewhere, out_of
 from probe.settings.presets import setting_text
 from replay_pools.base.errors import InputError
 from replay_pools.base.files import SEAL, dump_json, parse_json, read_json, read_plain, sha256
 from replay_pools.pool import BUILTIN, CAUTION, MANIFEST_NAME, open_pool, pool_names, pool_reference, resolve_pool
-from replay_pools.rollout import Rollout
+from replay_pools.rollout import UNKNOWN, Rollout
 
 ONLY_STEP = "probe replay --only-step"
 
@@ -240,6 +240,18 @@ def num_problems(pool: PoolFacts) -> int | None:
         return len(get_environment(pool.env).problems(pool.said("plan.split")))  # pyright: ignore[reportArgumentType]
     except InputError:
         return None
+
+
+def regrade_command(pool: PoolFacts, out: Path) -> str:
+    """Return the command that grades a pool again, under another name, in a root folder.
+
+    A log may lack the mode (MODE) and its problems (PROBLEMS.jsonl).
+    """
+    command = shlex.join(["probe", "pool", "regrade", pool.reference, "--name", f"{pool.name}-again"])
+    command += " --mode MODE" * (UNKNOWN in (pool.said("plan.env_mode") or ()))
+    # An imported log lists the environments of its rows: the problems of minicode alone need no file.
+    has_problems = isinstance(pool.said("plan.env"), str) or pool.said("plan.env") == ["minicode"]
+    return command + " --problems PROBLEMS.jsonl" * (not has_problems) + elsewhere(out)
 
 
 def as_sampled(builtin: str) -> dict[str, Any]:

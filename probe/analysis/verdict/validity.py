@@ -17,8 +17,9 @@ from probe.analysis.statistics.thresholds import (
     REPRODUCED,
     SAME,
 )
-from probe.analysis.verdict.pools import PoolFacts
+from probe.analysis.verdict.pools import PoolFacts, regrade_command
 from probe.analysis.verdict.verdict import Finding
+from probe.records.run import out_of
 from probe.settings.arms import ARMS
 from probe.settings.words import Answer
 from replay_pools.rollout import UNKNOWN, UNSAFE
@@ -61,21 +62,22 @@ def _regraded(analysis: Analysis) -> Part:
         return NOT_SEEN, "no pool recorded"
     if analysis.unlabelled:
         return NOT_SEEN, "no rollout has a label"
-    judged = {pool.name: repeats(pool) for pool in analysis.pools}
+    out = out_of(analysis.records.path)
+    judged = {pool.name: repeats(pool, regrade_command(pool, out)) for pool in analysis.pools}
     verdicts = [says for says, _ in judged.values()]
     worst = next((says for says in (BROKEN, NOT_SEEN) if says in verdicts), HOLDS)
     text = "; ".join(f"{name}: {text}" for name, (says, text) in judged.items() if says is worst)
     return worst, text if worst is NOT_SEEN else f"{text}; {REGRADED:.0%} needed"
 
 
-def repeats(pool: PoolFacts) -> Part:
-    """Check that two gradings of a pool agree on every label.
+def repeats(pool: PoolFacts, command: str = "") -> Part:
+    """Check that two gradings of a pool agree on every label; `command` would grade it again.
 
     The second grading is a pool that regrades this one, or this pool if it regrades another.
     """
     if not pool.manifest:
         return NOT_SEEN, "moved or changed since the run read it"
-    second, command = pool.regrade or pool, f"probe pool regrade {pool.reference} --name {pool.name}-again"
+    second = pool.regrade or pool
     source, new = second.said("regraded_from"), second.said("grader") or {}
     if source is None:
         return NOT_SEEN, f"not graded again: {command}"

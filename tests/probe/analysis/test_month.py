@@ -165,9 +165,9 @@ def test_what_a_gate_is_believed_to_do(name: str, halfway: Callable[..., Any]) -
     *rates, word, words = BELIEVED[name]
     arms = ("vanilla", "projected", "permuted-dosed", "scaled")
     rates_of = {f"base {arm}": rate for arm, rate in zip(arms, (LEARNT, *rates), strict=True)}
-    spec, out = halfway(rates_of, "end", month(8, arms=arms, conditions=None))
+    spec, out = halfway(rates_of, "end", month(12, arms=arms, conditions=None))
     text = analyse(str(spec.path), "--out", str(out))
-    assert f"OUTCOME of projected, 8 seeds: {word} " in text, text
+    assert f"OUTCOME of projected, 12 seeds: {word} " in text, text
     told = text.partition("OUTCOME of projected")[2].partition("OUTCOME of ")[0]
     assert words in told, told
 

@@ -190,7 +190,7 @@ def test_every_next_step_of_imported_pools_runs(
         assert run(cli, words) in ((0, 1) if words[0] == "doctor" else (0,)), (line, capsys.readouterr().err)
 
 
-def test_other_pairs_are_drafted_where_a_pool_answers_both_ways(
+def test_pairs_drafted_from_a_pool_are_replayed_by_the_printed_command(
     logs: Path, small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One log of hacks and of clean answers to 40 prompts: half of them give pairs, the others are replayed."""
@@ -212,14 +212,12 @@ def test_other_pairs_are_drafted_where_a_pool_answers_both_ways(
     assert run(cli, ["analyze", "both", "--draws", "99"]) == 0
     text = capsys.readouterr().out
     assert "VERDICT: UNDERPOWERED\n" in text
-    drafting, replaying = [line.strip() for line in text.splitlines() if line.startswith("  probe ")]
-    assert run(cli, shlex.split(drafting)[1:]) == 0
-    assert run(cli, [*shlex.split(replaying)[1:], "--steps", "2", "--arm", "vanilla"]) == 0
-    circular = read_run(Path("out") / "runs" / "drafted").config["circular"]
+    (replaying,) = [line.strip() for line in text.splitlines() if line.startswith("  probe ")]
+    assert run(cli, ["pool", "draft", "out/pools/my-both", "--name", "drafted"]) == 0
+    words = shlex.split(replaying.replace("FILE.jsonl", "out/pairs/drafted.jsonl"))
+    assert run(cli, [*words[1:], "--steps", "2", "--arm", "vanilla"]) == 0
+    circular = read_run(Path("out") / "runs" / "other-pairs").config["circular"]
     assert (circular["pairs"], circular["of_problems"]) == (circular["of_pairs"], 40)
-    # What was drafted is not drafted again: then a file of pairs is asked for.
-    assert run(cli, ["analyze", "drafted", "--draws", "99"]) == 0
-    assert "probe pool draft" not in capsys.readouterr().out
 
 
 def test_the_next_step_counts_what_the_log_holds(
@@ -232,7 +230,7 @@ def test_the_next_step_counts_what_the_log_holds(
     make_run(Path("out") / "runs" / "six", replace(few, pools=pools, steps=6), seed=9)
     assert run(cli, ["analyze", "six", "--draws", "99"]) == 0
     following = capsys.readouterr().out.partition("NEXT: ")[2]
-    assert "the log holds 20 groups, of which 6 were replayed" in " ".join(following.split())
+    assert "the pools hold 20 groups, of which 6 were replayed" in " ".join(following.split())
     (command,) = [line.strip() for line in following.splitlines() if line.startswith("  probe ")]
     assert run(cli, [*shlex.split(command)[1:], "--dry-run"]) == 0
     assert "40 steps" in capsys.readouterr().out
