@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from worlds import World, make_run
 
 from probe.cli import cli
 from probe.cli._frame import run
@@ -78,14 +77,6 @@ def test_rollouts_of_another_model_count_beside_some_of_this_one(
     assert run(cli, ["analyze", "two-bases", "--draws", "99", "--full", "--out", str(out)]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
     assert "base weights" in refused([*command, "--replay-dirs", "copied", "--name", "refused"], capsys)
-    # What is next is sampled from this model, whichever pool stands first.
-    manifest["plan"]["hint"] = True
-    write_sealed(copied / "manifest.json", manifest)
-    make_run(out / "runs" / "taught", World(told_by="length", num_steps=12, pools=(str(copied), "base-hinted")))
-    assert run(cli, ["analyze", "taught", "--draws", "99", "--out", str(out)]) == 0
-    following = capsys.readouterr().out.partition("NEXT: ")[2]
-    assert "probe pool generate" in following
-    assert "model.name" not in following
 
 
 def test_the_config_of_another_verb_is_named(

@@ -46,13 +46,13 @@ def test_a_run(measured: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
     text = words_of(found["html"])
     for words in (
         "Where in the network?",
-        "Lines that push the update toward the hack",
+        "Lines that push toward the hack",
         "def run_tests():",
         "probe replay --config",
     ):
         assert words in text, words
     data = json.loads(text.split('id="rollout-data">')[1].partition("</script>")[0])
-    coloured = [len(row[part]) == 4 for row in data["rows"] for part in ("prompt", "completion")]
+    coloured = ["shares" in part for row in data["rows"] for part in (row["prompt"], *row["turns"])]
     assert sum(coloured) == 2 * 8, "prompt and completion of the rollouts of one step"
     assert len(data["rows"]) == 4 * 8
 
@@ -86,7 +86,7 @@ def test_a_spec(tmp_path: Path, out: Path, quick: list[str], capsys: pytest.Capt
     for words in (
         "Does the report say what the spec decides?",
         "Generate pools with more problems.",
-        "Written down before the data were there",
+        "The criteria were written before the data",
         "as it is now",
         "a cosine of 0.3 there",
         "reported-seed0 / capped",

@@ -166,8 +166,10 @@ def test_the_pool_of_turns_by_the_real_commands(
     calling("analyze", "turns")
     calling("report", "turns")
     page = (out / "reports" / "turns.html").read_text()
-    assert "of cos_S_nll; grey: " in page
-    assert " tokens; grey: " in page
+    rows = json.loads(page.split('id="rollout-data">')[1].partition("</script>")[0])["rows"]
+    assert {tuple(turn["by"] for turn in row["turns"]) for row in rows} >= {("policy", "tool or user", "policy")}
+    assert {"shares" in row["turns"][0] for row in rows} == {True, False}
+    assert all("shares" not in turn for row in rows for turn in row["turns"][1::2])
 
 
 def test_the_last_turn_is_graded(tmp_path: Path) -> None:
