@@ -353,10 +353,10 @@ def test_no_process_of_a_submission_holds_an_expected_value_or_a_canonical(monke
         sent.clear()
         grader.grade([submit(DOUBLE.canonical, problem=problem)])
         canary(grader, [problem])
-        for mode in LOOPHOLES:
-            texts = [bot(problem, mode) for bot in (BOTS["canonical"], BOTS["random"])]
-            grader.grade_known([Submission(problem=problem, completion=text, mode=mode) for text in texts])
-            grader.grade([submit(compose(STARTER, WRONG, exploit), mode, problem) for exploit in EXPLOITS[mode]])
+        known = [(mode, bot(problem, mode)) for mode in LOOPHOLES for bot in (BOTS["canonical"], BOTS["random"])]
+        grader.grade_known([Submission(problem=problem, completion=text, mode=mode) for mode, text in known])
+        exploits = [(mode, exploit) for mode in LOOPHOLES for exploit in EXPLOITS[mode]]
+        grader.grade([submit(compose(STARTER, WRONG, exploit), mode, problem) for mode, exploit in exploits])
         grader.grade([submit(compose(STARTER, WRONG), problem=problem)])
         alive = [worker for worker in sent if worker._process.poll() is None]
     secrets = {str(secret), str(secret + 31), str(secret + 32)}

@@ -66,7 +66,7 @@ def grader(request):
 
 @pytest.fixture
 def busy_core():
-    """A function that confines a grader and its warm process to a core that nine other processes keep busy."""
+    """A function that confines a grader to a core that nine other processes keep busy, and returns how to free it."""
     before = os.sched_getaffinity(0)
     core, spinning = {max(before)}, []
 
@@ -81,12 +81,17 @@ def busy_core():
             # Sessions of their own: the kernel may share the CPU out by session.
             spinning.append(subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True))
             os.sched_setaffinity(spinning[-1].pid, core)
+        return free
+
+    def free():
+        os.sched_setaffinity(0, before)
+        while spinning:
+            process = spinning.pop()
+            process.kill()
+            process.wait()
 
     yield confine
-    os.sched_setaffinity(0, before)
-    for process in spinning:
-        process.kill()
-        process.wait()
+    free()
 
 
 def family(pid):
@@ -218,10 +223,11 @@ def test_a_starved_solution_is_still_right(busy_core, monkeypatch):
     monkeypatch.setattr(executor, "WALL_TIMES", 1000)
     monkeypatch.setattr(executor, "OWN_TIMES", 1)
     with Grader(workers=1, cpu_s=1) as grader:
-        busy_core(grader)
+        free_core = busy_core(grader)
         started = time.monotonic()
         (grade,) = grader.grade([submit(burning(0.15))])
         assert time.monotonic() - started > executor.OWN_TIMES, "the core was not busy"
+        free_core()
     assert grade.gt_correct
 
 
