@@ -32,8 +32,6 @@ from replay_pools.rollout import LOGGED_GRADER, UNKNOWN, CodeRule, Rollout
 STEPS_PER_CALL = 8  # graded together, so that every worker is busy; a kill loses at most these steps
 LABELS = ("fmt_ok", "compiles", "passed", "gt_correct", "hacked", "exploited", "mechanism", "reward")
 INFERRED = ("compiles", "passed", "exploited", "mechanism")
-
-
 # Notes of an import that are about the labels and rewards of the log, which grading replaces.
 OF_LOGGED_LABELS = re.compile(
     r"whether a rollout (hacks|is right)|every rollout (hacks|is clean)|the grade holds labels only|reward variance|"
@@ -42,12 +40,7 @@ OF_LOGGED_LABELS = re.compile(
 
 
 def regrade_pool(
-    directory: Path,
-    source: Pool,
-    grader: Grader,
-    *,
-    env: str | None = None,
-    mode: str | None = None,
+    directory: Path, source: Pool, grader: Grader, *, env: str | None = None, mode: str | None = None
 ) -> Pool:
     """Write `source` with new grades to `directory`, or go on where an earlier run stopped.
 
