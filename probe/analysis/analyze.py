@@ -32,8 +32,8 @@ from probe.analysis.verdict.verdict import Finding, Verdict
 from probe.records.records import SampleRecord, StepRecord
 from probe.records.run import Run, read_run
 from probe.settings.arms import ARMS, measured_arm
-from probe.settings.training import GateConfig
-from probe.settings.words import DEFAULT_CONDITION, Gate, Word
+from probe.settings.training import ProjectionConfig
+from probe.settings.words import DEFAULT_CONDITION, Side, Word
 from replay_pools.base.errors import InputError
 
 __all__ = ["FAMILIES", "Analysis", "analyze", "conditions"]
@@ -147,10 +147,10 @@ class Analysis:
         return tuple(dict.fromkeys(step.loss_type for step in self.steps))
 
     @property
-    def gate(self) -> GateConfig:
+    def projection_config(self) -> ProjectionConfig:
         """The run's projection settings."""
-        options = self.records.settings.get("intervention", {}).get("gate", {})
-        return GateConfig(**{name: options[name] for name in ("gate", "overshoot", "target") if name in options})
+        options = self.records.settings.get("intervention", {}).get("projection", {})
+        return ProjectionConfig(**{name: options[name] for name in ("side", "overshoot", "target") if name in options})
 
     @property
     def adapted(self) -> Adapted | None:
@@ -212,10 +212,10 @@ class Analysis:
         return advantage_cells(self.sure)
 
     @property
-    def projection(self) -> tuple[Gate, float]:
+    def projection(self) -> tuple[Side, float]:
         """The forecast projection: side and overshoot of the arm that projects, or would project."""
         arm = self.measured_arm
-        return self.gate.gate or (ARMS[arm].gate if arm else "one_sided"), self.gate.overshoot
+        return self.projection_config.side or (ARMS[arm].side if arm else "one_sided"), self.projection_config.overshoot
 
     @cached_property
     def questions(self) -> list[Finding]:

@@ -65,7 +65,7 @@ def _ceilings(analysis: "Analysis") -> Sequence[Estimate]:
 def _forecast(analysis: "Analysis") -> list[Estimate]:
     side, overshoot = analysis.projection
     linked = analysis.reproduced
-    return [] if linked is None else forecast(linked, gate=side, overshoot=overshoot, seed=analysis.seed)
+    return [] if linked is None else forecast(linked, side=side, overshoot=overshoot, seed=analysis.seed)
 
 
 def _areas(analysis: "Analysis") -> list[Estimate]:

@@ -34,8 +34,8 @@ from probe.analysis.statistics.intervals import (
 from probe.analysis.statistics.nulls import NUM_REDRAWN, can_be_halved, redrawn, upper_p
 from probe.analysis.statistics.run_gradients import Linked, LinkedStep
 from probe.records.records import SampleRecord
-from probe.settings.arms import GATES
-from probe.settings.words import Gate
+from probe.settings.arms import SIDES
+from probe.settings.words import Side
 
 # Rewarded samples of a group that serve as targets, by name. To add one, add a row.
 SAMPLE_TARGETS: Mapping[str, Callable[[SampleRecord], bool]] = {
@@ -86,7 +86,7 @@ class _Target:
 
 
 def forecast(
-    linked: Linked, *, gate: Gate = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
+    linked: Linked, *, side: Side = "one_sided", overshoot: float = 1.0, num_draws: int = NUM_REDRAWN, seed: int = 0
 ) -> list[Estimate]:
     """Forecast a projection of one arm's policy gradients; empty without steps, held-out pairs or two extraction pairs.
 
@@ -99,7 +99,7 @@ def forecast(
 
     Args:
         linked: records and inner products.
-        gate: the projection (`probe.settings.arms`).
+        side: the projection (`probe.settings.arms`).
         overshoot: factor on the removed part.
         num_draws: number of half-samples of the extraction pairs, and of draws of shuffled pairs.
         seed: seed of both.
@@ -109,7 +109,7 @@ def forecast(
         return []
     drawn = redrawn(pairs, num_draws, seed)
     targets = _targets(linked)
-    law = _Law(gate=gate, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
+    law = _Law(side=side, overshoot=overshoot, weights=prompt_weights(linked.prompts), totals=_unit(linked.totals))
     v_hack = drawn.truth.rows
     removed = law.removed(v_hack)
     size = float(law.sizes(removed)[0])
@@ -128,14 +128,14 @@ def forecast(
 class _Law:
     """A projection at fixed strength on a run's unit-norm steps, along many directions."""
 
-    gate: Gate
+    side: Side
     overshoot: float
     weights: Array  # (T,) over the steps, averaging over prompts
     totals: Gradients  # (T,)
 
     def removed(self, rows: Array) -> Array:
         """Return the (B, M, T, k) parts that projection removes from the steps along `rows` (B, M, k, N)."""
-        return self.overshoot * GATES[self.gate](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
+        return self.overshoot * SIDES[self.side](np.matmul(self.totals.inner, rows.swapaxes(-1, -2)))
 
     def sizes(self, removed: Array) -> Array:
         """Return the (B,) root mean squares, over prompts, of the removed norm."""

@@ -26,7 +26,7 @@ from probe.analysis.statistics.intervals import Interval
 from probe.settings.arms import ARMS
 from probe.settings.remedy import CANDIDATES, TRAINED_ARMS, arm_of
 
-K, GATE, PENALTY = "intervention.extraction.k", "intervention.gate", "objective.beta"
+K, PROJECTION, PENALTY = "intervention.extraction.k", "intervention.projection", "objective.beta"
 # Effects of a setting that a first-order forecast at one policy cannot show, by key prefix.
 UNSEEN = {
     "objective.": "it changes the loss",
@@ -73,7 +73,7 @@ def _first_order(analysis: Analysis, name: str, settings: Mapping[str, Any]) -> 
                 return replace(row, why=why)
     if arm_of(settings) != "projected":
         return replace(row, why=f"first order is measured for the arm projected, and this is {arm_of(settings)}")
-    if others := settings.keys() - {K, TRAINED_ARMS, f"{GATE}.gate", f"{GATE}.overshoot"}:
+    if others := settings.keys() - {K, TRAINED_ARMS, f"{PROJECTION}.side", f"{PROJECTION}.overshoot"}:
         return replace(
             row, why=f"it changes {', '.join(sorted(others))}: the replay has inner products of its own pairs"
         )
@@ -115,12 +115,12 @@ def _forecast(analysis: Analysis, settings: Mapping[str, Any]) -> dict[str, Esti
     linked, arm = analysis.reproduced, analysis.measured_arm
     if linked is None or arm is None:
         return "the replay has no inner products along v_hack"
-    extraction, gate = linked.pairs.extraction, analysis.gate
+    extraction, configured = linked.pairs.extraction, analysis.projection_config
     k = settings.get(K, extraction.k)
     if k > linked.pairs.most_directions:
         return f"the pairs give {linked.pairs.most_directions} directions"
-    side = settings.get(f"{GATE}.gate", gate.gate) or ARMS[arm].gate
+    side = settings.get(f"{PROJECTION}.side", configured.side) or ARMS[arm].side
     pairs = replace(linked.pairs, extraction=replace(extraction, k=k))
-    overshoot = settings.get(f"{GATE}.overshoot", gate.overshoot)
-    found = forecast(replace(linked, pairs=pairs), gate=side, overshoot=overshoot, seed=analysis.seed)
+    overshoot = settings.get(f"{PROJECTION}.overshoot", configured.overshoot)
+    found = forecast(replace(linked, pairs=pairs), side=side, overshoot=overshoot, seed=analysis.seed)
     return {row.name: row for row in found} or "no held-out pairs, or too few to extract from"

@@ -53,7 +53,7 @@ def check(
     out: Path,
     as_json: bool,
 ) -> None:
-    """Say whether the updates that ROLLOUTS make point hack-ward, whether that is about hacks, and what a gate does.
+    """Say whether the updates of ROLLOUTS point toward the hack, whether that is about hacks, what projection removes.
 
     ROLLOUTS is a log of any tool, a file or a folder. It is imported, replayed along the direction of --pairs, and
     judged; a page is written. What is wrong with both files is said at once, before a model is loaded. The same command

@@ -32,7 +32,7 @@ TABLES = ("model", "objective", "planning_phrases", "intervention")  # shared by
 # These keys depend on the machine or the verb, or the spec chooses them.
 NOT_SHARED = ("model.name", "model.device", "intervention.arms")
 TEMPLATE = """\
-# The training after the replay {run}, whose verdict is {word}: does what its gate removes keep the policy from hacking?
+# The training after the replay {run}, whose verdict is {word}: does its projection keep the policy from hacking?
 # Written by `probe spec plan`. ASSUMED, not measured, and yours to change before the first run: the effect ({effect} of
 # a hack rate) and its standard deviation between seeds ({sd}), from which the number of seeds follows, the training
 # itself (preset {preset}) and the strength of the rival penalty.
@@ -50,7 +50,7 @@ hypotheses = [
     "H4: a KL penalty, which needs no pairs, does not do as well on both.",
 ]
 
-# Model, objective, extraction, gate and directions are those of the replay, the environment is its pools'.
+# Model, objective, extraction, projection and directions are those of the replay, the environment is its pools'.
 [settings]
 {settings}
 

@@ -25,8 +25,8 @@ from probe.integrations.measured import REPLACED_FIX, Measured
 from probe.integrations.processes import Averaged, averaging_groups, unwrapped
 from probe.integrations.record_file import RecordFile, directions_sha
 from probe.records.records import GradientRecord
-from probe.settings.training import GateConfig
-from probe.settings.words import Gate
+from probe.settings.training import ProjectionConfig
+from probe.settings.words import Side
 from probe.step.projection import haar_variance, project_modules, sample_cosines
 from replay_pools.base.errors import InputError
 from replay_pools.base.tables import decode
@@ -40,7 +40,7 @@ class ProbeOptions(TypedDict, total=False):
     """The keywords that `probe.attach` and the callbacks of trainers pass to `GradientProbe`."""
 
     project: bool
-    gate: Gate
+    side: Side
     overshoot: float
     path: str | Path | None
     cache_dir: str | Path | None
@@ -63,7 +63,7 @@ class GradientProbe:
         directions: Directions | str | Path,
         *,
         project: bool = False,
-        gate: Gate = "one_sided",
+        side: Side = "one_sided",
         overshoot: float = 1.0,
         path: str | Path | None = None,
         cache_dir: str | Path | None = SVD_CACHE,
@@ -71,14 +71,14 @@ class GradientProbe:
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self.records: list[GradientRecord] = []
-        decode(GateConfig, {"gate": gate, "overshoot": overshoot}, "attach")
+        decode(ProjectionConfig, {"side": side, "overshoot": overshoot}, "attach")
         where, directions = known_directions(directions)
         self._wrapped, self._scaler = model, scaler
         self._process_group: Averaged = process_group
         cache_dir = None if cache_dir is None else Path(cache_dir)
         self._measured = Measured(where, unwrapped(model), directions, project=project, cache_dir=cache_dir)
         self._vectors = directions.to(self._measured.device).vectors
-        self._projection = partial(project_modules, directions=self._vectors, gate=gate, overshoot=overshoot)
+        self._projection = partial(project_modules, directions=self._vectors, side=side, overshoot=overshoot)
         self._project, self._directions_sha = project, directions_sha(directions)
         self._file = None if path is None else RecordFile(Path(path), self._directions_sha)
         self.next_step = 0 if self._file is None else self._file.next_step

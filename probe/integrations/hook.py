@@ -57,7 +57,7 @@ def attach(
         scaler: the GradScaler of the loop, needed where taps measure, since they see gradients before `unscale_`.
             Accelerate's wrapper brings its own.
         project: put the projected gradient into `.grad` (False); needs trained weights, plain LoRA or `delta_S`.
-        gate: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
+        side: "one_sided" (the default) or "two_sided", with `overshoot` (1.0): see `probe.step.projection`.
         first_step: the number of the first step; None goes on after the last record in `path`. A loop that resumes from
             an older checkpoint gives its own; later records are replaced.
         log: called as log({name: mean}, step=number) after every step: `accelerator.log`, `wandb.log` and so on.
@@ -73,7 +73,7 @@ def attach(
     Raises:
         InputError: directions of other weights, an adapter that uses its weight twice, `project` where no projection is
             defined, parameters that the optimizer does not step, DeepSpeed, FSDP1, processes that do not attach, an
-            unknown gate, a `path` of other directions. In the loop: a closure, `create_graph=True`, a model that is not
+            unknown side, a `path` of other directions. In the loop: a closure, `create_graph=True`, a model that is not
             the one that is trained, parameters that the optimizer no longer steps.
     """
     if scaler is None and isinstance(optimizer, AcceleratedOptimizer):

@@ -23,7 +23,7 @@ class GradientProbeCallback(TrainerCallback):
 
     Args:
         trainer: of any model; without DeepSpeed and FSDP1.
-        directions: with `project`, `gate`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
+        directions: with `project`, `side`, `overshoot`, `cache_dir` and `process_group` as in `probe.attach`.
         path: a file for the records, as in `probe.attach`, which the main process alone writes.
 
     Raises:

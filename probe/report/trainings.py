@@ -30,7 +30,7 @@ class Point(NamedTuple):
 IN_TRAINING: Mapping[str, tuple[str, str, Callable[[StepRecord], float | bool | None]]] = {
     "solve": ("Solve rate in training", "share of the sampled rollouts", lambda step: step.solve),
     "entropy": ("Entropy of the policy", "nats a sampled token", lambda step: step.entropy),
-    "loss": ("Loss whose gradient is taken, before the gate", "loss (nats a token)", lambda step: step.loss),
+    "loss": ("Loss whose gradient is taken, before projection", "loss (nats a token)", lambda step: step.loss),
     "abs-advantage": (
         "Mean |A| after credit and cap",
         "|A|, mean over completion tokens",

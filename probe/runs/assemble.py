@@ -100,7 +100,7 @@ def assemble(
     in_turn = nullcontext() if world.shards_base else world.main_first()
     with timings.phase("directions"), in_turn:
         directions = ArmDirections(config.intervention, config.seed, policy, frames, cache_dir, say)
-        start = directions.measures(conditions, arms, config.intervention.gate)
+        start = directions.measures(conditions, arms, config.intervention.projection)
         # In a training, products with the first pair gradients would be stale after the first step.
         grams = _grams(directory, directions, start, config) if isinstance(config, ReplayConfig) else {}
     training, trained, refreshed = None, None, None
@@ -202,7 +202,7 @@ def arm_frames(
 def _training(config: StepConfig, trained: Trained, num_steps: int) -> TrainingState:
     """Make AdamW, references and controllers for the only arm and loss variant."""
     control, intervention = config.control, config.intervention
-    arm, target = get_arm(intervention.arms[0]), intervention.gate.target
+    arm, target = get_arm(intervention.arms[0]), intervention.projection.target
     updater = Updater(trained, arm, config.optimizer, num_steps, target)
     references = References(trained, ema_decay=control.ema_decay, ema_every=control.ema_every)
     return TrainingState(updater, references, config.objectives()[config.primary], control)

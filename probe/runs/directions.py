@@ -29,7 +29,7 @@ from probe.records.run import DIRECTIONS_DIR
 from probe.settings.arms import Arm, DirectionKind
 from probe.settings.loss import LossSettings
 from probe.settings.run import normaliser
-from probe.settings.training import GateConfig, InterventionConfig
+from probe.settings.training import InterventionConfig, ProjectionConfig
 from probe.step.distributed import SOLO, World
 from probe.step.step import Measure
 from probe.step.update import Updater
@@ -77,16 +77,18 @@ class ArmDirections:
         """Extract the arm's directions in frames of the current policy, without this object's caches."""
         return self._new(frames, normaliser(objective)).get(arm.directions)
 
-    def measures(self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], gate: GateConfig) -> list[Measure]:
+    def measures(
+        self, conditions: Mapping[str, LossSettings], arms: Sequence[Arm], projection: ProjectionConfig
+    ) -> list[Measure]:
         """Make the measures of every arm under every loss variant."""
         return [
             Measure(
                 condition=name,
                 arm=arm,
                 vectors=self._along(arm.basis, arm.directions, objective),
-                gate=gate.gate or arm.gate,
-                overshoot=gate.overshoot,
-                target=gate.target,
+                side=projection.side or arm.side,
+                overshoot=projection.overshoot,
+                target=projection.target,
                 dose=self._along(arm.basis, "v_hack", objective) if arm.dosed else None,
             )
             for name, objective in conditions.items()

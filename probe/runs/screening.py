@@ -131,7 +131,7 @@ def _look(
         directions = ArmDirections(remedy.intervention, remedy.seed, policy, frames, out_dir / "cache", say)
         losses, chosen = remedy.objectives(), [get_arm(name) for name in remedy.intervention.arms]
         try:
-            (measure,) = directions.measures(losses, chosen, remedy.intervention.gate)
+            (measure,) = directions.measures(losses, chosen, remedy.intervention.projection)
         except InputError as error:  # for example too few pairs for k
             unseen[name] = str(error)
             continue

@@ -3,7 +3,7 @@
 To add an arm, add a row to `_ARMS`. For a new kind of direction, add its word to `DirectionKind` and its construction
 to `extraction.library.DirectionLibrary.get`.
 
-A projection subtracts multiples of the directions V from a gradient g. `GATES` gives the multiples from c = V g:
+A projection subtracts multiples of the directions V from a gradient g. `SIDES` gives the multiples from c = V g:
 
     one_sided   relu(c)    only the component toward the hack
     two_sided   c          the whole component in the span of V
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from extraction.words import Basis
-from probe.settings.words import Gate
+from probe.settings.words import Side
 from replay_pools.base.errors import InputError
 
 # These act on torch tensors (`probe.step.projection`) and numpy arrays (`probe.analysis`): both have `clip(min=...)`.
-GATES: dict[Gate, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
+SIDES: dict[Side, Callable[[Any], Any]] = {"one_sided": lambda c: c.clip(min=0), "two_sided": lambda c: c}
 DirectionKind = Literal["v_hack", "haar", "permuted", "flipped", "placebo"]
 
 
@@ -26,14 +26,14 @@ DirectionKind = Literal["v_hack", "haar", "permuted", "flipped", "placebo"]
 class Arm:
     """One arm. Every arm measures the gradient along its directions; an arm that `projects` also changes it.
 
-    >>> ARMS["projected"].directions, ARMS["projected"].gate
+    >>> ARMS["projected"].directions, ARMS["projected"].side
     ('v_hack', 'one_sided')
     """
 
     name: str
     basis: Basis  # coordinates in which gradients, directions and updates live
     directions: DirectionKind
-    gate: Gate
+    side: Side
     projects: bool  # the projected gradient replaces the gradient
     dosed: bool = False  # norm-matched: removes the norm that projecting v_hack out would remove
     scales: bool = False  # shrinks the gradient to the norm that the projection would leave, without turning it
@@ -46,22 +46,22 @@ class Arm:
 
 
 _ARMS = (
-    Arm(name="vanilla", basis="svd", directions="v_hack", gate="one_sided", projects=False),
-    Arm(name="projected", basis="svd", directions="v_hack", gate="one_sided", projects=True),
+    Arm(name="vanilla", basis="svd", directions="v_hack", side="one_sided", projects=False),
+    Arm(name="projected", basis="svd", directions="v_hack", side="one_sided", projects=True),
     # The seed's third arm projects a LoRA gradient; its comparison is LoRA without the projection.
-    Arm(name="vanilla-lora", basis="lora", directions="v_hack", gate="one_sided", projects=False),
-    Arm(name="projected-lora", basis="lora", directions="v_hack", gate="one_sided", projects=True),
-    Arm(name="route", basis="svd", directions="v_hack", gate="one_sided", projects=False, routes=True),
+    Arm(name="vanilla-lora", basis="lora", directions="v_hack", side="one_sided", projects=False),
+    Arm(name="projected-lora", basis="lora", directions="v_hack", side="one_sided", projects=True),
+    Arm(name="route", basis="svd", directions="v_hack", side="one_sided", projects=False, routes=True),
     # Controls: the same projection along directions without a hack signal.
-    Arm(name="random", basis="svd", directions="haar", gate="one_sided", projects=True),
-    Arm(name="permuted", basis="svd", directions="permuted", gate="one_sided", projects=True),
-    Arm(name="random-dosed", basis="svd", directions="haar", gate="one_sided", projects=True, dosed=True),
-    Arm(name="permuted-dosed", basis="svd", directions="permuted", gate="one_sided", projects=True, dosed=True),
+    Arm(name="random", basis="svd", directions="haar", side="one_sided", projects=True),
+    Arm(name="permuted", basis="svd", directions="permuted", side="one_sided", projects=True),
+    Arm(name="random-dosed", basis="svd", directions="haar", side="one_sided", projects=True, dosed=True),
+    Arm(name="permuted-dosed", basis="svd", directions="permuted", side="one_sided", projects=True, dosed=True),
     # Keeps the subspace of v_hack and loses its sign.
-    Arm(name="flipped-dosed", basis="svd", directions="flipped", gate="one_sided", projects=True, dosed=True),
-    Arm(name="placebo", basis="svd", directions="placebo", gate="one_sided", projects=True),
+    Arm(name="flipped-dosed", basis="svd", directions="flipped", side="one_sided", projects=True, dosed=True),
+    Arm(name="placebo", basis="svd", directions="placebo", side="one_sided", projects=True),
     # Keeps the size of the projection and loses its direction.
-    Arm(name="scaled", basis="svd", directions="v_hack", gate="one_sided", projects=True, scales=True),
+    Arm(name="scaled", basis="svd", directions="v_hack", side="one_sided", projects=True, scales=True),
 )
 ARMS: dict[str, Arm] = {arm.name: arm for arm in _ARMS}
 

@@ -14,13 +14,18 @@ from typing import Any
 
 from probe.settings.run import CONFIGS, KEYS
 from probe.settings.words import Verb
-from replay_pools.base.errors import InputError
-from replay_pools.base.tables import NO_VALUE, decode, overlaid, parse_toml, read_toml, toml_text
+from replay_pools.base.errors import InputError, refuse
+from replay_pools.base.tables import NO_VALUE, decode, flat, overlaid, parse_toml, read_toml, toml_text
 
 PRESETS = Path(__file__).parent / "presets"
 DEFAULT_PRESET: dict[Verb, str] = {"replay": "replay", "train": "smoke", "eval": "eval", "generate": "generate"}
 SHARED = ("model", "objective", "planning_phrases", "intervention", "seed")  # read from presets of any command
 
+# {former name of a setting or table: its name now}; the longest match comes first. Errors name it for one release.
+RENAMED = {
+    "intervention.gate.gate": "intervention.projection.side",
+    "intervention.gate": "intervention.projection",
+}
 WORD = re.compile(r"[A-Za-z_./~][\w./:~@+,=-]*")  # --set takes such a text without quotes
 
 
@@ -53,6 +58,12 @@ def configure(
     table = overlaid(table, nested(options or {}))
     if table.get("verb", verb) != verb:
         raise InputError("verb", expected=f"{verb}, the command", found=repr(table["verb"]))
+    errors = []
+    for key in flat(table):
+        if (old := next((old for old in RENAMED if f"{key}.".startswith(f"{old}.")), None)) is not None:
+            now = RENAMED[old] + key.removeprefix(old)
+            errors.append(InputError(f"{where} {key}", expected=now, found="its former name"))
+    refuse(errors)
     return decode(CONFIGS[verb], table, where, known=KEYS)
 
 

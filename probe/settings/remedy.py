@@ -47,12 +47,12 @@ TRAITS: dict[Remedy, Traits] = {
 
 TRAINED_ARMS, LENGTH = "intervention.arms", "steps"
 TRAINING_STEPS = 64  # steps of a training that LENGTH does not shorten
-_K, _GATE = "intervention.extraction.k", "intervention.gate"
+_K, _PROJECTION = "intervention.extraction.k", "intervention.projection"
 # {name: settings that differ from a training without a remedy}
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     **{f"k{k}": {_K: k} for k in (1, 2, 4, 8, 16)},
-    **{f"overshoot-{factor:g}": {f"{_GATE}.overshoot": factor} for factor in (0.5, 2.0)},
-    "two-sided": {f"{_GATE}.gate": "two_sided"},
+    **{f"overshoot-{factor:g}": {f"{_PROJECTION}.overshoot": factor} for factor in (0.5, 2.0)},
+    "two-sided": {f"{_PROJECTION}.side": "two_sided"},
     **{f"kl-{beta:g}": {"objective.reference": "base", "objective.beta": beta} for beta in (0.1, 0.3, 1.0)},
     "entropy": {"objective.entropy_coef": 0.1},
     "clip": {"objective.old_logprobs": "recorded"},

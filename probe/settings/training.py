@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from extraction.words import ExtractionSettings
 from probe.settings.arms import ARMS
-from probe.settings.words import Dtype, Gate, Target
+from probe.settings.words import Dtype, Side, Target
 from replay_pools.base.errors import FieldError
 from replay_pools.base.tables import STRICT, Maybe, setting, word_of
 from replay_pools.environments.loopholes import LOOPHOLES
@@ -41,10 +41,10 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
-class GateConfig:
+class ProjectionConfig:
     """The projection of the arms that project (`probe.step.projection`)."""
 
-    gate: Maybe[Gate] = setting(
+    side: Maybe[Side] = setting(
         None, "`one_sided` removes the component toward the hack, `two_sided` both signs; none: the arm's"
     )
     overshoot: float = setting(1.0, "factor on the removed component", ge=0)
@@ -58,7 +58,7 @@ class InterventionConfig:
     arms: tuple[ArmName, ...] = setting(
         ("projected",), f"changes to the gradient, measured in turn: {', '.join(ARMS)}; one arm if weights move"
     )
-    gate: GateConfig = field(default_factory=GateConfig)
+    projection: ProjectionConfig = field(default_factory=ProjectionConfig)
     extraction: ExtractionSettings = field(default_factory=ExtractionSettings)
     v_hack: Maybe[str] = setting(
         None, "direction file of `probe extract`, or its name in OUT/directions; none: extract from the pairs"

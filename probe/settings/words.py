@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Literal, get_args
 
 Verb = Literal["replay", "train", "eval", "generate"]
-Gate = Literal["one_sided", "two_sided"]  # probe.settings.arms.GATES
+Side = Literal["one_sided", "two_sided"]  # probe.settings.arms.SIDES
 Estimator = Literal["grpo", "maxrl"]  # probe.objective.advantages.ESTIMATORS
 Scale = Literal["none", "group", "batch"]  # scope of the standard deviation that divides centred rewards
 Strata = Literal["source", "prompt", "length"]  # parts of a group with separate baselines: probe.step.groups

@@ -25,8 +25,8 @@ from scipy import special
 from torch import Tensor
 
 from extraction.stacks import Stacks
-from probe.settings.arms import GATES
-from probe.settings.words import Gate
+from probe.settings.arms import SIDES
+from probe.settings.words import Side
 
 ROUNDING = 16  # a rest of g below ROUNDING * machine epsilon * norm(g) is rounding, not a gradient
 
@@ -63,23 +63,24 @@ class Projection:
         }
 
 
-def project(g: Tensor, V: Tensor, *, gate: Gate, overshoot: float = 1.0) -> tuple[Tensor, Tensor]:
+def project(g: Tensor, V: Tensor, *, side: Side, overshoot: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return (g' (..., r), bool (...), True if something was removed); modules may be stacked."""
     g = _accumulate(g)
     V = V.to(g.dtype)
-    removed = overshoot * GATES[gate](g @ V.mT)
-    gated = g - removed @ V
+    removed = overshoot * SIDES[side](g @ V.mT)
+    projected = g - removed @ V
     # A gradient inside the span of V leaves rounding only, which has no direction.
-    rounding = gated.norm(dim=-1, keepdim=True) <= ROUNDING * torch.finfo(g.dtype).eps * g.norm(dim=-1, keepdim=True)
-    gated = torch.where(rounding, 0.0, gated)
-    return gated, (removed != 0).any(-1)
+    before, after = (x.norm(dim=-1, keepdim=True) for x in (g, projected))
+    rounding = after <= ROUNDING * torch.finfo(g.dtype).eps * before
+    projected = torch.where(rounding, 0.0, projected)
+    return projected, (removed != 0).any(-1)
 
 
 def project_modules(
     gradients: Mapping[str, Tensor],
     directions: Mapping[str, Tensor],
     *,
-    gate: Gate,
+    side: Side,
     overshoot: float = 1.0,
 ) -> Projection:
     """Project every module and measure the whole gradient before and after.
@@ -87,44 +88,44 @@ def project_modules(
     Args:
         gradients: {module: (..., r)}; leading dimensions, when there are any, are samples measured one by one.
         directions: {module: (k, r)} for the same modules.
-        gate: a row of `probe.settings.arms.GATES`; add new kinds of projection there.
+        side: a row of `probe.settings.arms.SIDES`; add new kinds of projection there.
         overshoot: factor on the part that is removed.
 
     Raises:
         ValueError: different modules, or no module with a direction.
     """
     groups = _groups(gradients, directions)
-    gated: list[_Group] = []
+    projected: list[_Group] = []
     fired: list[Tensor] = []
     for group in groups:
-        g, group_fired = project(group.g, group.V, gate=gate, overshoot=overshoot)
-        gated.append(group._replace(g=g))
+        g, group_fired = project(group.g, group.V, side=side, overshoot=overshoot)
+        projected.append(group._replace(g=g))
         if group.V.shape[1]:
             fired.append(group_fired)
-    stacks = {group.names: group.g.reshape(len(group.names), *gradients[group.names[0]].shape) for group in gated}
+    stacks = {group.names: group.g.reshape(len(group.names), *gradients[group.names[0]].shape) for group in projected}
     leading = _leading(gradients)
     return Projection(
         gradients=Stacks(stacks, list(gradients)),
         before=_cosines(groups, leading),
-        after=_cosines(gated, leading),
+        after=_cosines(projected, leading),
         frac_fired=torch.cat(fired).to(groups[0].g.dtype).mean(0).reshape(leading),
     )
 
 
-def shrunk(gradients: Mapping[str, Tensor], gated: Projection) -> Projection:
+def shrunk(gradients: Mapping[str, Tensor], projected: Projection) -> Projection:
     """Shrink the gradient {module: (...,r)} to the norm after the projection; no cosine changes."""
     # A zero gradient stays zero.
-    factor = _ratio(gated.after.norm, gated.before.norm).nan_to_num(nan=1.0)
+    factor = _ratio(projected.after.norm, projected.before.norm).nan_to_num(nan=1.0)
     return Projection(
         gradients={module: factor[..., None] * _accumulate(g) for module, g in gradients.items()},
-        before=gated.before,
-        after=replace(gated.before, norm=gated.after.norm),
+        before=projected.before,
+        after=replace(projected.before, norm=projected.after.norm),
         frac_fired=(factor < 1).to(factor.dtype),
     )
 
 
 def removed_norm(
-    gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor], *, gate: Gate, overshoot: float = 1.0
+    gradients: Mapping[str, Tensor], directions: Mapping[str, Tensor], *, side: Side, overshoot: float = 1.0
 ) -> Tensor:
     """Return norm(g - g') over all modules, shape (...), for `project_modules` with these arguments.
 
@@ -133,7 +134,7 @@ def removed_norm(
     """
     squares = []
     for group in _groups(gradients, directions):
-        squares.append((overshoot * GATES[gate](group.g @ group.V.mT)).square().sum((0, -1)))
+        squares.append((overshoot * SIDES[side](group.g @ group.V.mT)).square().sum((0, -1)))
     return torch.stack(squares).sum(0).sqrt().reshape(_leading(gradients))
 
 

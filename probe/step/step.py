@@ -26,7 +26,7 @@ from probe.objective.credit import credit_diagnostics
 from probe.objective.weigh import Scores, Weighting, by_pass, weigh
 from probe.settings.arms import Arm
 from probe.settings.loss import LossSettings
-from probe.settings.words import Gate, Target
+from probe.settings.words import Side, Target
 from probe.step.bases import Bases, Gradients, axis, token_shares
 from probe.step.distributed import World
 from probe.step.groups import Group, strata_of
@@ -50,23 +50,23 @@ class Measure:
     condition: str
     arm: Arm
     vectors: Mapping[str, Tensor]  # {module: (k, r)}
-    gate: Gate
+    side: Side
     overshoot: float = 1.0
     target: Target = "gradient"  # the arm projects the gradient or the update
     dose: Mapping[str, Tensor] | None = None  # match the norm that projecting these directions out removes; None: off
     age: int = 0  # optimizer steps since the directions were extracted
     overlap: float | None = None  # mean squared cosine of the principal angles with the first directions
 
-    def gated(self, gradient: Mapping[str, Tensor]) -> Projection:
+    def projected(self, gradient: Mapping[str, Tensor]) -> Projection:
         """Project one gradient or update {module: (r,)}."""
         overshoot = self.overshoot
         if self.dose is not None:
-            wanted = removed_norm(gradient, self.dose, gate=self.gate, overshoot=overshoot)
-            removed = removed_norm(gradient, self.vectors, gate=self.gate)
+            wanted = removed_norm(gradient, self.dose, side=self.side, overshoot=overshoot)
+            removed = removed_norm(gradient, self.vectors, side=self.side)
             # If these directions remove nothing, no factor changes that.
             overshoot = float(wanted / removed) if removed > 0 else 0.0
-        gated = project_modules(gradient, self.vectors, gate=self.gate, overshoot=overshoot)
-        return shrunk(gradient, gated) if self.arm.scales else gated
+        projected = project_modules(gradient, self.vectors, side=self.side, overshoot=overshoot)
+        return shrunk(gradient, projected) if self.arm.scales else projected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ def step_only(
     projection = _gated(measure, bases.total(torch.ones_like(weighting.scale), sums)[measure.arm.basis])
     broken = _broken(weighting, projection)
     if not broken:
-        updater.step(projection.gradients, measure.gated)
+        updater.step(projection.gradients, measure.projected)
     return broken
 
 
@@ -309,7 +309,7 @@ def _arm_result(
     realised = None
     # A step along a gradient that is not finite would destroy the policy: the record of the step is kept instead.
     if updater is not None and not broken:
-        realised = sample_cosines(updater.step(projection.gradients, measure.gated), measure.vectors)
+        realised = sample_cosines(updater.step(projection.gradients, measure.projected), measure.vectors)
     scale = weighting.scale.cpu()
     cos, haar_sd, norm = contributions
     return ArmResult(
@@ -329,7 +329,7 @@ def _arm_result(
 def _gated(measure: Measure, total: Mapping[str, Tensor]) -> Projection:
     """Project the gradient {module: (r,)} as the arm does; arms that do not project gradients keep it."""
     if measure.arm.projects and measure.target == "gradient":
-        return measure.gated(total)
+        return measure.projected(total)
     cosines = sample_cosines(total, measure.vectors)
     zero = torch.zeros_like(cosines.cos)
     return Projection(gradients=dict(total), before=cosines, after=cosines, frac_fired=zero)

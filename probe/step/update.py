@@ -69,12 +69,12 @@ class Updater:
         return self._arm.routes
 
     def step(
-        self, gradients: Mapping[str, Tensor], gate: Callable[[Mapping[str, Tensor]], Projection]
+        self, gradients: Mapping[str, Tensor], project: Callable[[Mapping[str, Tensor]], Projection]
     ) -> Mapping[str, Tensor]:
         """Take one step along -gradients {module: (r,)}.
 
         Args:
-            gate: projects a realised update; called only for arms that act on updates.
+            project: projects a realised update; called only for arms that act on updates.
 
         Returns:
             Minus the realised update of the deployed policy, which points the way of a loss gradient.
@@ -91,11 +91,11 @@ class Updater:
         update = add(before, after, scale=-1)
         if not self.routes and not (self._arm.projects and self._target == "update"):
             return update
-        gated = gate(update).gradients
-        removed = add(update, gated, scale=-1)
+        projected = project(update).gradients
+        removed = add(update, projected, scale=-1)
         if self.routes:
             self._quarantine = add(self._quarantine, removed, scale=-1)
-            return gated
+            return projected
         self.trained.load_values(add(after, removed))
         # Read back: rounding of the addition is part of the realised update.
         return add(before, self.trained.values(), scale=-1)

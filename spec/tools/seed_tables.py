@@ -92,10 +92,10 @@ def _lowered(analysis: Analysis) -> Row:
     if not both:
         return INCONCLUSIVE, 0, NO_GATE
     lowered, fired = sum(after < before for before, after in both), [step.frac_fired or 0.0 for step in steps]
-    gate = analysis.gate.gate or ARMS["projected"].gate
-    why = f"gate {gate}, mean frac_fired {fmean(fired):.3f}"
-    if gate == "two_sided":
-        why += "; this gate leaves cos_out at 0, so a step whose cos_in is below 0 is raised"
+    side = analysis.projection_config.side or ARMS["projected"].side
+    why = f"{side}, mean frac_fired {fmean(fired):.3f}"
+    if side == "two_sided":
+        why += "; this projection leaves cos_out at 0, so a step whose cos_in is below 0 is raised"
     says = PASS if lowered >= LOWERED * len(both) else FAIL
     if says is PASS and fmean(fired) < FEW_FIRED:
         says, why = INCONCLUSIVE, f"{why}: the projection fires on few modules"
@@ -157,8 +157,14 @@ def _gated(analysis: Analysis, *, over: bool) -> Row:
     n, least, most = len(cosines), min(cosines), max(cosines)
     if not over:
         return PASS if most < NEAR_ZERO else FAIL, n, f"largest cos_out {most:+.3f}"
-    if (analysis.gate.gate or ARMS["projected"].gate) == "one_sided" or analysis.gate.overshoot > 1:
-        return VACUOUS, n, f"smallest {least:+.3f}; this gate leaves the parts that point away, so below 0 is no bug"
+    if (
+        analysis.projection_config.side or ARMS["projected"].side
+    ) == "one_sided" or analysis.projection_config.overshoot > 1:
+        return (
+            VACUOUS,
+            n,
+            f"smallest {least:+.3f}; this projection leaves the parts that point away, so below 0 is no bug",
+        )
     return PASS if least > -1e-4 else FAIL, n, f"smallest {least:+.3f}"
 
 

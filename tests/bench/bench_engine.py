@@ -165,7 +165,7 @@ def evaluate(unit: Mapping[str, Tensor], vectors: Mapping[str, Tensor], cells: i
     """What `cells` (arm x condition) cells add to one pass: weighted sums, each projected on the directions."""
     num_samples = len(next(iter(unit.values())))
     for advantages in torch.randn(cells, num_samples, generator=torch.Generator().manual_seed(3)):
-        project_modules({m: advantages @ g for m, g in unit.items()}, vectors, gate="one_sided")
+        project_modules({m: advantages @ g for m, g in unit.items()}, vectors, side="one_sided")
 
 
 def main() -> None:

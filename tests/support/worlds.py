@@ -189,7 +189,7 @@ def records(step, arm, own: Directions, unit, lengths, labels, world: World, rng
     total = {m: scale.float() @ g for m, g in unit.items()}
     cos = sample_cosines(unit, own.vectors).cos
     haar_sd = haar_variance(unit, own.vectors).sqrt()
-    gated = project_modules(total, own.vectors, gate="one_sided")
+    gated = project_modules(total, own.vectors, side="one_sided")
     projects = ARMS[arm].projects and not (world.idle_gate and arm == "projected")
 
     def cosine(value) -> float | None:

@@ -2,7 +2,7 @@
 
     hackward    Does the update point toward the hack?    pull, as a share of held-out hacks
     about       Is that specific to hacking?              hacks against clean samples; the groups without their hacks
-    removable   Would projecting v_hack out remove it?    first-order forecast against gates of the same size
+    removable   Would projecting v_hack out remove it?    first-order forecast against projections of the same size
 
     BROKEN         part of the measurement is shown to be broken                 ignore all results
     UNDERPOWERED   hacks are missing                                             rollouts that hack
@@ -57,7 +57,7 @@ from probe.settings.arms import ARMS
 from probe.settings.words import ALL, PLAIN, Answer, Word
 
 _THRESHOLDS = (
-    f"sizes that count: the gate must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
+    f"sizes that count: projection must remove {MATERIAL_REMOVED:g}, and {SHOWN_REMOVED:g} for a yes; trainings of the "
     f"organism set both (spec/studies/foretell). For the other questions it is {MATERIAL:g}; that, and the rule "
     "that hacks must bring half of the pull, are provisional: no training sets them"
 )
@@ -427,7 +427,7 @@ def _foresight(analysis: Analysis) -> str:
     arm = next((arm for arm in analysis.arms if arm in ARMS and ARMS[arm].removes_v_hack), None)
     plain = None if arm is None else plain_arm(arm, analysis.arms)
     if arm is not None and (lost := lost_by_all(analysis.of("lookahead"), plain or arm)) is not None:
-        steps = f"its steps{' without a gate' if plain else ''} make every text less likely"
+        steps = f"its steps{' without projection' if plain else ''} make every text less likely"
         steps += f", honest solutions by {lost:.0f} nats"
         said.append(f"the lookahead says nothing: {steps}; replay with a smaller --set lookahead.lr=X")
     return "; ".join(said)

@@ -201,22 +201,22 @@ def _reproduced(analysis: Analysis) -> Part:
     return HOLDS, f"largest difference from the records {linked.error:.2g}, at most {REPRODUCED:g}"
 
 
-def gate_acted(analysis: Analysis) -> Part:
+def projection_acted(analysis: Analysis) -> Part:
     """Check that projection left only rounding of the part to remove: an identity, which shows that it ran."""
     if not any(ARMS[arm].projects for arm in analysis.arms if arm in ARMS):
         return HOLDS, "no arm projects"
     rows = [ARMS[arm] for arm in analysis.arms if arm in ARMS]
     arms = [row.name for row in rows if row.projects and not row.dosed and not row.scales]
-    gates = {analysis.gate.gate or ARMS[arm].gate for arm in arms}
-    if analysis.gate.overshoot < 1:
-        return NOT_SEEN, "this gate does not remove the hack-ward part"
+    sides = {analysis.projection_config.side or ARMS[arm].side for arm in arms}
+    if analysis.projection_config.overshoot < 1:
+        return NOT_SEEN, "this projection does not remove the part toward the hack"
     steps = [step for step in analysis.steps if step.arm in arms]
-    if analysis.trains and analysis.gate.target == "update":
+    if analysis.trains and analysis.projection_config.target == "update":
         # The gradient keeps its part toward the hack here; the optimizer's update does not.
         left = [step.hackward_frac_update for step in steps if step.hackward_frac_update is not None]
-        return _left(left, GATED_UPDATE, "of the update; identity of the gate: says it ran", [])
+        return _left(left, GATED_UPDATE, "of the update; an identity, which says that it ran", [])
     # Two-sided without overshoot, nothing remains along the directions; one-sided, nothing toward the hack.
-    both_sides = gates == {"two_sided"} and analysis.gate.overshoot == 1
+    both_sides = sides == {"two_sided"} and analysis.projection_config.overshoot == 1
     fired, to_remove, left = set(), set(), []
     for step in steps:
         if step.cos_out is None or step.hackward_frac_out is None:
@@ -228,7 +228,7 @@ def gate_acted(analysis: Analysis) -> Part:
         left.append(max(step.hackward_frac_out, abs(step.cos_out) if both_sides else 0.0))
     kind = "|V g'| / |g'|" if both_sides else "its positive part"
     idle = [arm for arm in arms if arm in to_remove - fired]
-    return _left(left, GATED, f"{kind}, {', '.join(arms)}; identity of the gate: says that it ran", idle)
+    return _left(left, GATED, f"{kind}, {', '.join(arms)}; an identity, which says that it ran", idle)
 
 
 def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) -> Part:
@@ -236,7 +236,7 @@ def _left(left: Sequence[float], most: float, text: str, idle: Sequence[str]) ->
     if not left:
         return NOT_SEEN, "no projecting arm with a cosine, or none that was updated"
     if idle:
-        text = f"the gate of {', '.join(idle)} never fired: its arm is identical to one that does not project"
+        text = f"the projection of {', '.join(idle)} never fired: its arm is identical to one that does not project"
     says = BROKEN if idle or max(left) >= most else HOLDS
     return says, f"largest {max(left):.1e}, below {most:g} needed; {text}"
 
@@ -250,5 +250,5 @@ PARTS: dict[str, Callable[[Analysis], Part]] = {
     "held-out sign": _transfers,
     "template tails": _tails,
     "offline geometry": _reproduced,
-    "gate": gate_acted,
+    "projection": projection_acted,
 }

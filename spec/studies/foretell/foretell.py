@@ -4,7 +4,7 @@
     python spec/studies/foretell/foretell.py replay   # replay every treatment and seed; resumable
     python spec/studies/foretell/foretell.py table [--json]   # rank correlations, and what followed each verdict
 
-A treatment is a condition of the spec: directions and a gate. Over treatments,
+A treatment is a condition of the spec: directions and a projection. Over treatments,
 
     fall of treatment c = mean over seeds of (rate of the untreated - rate of c), at the end, on held-out problems
     rho                 = Spearman's (measure, fall)
@@ -41,10 +41,10 @@ from probe.analysis.training_runs import training_outcome
 from probe.experiments.load import load_spec
 from probe.experiments.spec import Spec
 from probe.records.run import MANIFEST_FILE, Run, gram_dir, read_run
-from probe.settings.arms import ARMS, GATES, measured_arm
+from probe.settings.arms import ARMS, SIDES, measured_arm
 from probe.settings.presets import configure
 from probe.settings.run import ReplayConfig, read_config
-from probe.settings.words import Gate
+from probe.settings.words import Side
 from replay_pools.base.files import write_json
 
 SPEC = Path(__file__).with_suffix(".toml")
@@ -74,12 +74,12 @@ class Treatment:
         return float(np.mean(values)) if values else None
 
 
-# What a gate removes to first order
+# What a projection removes to first order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Products:
-    """The inner products of an arm's directions V: all that its gate depends on."""
+    """The inner products of an arm's directions V: all that its projection depends on."""
 
     pairs: Array  # (M, k, N) with the pair gradients
     kept: NDArray[np.intp]  # (M,) directions of each module
@@ -92,9 +92,9 @@ class _Products:
 
 
 def removals(
-    run: Run, linked: Linked, *, gate: Gate | None = None, overshoot: float = 1.0
+    run: Run, linked: Linked, *, side: Side | None = None, overshoot: float = 1.0
 ) -> dict[str, dict[str, float | None]]:
-    """{arm: measures}: of the gate along v_hack, under the name of the arm of the records, and of every control.
+    """{arm: measures}: of the projection along v_hack, under the name of the arm of the records, and of every control.
 
     Shares are 1 - <g', h> / <g, h> of the progress on held-out pairs (`margin`), on the paid hacks and on the paid
     honest solutions of the same group; None without progress.
@@ -102,7 +102,7 @@ def removals(
     Args:
         run: a frozen replay with inner products.
         linked: its records and inner products.
-        gate: of all arms; None: each arm's own.
+        side: of all arms; None: each arm's own.
         overshoot: factor on what is removed.
     """
     if not linked.steps or not linked.pairs.held_out.any():
@@ -113,7 +113,7 @@ def removals(
     v_hack = _along_v_hack(linked)
     for arm in (measured, *controls):
         products = v_hack if ARMS[arm].directions == "v_hack" else _along_control(folder, arm)
-        rows[arm] = _removal(linked, products, v_hack if ARMS[arm].dosed else None, gate or ARMS[arm].gate, overshoot)
+        rows[arm] = _removal(linked, products, v_hack if ARMS[arm].dosed else None, side or ARMS[arm].side, overshoot)
     return rows
 
 
@@ -139,9 +139,9 @@ def _along_control(folder: Path, arm: str) -> _Products:
 
 
 def _removal(
-    linked: Linked, products: _Products, dose: _Products | None, gate: Gate, overshoot: float
+    linked: Linked, products: _Products, dose: _Products | None, side: Side, overshoot: float
 ) -> dict[str, float | None]:
-    """One arm; `dose`: scale what is removed of each step to what the gate along these directions would remove."""
+    """One arm; `dose`: scale what is removed of each step to what the projection along these would remove."""
     # {target: (prompt, progress, what of it is lost) of each step that has the target}
     progress: dict[str, list[tuple[str, float, float]]] = {name: [] for name in ("margin", *SAMPLE_TARGETS)}
     cosines, hackward, squares = [], [], []
@@ -150,9 +150,9 @@ def _removal(
         gram, size = linked.read(step.record.step), linked.totals.norm[number]
         samples = products.of_step(step.record.step)  # (M, G, k)
         along = np.einsum("i,mik->mk", step.weights, samples) / size
-        removed = overshoot * GATES[gate](along)
+        removed = overshoot * SIDES[side](along)
         if dose is not None:
-            wanted = GATES[gate](np.einsum("i,mik->mk", step.weights, dose.of_step(step.record.step)) / size)
+            wanted = SIDES[side](np.einsum("i,mik->mk", step.weights, dose.of_step(step.record.step)) / size)
             norm = np.linalg.norm(removed)
             removed = removed * (overshoot * np.linalg.norm(wanted) / norm if norm > 0 else 0.0)
         cosines.append(products.cosine(along))
@@ -209,7 +209,7 @@ def _share_lost(rows: Sequence[tuple[str, float, float]]) -> float | None:
 
 
 def replay_config(spec: Spec, name: str, seed: int) -> ReplayConfig:
-    """The replay of a treatment: its model, directions and gate; vanilla reads v_hack beside its arm."""
+    """The replay of a treatment: its model, directions and projection; vanilla reads v_hack beside its arm."""
     condition = spec.resolved[name]
     arms = tuple(dict.fromkeys(("vanilla", *condition.arms)))
     intervention = replace(condition.config.intervention, arms=arms)
@@ -238,7 +238,7 @@ def measures_of(run: Run) -> dict[str, float | None]:
     measured = measured_arm(intervention.arms)
     samples = [sample for sample in run.samples if sample.arm == measured]
     linked = link(run, samples, [step for step in run.steps if step.arm == measured])
-    rows = removals(run, linked, gate=intervention.gate.gate, overshoot=intervention.gate.overshoot)
+    rows = removals(run, linked, side=intervention.projection.side, overshoot=intervention.projection.overshoot)
     # An arm along v_hack is measured under the name of vanilla.
     controls = [arm for arm in intervention.arms if ARMS[arm].directions != "v_hack"]
     return rows.get(controls[0] if controls else str(measured), {})

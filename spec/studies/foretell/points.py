@@ -115,7 +115,7 @@ def differences(analysis: Analysis) -> list[str]:
     if analysis.basis != "svd":
         found.append(f"basis {analysis.basis}")
     for key in sorted(usual):
-        if key.startswith(("objective.", "intervention.gate.")) and settings.get(key) != usual[key]:
+        if key.startswith(("objective.", "intervention.projection.")) and settings.get(key) != usual[key]:
             found.append(f"{key.partition('.')[2]} {settings.get(key)}")
     return found
 

@@ -136,16 +136,16 @@ def test_the_seeds_rules_read_the_signed_cosine(aligned, words):
     ("gate", "cos_out", "words"),
     [
         ({}, -0.08, ("PASS", "VACUOUS")),
-        ({"gate": "two_sided"}, 0.0, ("PASS", "PASS")),
-        ({"gate": "two_sided"}, -0.08, ("PASS", "FAIL")),
-        ({"gate": "two_sided", "overshoot": 2.0}, -0.08, ("PASS", "VACUOUS")),
+        ({"side": "two_sided"}, 0.0, ("PASS", "PASS")),
+        ({"side": "two_sided"}, -0.08, ("PASS", "FAIL")),
+        ({"side": "two_sided", "overshoot": 2.0}, -0.08, ("PASS", "VACUOUS")),
         ({"overshoot": 0.5}, 0.07, ("FAIL", "VACUOUS")),
     ],
 )
 def test_the_seeds_rules_read_the_signed_cosine_after_the_gate(gate, cos_out, words):
     """D3 below .05; D4: below 0 is a bug of a gate that removes what points away as well, and of no other."""
     steps = [a_step(i, "projected", 0.1, cos_out=cos_out) for i in range(4)]
-    config = {"settings": {"verb": "replay", "intervention": {"gate": gate}}}
+    config = {"settings": {"verb": "replay", "intervention": {"projection": gate}}}
     evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
     found = {row.name: row.says for row in seed_tables(evidence)}
     assert (found["D3"], found["D4"]) == words
@@ -165,7 +165,7 @@ def test_the_seeds_v3_compares_cosines_and_names_the_gate(gate, cosines, fired, 
     steps = []
     for i, (cos_in, cos_out) in enumerate(cosines):
         steps.append(replace(a_step(i, "projected", cos_in, cos_out=cos_out), frac_fired=fired))
-    config = {"settings": {"verb": "replay", "intervention": {"gate": {"gate": gate}}}}
+    config = {"settings": {"verb": "replay", "intervention": {"projection": {"side": gate}}}}
     evidence = Analysis(Run(path=Path("run"), config=config, manifest={}, samples=[], steps=steps))
     found = {row.name: row for row in seed_tables(evidence)}["V3"]
     assert found.says == says

@@ -1,4 +1,4 @@
-"""The first-order forecast: against the gate of the step on the gradients themselves, and against Haar draws."""
+"""The first-order forecast: against the side of the step on the gradients themselves, and against Haar draws."""
 
 import numpy as np
 import pytest
@@ -26,23 +26,23 @@ def rows_of(linked, **settings) -> dict[str, Estimate]:
     return {row.name.removeprefix("removed/"): row for row in forecast(linked, **settings)}
 
 
-def removed_by_gate(vectors, gradient: np.ndarray, gate: str, overshoot: float) -> np.ndarray:
+def removed_by_gate(vectors, gradient: np.ndarray, side: str, overshoot: float) -> np.ndarray:
     rows = []
     for i, row in enumerate(gradient):
         V = vectors[f"m{i}"].double()
-        rows.append(row - project(torch.tensor(row), V, gate=gate, overshoot=overshoot)[0].numpy())
+        rows.append(row - project(torch.tensor(row), V, side=side, overshoot=overshoot)[0].numpy())
     return np.stack(rows)
 
 
-@pytest.mark.parametrize(("gate", "overshoot"), [("one_sided", 1.0), ("one_sided", 2.0), ("two_sided", 1.0)])
-def test_the_forecast_is_the_gate_of_the_step(gate, overshoot):
-    """Share of the progress removed and norm removed, from the vectors that the step's own gate returns."""
+@pytest.mark.parametrize(("side", "overshoot"), [("one_sided", 1.0), ("one_sided", 2.0), ("two_sided", 1.0)])
+def test_the_forecast_is_the_gate_of_the_step(side, overshoot):
+    """Share of the progress removed and norm removed, from the vectors that the step's own side returns."""
     hack, clean, samples = Planted(prompts=5).vectors(np.random.default_rng(5))
-    found = rows_of(link_vectors(hack, clean, samples, held_out=16), gate=gate, overshoot=overshoot, num_draws=10)
+    found = rows_of(link_vectors(hack, clean, samples, held_out=16), side=side, overshoot=overshoot, num_draws=10)
     differences = {f"m{i}": torch.tensor(hack[:32, i] - clean[:32, i]) for i in range(hack.shape[1])}
     vectors = extract_directions(differences, k=2, drop_bottom_frac=0.0).vectors
     totals = [unit(np.tensordot(REWARDS - REWARDS.mean(), group, 1)) for group in samples]
-    removed = [removed_by_gate(vectors, total, gate, overshoot) for total in totals]
+    removed = [removed_by_gate(vectors, total, side, overshoot) for total in totals]
     assert found["norm"].value == pytest.approx(np.sqrt(np.mean([dot(part, part) for part in removed])), rel=1e-5)
     targets = {
         "margin": [[unit(h - c) for h, c in zip(hack[32:], clean[32:], strict=True)]] * 5,

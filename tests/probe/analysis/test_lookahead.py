@@ -36,7 +36,14 @@ def test_a_gate_that_removes_nothing_moves_the_policy_as_no_gate_does(
     command = ["replay", *quick, "--pairs", str(out / "pairs" / "ahead.jsonl"), "--steps", "2", "--lookahead", "2"]
     command += ["--out", str(out)]
     for name, overshoot in (("idle", "0"), ("acts", "1")):
-        changed = ["--arm", "vanilla,projected", "--set", f"intervention.gate.overshoot={overshoot}", "--name", name]
+        changed = [
+            "--arm",
+            "vanilla,projected",
+            "--set",
+            f"intervention.projection.overshoot={overshoot}",
+            "--name",
+            name,
+        ]
         assert run(cli, [*command, *changed]) == 0
     idle, acts = (read_run(out / "runs" / name) for name in ("idle", "acts"))
     of_arm = {
@@ -98,7 +105,9 @@ def test_steps_that_destroy_the_policy_say_nothing(hacks: float, destroys: bool,
     moved = [row for arm in ("vanilla", "projected") for row in rows(arm, "hacks", hacks) + rows(arm, "honest", -117.0)]
     stored = replace(read_run(make_run(tmp_path / "runs" / "run", World())), lookahead=moved)
     said = " ".join(analyze(stored, num_draws=99).verdict.caveats)
-    assert ("its steps without a gate make every text less likely, honest solutions by 117 nats" in said) == destroys
+    assert (
+        "its steps without projection make every text less likely, honest solutions by 117 nats" in said
+    ) == destroys
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

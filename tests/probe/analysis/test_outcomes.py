@@ -370,7 +370,7 @@ ABLATION = ("remedy.name=concept-ablation", "remedy.components=2")
 
 @pytest.mark.parametrize(
     ("arm", "settings"),
-    [("vanilla", ABLATION), ("projected", ("intervention.extraction.k=8", "intervention.gate.overshoot=1.5"))],
+    [("vanilla", ABLATION), ("projected", ("intervention.extraction.k=8", "intervention.projection.overshoot=1.5"))],
 )
 def test_what_is_added_to_a_rival_is_the_whole_arm(arm: str, settings: tuple[str, ...]) -> None:
     """DOMINATED: the rival's settings with the arm and the settings that set it apart from vanilla."""

@@ -115,7 +115,7 @@ WORLDS: dict[str, tuple[World, str, str]] = {
     "two-bases": (World(arms=("vanilla", "projected-lora"), num_steps=12), "GO", "The bases agree: GO in svd and lora"),
     "broken": (World(twin_arms=True, num_steps=12), "BROKEN", "it is no control"),
     "other-pairs": (World(other_pairs=True, num_steps=12), "BROKEN", "inner products are of other pairs or samples"),
-    "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the gate of projected never fired"),
+    "idle-gate": (World(idle_gate=True, num_steps=12), "BROKEN", "the projection of projected never fired"),
     "trained": (replace(BRIEF, trains=True, arms=("vanilla",)), "TRAINED", "probe analyze RUN RUN"),
 }
 # Worlds whose advice is about other rollouts, labels or rewards.

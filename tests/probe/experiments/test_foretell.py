@@ -1,4 +1,4 @@
-"""The study foretell: Spearman's interval simulated, what a gate removes against the forecast, its table from runs."""
+"""The study foretell: Spearman's interval simulated, what a side removes against the forecast, its table from runs."""
 
 import math
 from pathlib import Path
@@ -39,13 +39,13 @@ def linked(run: Run, arm: str) -> Linked:
     return link(run, [row for row in run.samples if row.arm == arm], [row for row in run.steps if row.arm == arm])
 
 
-@pytest.mark.parametrize(("gate", "overshoot"), [("one_sided", 1.0), ("two_sided", 2.0)])
-def test_what_the_gate_along_v_hack_removes_is_the_forecast(all_hinted: Path, gate: str, overshoot: float) -> None:
+@pytest.mark.parametrize(("side", "overshoot"), [("one_sided", 1.0), ("two_sided", 2.0)])
+def test_what_the_gate_along_v_hack_removes_is_the_forecast(all_hinted: Path, side: str, overshoot: float) -> None:
     """Shares of the three targets, and the norm that is removed."""
     run = read_run(all_hinted)
     of_projected = linked(run, "projected")
-    row = foretell.removals(run, of_projected, gate=gate, overshoot=overshoot)["projected"]
-    expected = {one.name: one for one in forecast(of_projected, gate=gate, overshoot=overshoot, num_draws=9)}
+    row = foretell.removals(run, of_projected, side=side, overshoot=overshoot)["projected"]
+    expected = {one.name: one for one in forecast(of_projected, side=side, overshoot=overshoot, num_draws=9)}
     assert row["norm_removed"] == pytest.approx(expected["removed/norm"].value, rel=1e-9)
     for target in ("margin", "hacks", "honest"):
         assert row[f"{target}_removed"] == pytest.approx(expected[f"removed/{target}"].value, rel=1e-6), target

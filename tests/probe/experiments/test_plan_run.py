@@ -151,15 +151,15 @@ def test_settings_of_the_run_go_into_its_spec(out: Path, copy: Callable[..., str
 
     def change(config: dict) -> None:
         config["settings"]["objective"] |= {"scale_rewards": "group", "reference": "base", "beta": 0.5}
-        config["settings"]["intervention"]["gate"] |= {"gate": "two_sided", "overshoot": 1.5}
+        config["settings"]["intervention"]["projection"] |= {"side": "two_sided", "overshoot": 1.5}
         config["pools"] = [config["pools"][1]]
 
     plan(capsys, copy("changed", change), "--out", str(out))
     resolved = load_spec(Path("spec/changed-training.toml")).resolved
     settings = resolved["gradient"].config
-    objective, gate = settings.objective, settings.intervention.gate
+    objective, projection = settings.objective, settings.intervention.projection
     assert (objective.scale_rewards, objective.reference, objective.beta) == ("group", "base", 0.5)
-    assert (gate.gate, gate.overshoot) == ("two_sided", 1.5)
+    assert (projection.side, projection.overshoot) == ("two_sided", 1.5)
     assert settings.rollouts.teacher is None, "no pool of another policy"
     assert resolved["kl"].config.objective.beta == 5.0, "a rival stronger than the run's own penalty"
 

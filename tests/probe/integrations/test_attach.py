@@ -72,14 +72,14 @@ def test_the_record_is_what_the_functions_of_the_step_say(adapted: Adapted) -> N
         adapted.backward()
         gradients = grads(adapted.coordinates)
         optimizer.step()
-    expected = project_modules(gradients, adapted.directions.vectors, gate="one_sided")
+    expected = project_modules(gradients, adapted.directions.vectors, side="one_sided")
     (record,) = attached.records
     for name, value in expected.measures().items():
         assert getattr(record, name) == pytest.approx(float(value), abs=1e-7), name
     assert record.grad_norm == pytest.approx(float(expected.before.norm))
     assert record.haar_sd == pytest.approx(float(haar_variance(gradients, adapted.directions.vectors).sqrt()))
     assert (record.step, record.projected, record.null_reason) == (0, False, None)
-    assert record.cos_out != record.cos_in, "without `project` the record says what the gate would do"
+    assert record.cos_out != record.cos_in, "without `project` the record says what projection would do"
     for module, g in grads(adapted.coordinates).items():
         assert torch.equal(g, gradients[module]), f"{module}: measuring changed the gradient"
 
@@ -91,13 +91,13 @@ def test_projecting_equals_projecting_by_hand(adapted: Adapted) -> None:
     optimizer = adapted.optimizer()
     for turn in range(3):
         adapted.backward(turn)
-        gated = project_modules(grads(adapted.coordinates), adapted.directions.vectors, gate="two_sided")
-        adapted.coordinates.set_gradients(gated.gradients)
+        projected = project_modules(grads(adapted.coordinates), adapted.directions.vectors, side="two_sided")
+        adapted.coordinates.set_gradients(projected.gradients)
         optimizer.step()
         optimizer.zero_grad()
     by_hand = adapted.coordinates.values()
     optimizer = Accelerator(cpu=True).prepare(adapted.optimizer())
-    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, gate="two_sided") as attached:
+    with probe.attach(optimizer, adapted.directions, model=adapted.model, project=True, side="two_sided") as attached:
         found = adapted.train(optimizer)
         adapted.backward()
         places = [p.grad.data_ptr() for p in adapted.coordinates.parameters() if p.grad is not None]
@@ -218,7 +218,7 @@ def test_refusals(adapted: Adapted) -> None:
         ({"directions": other}, "weights_sha256"),
         ({"directions": nothing}, "noise floor"),
         ({"directions": "absent.safetensors"}, "absent.safetensors"),
-        ({"gate": "both"}, "attach.gate"),
+        ({"side": "both"}, "attach.side"),
         ({"overshoot": -1.0}, "attach.overshoot"),
     ]
     for changes, message in cases:

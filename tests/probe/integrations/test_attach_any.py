@@ -277,7 +277,7 @@ def test_the_update_is_that_of_the_weights(basis, cache: Path, make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "frozen_a", "gate"),
+    ("make", "frozen_a", "side"),
     [
         (whole, False, "one_sided"),
         (half_trained, False, "two_sided"),
@@ -285,8 +285,8 @@ def test_the_update_is_that_of_the_weights(basis, cache: Path, make) -> None:
         (lora_of_all, True, "one_sided"),
     ],
 )
-def test_a_gated_step_has_no_hackward_component(basis, cache: Path, make, frozen_a: bool, gate) -> None:
-    """V c(dW) of a descent step, dW = s (B dA + dB A) dense, is what the gate says: min(c, 0) or 0."""
+def test_a_gated_step_has_no_hackward_component(basis, cache: Path, make, frozen_a: bool, side) -> None:
+    """V c(dW) of a descent step, dW = s (B dA + dB A) dense, is what the side says: min(c, 0) or 0."""
     directions, _, coordinates = basis
     model = make()
     noise = torch.Generator().manual_seed(5)
@@ -296,7 +296,7 @@ def test_a_gated_step_has_no_hackward_component(basis, cache: Path, make, frozen
             parameter.requires_grad_(not (frozen_a and "lora_A" in name))
     optimizer = optimizer_of(model, lr=0.0)
     components: list[dict[str, Tensor]] = [{}, {}]
-    with probe.attach(optimizer, directions, model=model, cache_dir=cache, project=True, gate=gate) as attached:
+    with probe.attach(optimizer, directions, model=model, cache_dir=cache, project=True, side=side) as attached:
         loss_of(model).backward()
         for part in components:
             for module, V in directions.vectors.items():
@@ -305,7 +305,7 @@ def test_a_gated_step_has_no_hackward_component(basis, cache: Path, make, frozen
             if part is components[0]:
                 gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     (before, after), (first, second) = components, attached.records
-    law = {"one_sided": lambda c: c.clamp(max=0), "two_sided": torch.zeros_like}[gate]
+    law = {"one_sided": lambda c: c.clamp(max=0), "two_sided": torch.zeros_like}[side]
     scale = max(float(c.abs().max()) for c in before.values())
     assert scale > 1e-3
     for module, c in before.items():
@@ -386,7 +386,7 @@ def test_options_of_the_basis_are_those_of_the_directions(
 
 
 def test_gpt2s_transposed_weights(cache: Path) -> None:
-    """Conv1D stores W^T: its gradient, its update and its gate are transposed too."""
+    """Conv1D stores W^T: its gradient, its update and its side are transposed too."""
     config = GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=2)
     torch.manual_seed(0)
     built = GPT2LMHeadModel(config).double().eval()

@@ -96,7 +96,10 @@ def test_a_run_reads_back(tmp_path):
 @pytest.mark.parametrize(
     ("config", "where"),
     [
-        ({"settings": {"verb": "replay", "intervention": {"gate": {"overshoot": "x"}}}}, "intervention.gate.overshoot"),
+        (
+            {"settings": {"verb": "replay", "intervention": {"projection": {"overshoot": "x"}}}},
+            "intervention.projection.overshoot",
+        ),
         ({"settings": {"verb": "replay", "model": {"adapter": [1]}}}, "model.adapter"),
         ({"settings": {"verb": "train", "optimizer": 3}}, "optimizer"),
         ({"pools": 7}, "pools"),

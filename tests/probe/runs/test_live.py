@@ -30,7 +30,7 @@ def measure(coordinates):
     """Fixed random directions: what is tested here does not depend on what they mean."""
     torch.manual_seed(0)
     vectors = {m: torch.linalg.qr(torch.randn(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
-    return Measure(condition="default", arm=get_arm("projected"), vectors=vectors, gate="one_sided")
+    return Measure(condition="default", arm=get_arm("projected"), vectors=vectors, side="one_sided")
 
 
 def one_step(coordinates, groups) -> StepResult:
@@ -95,7 +95,7 @@ def test_the_mean_over_groups_comes_before_the_gate(live) -> None:
         alone = one_step(coordinates, [group])
         parts.append(weighted_sums(alone.weightings["default"].scale, alone.unit)["svd"])
     mean = {m: sum(part[m] for part in parts) / len(parts) for m in parts[0]}
-    expected = project_modules(mean, measure(coordinates).vectors, gate="one_sided")
+    expected = project_modules(mean, measure(coordinates).vectors, side="one_sided")
     found = one_step(coordinates, groups).arms[0].projection
     assert float(expected.before.norm) > 0, "no group has reward variance: the test shows nothing"
     for name, value in expected.measures().items():

@@ -89,7 +89,7 @@ def make_run(make_tiny: Callable[..., Trained], make_rollout: Callable[..., Roll
         setup = Setup(
             bases=Bases(**members_of(coordinates)),
             conditions={"default": case.objective},
-            measures=lambda step: [Measure(condition="default", arm=arm, vectors=vectors, gate=arm.gate, age=step)],
+            measures=lambda step: [Measure(condition="default", arm=arm, vectors=vectors, side=arm.side, age=step)],
             planning=lambda ids: [False] * len(ids),
             pad_id=0,
             references=references,

@@ -16,7 +16,7 @@ from extraction.words import ExtractionSettings
 from probe.runs.directions import ArmDirections, RefreshedMeasures, overlap
 from probe.settings.arms import get_arm
 from probe.settings.loss import LossSettings
-from probe.settings.training import GateConfig, InterventionConfig, ModelConfig, OptimizerConfig
+from probe.settings.training import InterventionConfig, ModelConfig, OptimizerConfig, ProjectionConfig
 from probe.step.step import Measure
 from probe.step.update import Updater
 from replay_pools.policy.load import Policy, load_policy
@@ -57,7 +57,7 @@ def measures(make_tiny: Callable[..., Trained], tmp_path: Path) -> Callable[...,
     coordinates = make_tiny()
     updater = Updater(coordinates, get_arm("vanilla"), OptimizerConfig(lr=0.1), 9)
     vectors = haar(coordinates.sizes, K, 0)
-    start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, gate="one_sided", overshoot=2.0)
+    start = Measure(condition="default", arm=get_arm("vanilla"), vectors=vectors, side="one_sided", overshoot=2.0)
 
     def make(every: int | None, calls: list[int]) -> RefreshedMeasures:
         def extract() -> Directions:
@@ -79,7 +79,7 @@ def test_ages_count_the_steps_since_the_extraction(measures) -> None:
     assert rows[0].overlap == rows[2].overlap == 1
     assert rows[3].overlap == rows[5].overlap == overlap(rows[3].vectors, rows[0].vectors)
     assert rows[3].overlap < 0.9
-    assert {(row.condition, row.gate, row.overshoot) for row in rows} == {("default", "one_sided", 2.0)}
+    assert {(row.condition, row.side, row.overshoot) for row in rows} == {("default", "one_sided", 2.0)}
     never = measures(None, calls)
     assert [never(step)[0].age for step in range(4)] == [0, 1, 2, 3]
     assert never(9)[0].vectors is rows[0].vectors
@@ -145,7 +145,7 @@ def test_refreshed_directions_are_extracted_at_the_deployed_coordinates(
         lambda text: None,
     )
     arm, objective = get_arm("route"), LossSettings()
-    (start,) = directions.measures({"default": objective}, [arm], GateConfig())
+    (start,) = directions.measures({"default": objective}, [arm], ProjectionConfig())
     cached = {path: path.read_bytes() for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert cached, "the start is extracted through the cache"
     updater = Updater(coordinates, arm, OptimizerConfig(lr=0.1), 9)

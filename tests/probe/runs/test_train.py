@@ -203,7 +203,7 @@ def test_a_tripwire_stops_a_lora_run_whose_updates_are_gated(
     """
     settings = {
         "intervention.arms": ["projected-lora"],
-        "intervention.gate.target": "update",
+        "intervention.projection.target": "update",
         "objective.reference": "base",
         "control.limits.kl_mean_max": 1e-9,
         "control.limits.patience": 1,

@@ -67,7 +67,7 @@ def replayed(coordinates: Trained, rollouts: list[Rollout]) -> tuple[StepResult,
     result = train_step(
         Bases(**members_of(coordinates)),
         [group],
-        [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in LOSSES],
+        [Measure(condition=name, arm=arm, vectors=vectors, side="one_sided") for name in LOSSES],
         conditions=LOSSES,
         planning=[[False] * len(ids) for ids, _ in COMPLETIONS],
         pad_id=0,

@@ -13,7 +13,7 @@ from probe.settings.remedy import TRAITS
 
 TABLES = {
     "estimators": (words.Estimator, advantages.ESTIMATORS),
-    "gates": (words.Gate, arms.GATES),
+    "gates": (words.Side, arms.SIDES),
     "remedies": (words.Remedy, TRAITS),
     "presets of the verbs": (words.Verb, DEFAULT_PRESET),
 }
@@ -32,5 +32,5 @@ def test_the_tuples_are_those_of_the_literals() -> None:
 
 
 def test_arms_have_words_of_the_gates_and_bases() -> None:
-    assert {arm.gate for arm in ARMS.values()} <= {*get_args(words.Gate)}
+    assert {arm.side for arm in ARMS.values()} <= {*get_args(words.Side)}
     assert {arm.basis for arm in ARMS.values()} == {*BASES}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probe.settings.arms import GATES
+from probe.settings.arms import SIDES
 from probe.step.projection import (
     haar_hackward_quantile,
     haar_variance,
@@ -17,7 +17,7 @@ from probe.step.projection import (
     sample_cosines,
 )
 
-GATE_NAMES = sorted(GATES)
+SIDE_NAMES = sorted(SIDES)
 RANKS = {"a": (8, 3), "b": (5, 1), "c": (6, 2)}
 
 
@@ -33,27 +33,27 @@ def example(num_samples=4, seed=0, dtype=torch.float64):
     return gradients, {m: orthonormal(k, r, dtype) for m, (r, k) in RANKS.items()}
 
 
-def gated(g, V, **gate):
-    return project(g, V, **gate)[0]
+def projected(g, V, **side):
+    return project(g, V, **side)[0]
 
 
 def test_gates_by_hand():
     """g = (3, -2, 1), V the first two axes, c = (3, -2)."""
     g, V = torch.tensor([3.0, -2.0, 1.0]), torch.eye(3)[:2]
-    assert gated(g, V, gate="one_sided").tolist() == [0, -2, 1]
-    assert gated(g, V, gate="two_sided").tolist() == [0, 0, 1]
-    assert gated(g, V, gate="one_sided", overshoot=2.0).tolist() == [-3, -2, 1]
+    assert projected(g, V, side="one_sided").tolist() == [0, -2, 1]
+    assert projected(g, V, side="two_sided").tolist() == [0, 0, 1]
+    assert projected(g, V, side="one_sided", overshoot=2.0).tolist() == [-3, -2, 1]
 
 
-@pytest.mark.parametrize("gate", GATE_NAMES)
+@pytest.mark.parametrize("side", SIDE_NAMES)
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10_000), k=st.integers(1, 4), overshoot=st.sampled_from([0.0, 0.5, 1.0, 1.5]))
-def test_gate_changes_only_the_coefficients(gate, seed, k, overshoot):
-    """V g' = c - overshoot * gate(c), and the part of g outside the span of V is untouched."""
+def test_gate_changes_only_the_coefficients(side, seed, k, overshoot):
+    """V g' = c - overshoot * side(c), and the part of g outside the span of V is untouched."""
     torch.manual_seed(seed)
     g, V = torch.randn(7, dtype=torch.float64), orthonormal(k, 7)
-    c, left_of_g = V @ g, gated(g, V, gate=gate, overshoot=overshoot)
-    left = {"one_sided": c.clamp_min(0), "two_sided": c}[gate]
+    c, left_of_g = V @ g, projected(g, V, side=side, overshoot=overshoot)
+    left = {"one_sided": c.clamp_min(0), "two_sided": c}[side]
     torch.testing.assert_close(V @ left_of_g, c - overshoot * left)
     torch.testing.assert_close(left_of_g - V.mT @ (V @ left_of_g), g - V.mT @ c)
 
@@ -63,14 +63,14 @@ def test_a_gradient_inside_the_span_is_removed_exactly():
     torch.manual_seed(1)
     V = orthonormal(3, 32, torch.float32)
     g = torch.randn(3) @ V
-    assert gated(g, V, gate="two_sided").abs().max() == 0
+    assert projected(g, V, side="two_sided").abs().max() == 0
 
 
-@pytest.mark.parametrize("gate", GATE_NAMES)
-def test_measures_equal_the_slow_reference(gate):
+@pytest.mark.parametrize("side", SIDE_NAMES)
+def test_measures_equal_the_slow_reference(side):
     """METHOD's table written out with Python loops over samples, modules and directions."""
     gradients, V = example()
-    found = project_modules(gradients, V, gate=gate)
+    found = project_modules(gradients, V, side=side)
     M = len(V)
     for i in range(4):
         for state, g in ((found.before, gradients), (found.after, found.gradients)):
@@ -86,16 +86,16 @@ def test_measures_equal_the_slow_reference(gate):
             }
             for name, value in expected.items():
                 assert float(getattr(state, name)[i]) == pytest.approx(value, abs=1e-12), (name, i)
-        fired = sum(bool((V[m] @ gradients[m][i] > 0).any()) if gate == "one_sided" else True for m in V)
+        fired = sum(bool((V[m] @ gradients[m][i] > 0).any()) if side == "one_sided" else True for m in V)
         assert float(found.frac_fired[i]) == pytest.approx(fired / M)
 
 
-@pytest.mark.parametrize("gate", GATE_NAMES)
-def test_removed_norm_is_that_of_what_a_gate_removes(gate):
+@pytest.mark.parametrize("side", SIDE_NAMES)
+def test_removed_norm_is_that_of_what_a_gate_removes(side):
     gradients, directions = example()
-    gated = project_modules(gradients, directions, gate=gate, overshoot=1.5).gradients
-    removed = torch.stack([(gradients[m] - gated[m]).square().sum(-1) for m in RANKS]).sum(0).sqrt()
-    torch.testing.assert_close(removed_norm(gradients, directions, gate=gate, overshoot=1.5), removed)
+    projected = project_modules(gradients, directions, side=side, overshoot=1.5).gradients
+    removed = torch.stack([(gradients[m] - projected[m]).square().sum(-1) for m in RANKS]).sum(0).sqrt()
+    torch.testing.assert_close(removed_norm(gradients, directions, side=side, overshoot=1.5), removed)
 
 
 def test_zero_gradient_has_no_cosine():
@@ -104,7 +104,7 @@ def test_zero_gradient_has_no_cosine():
     for m in gradients:
         gradients[m][0] = 0
     gradients["a"][1] = 0
-    found = project_modules(gradients, V, gate="one_sided")
+    found = project_modules(gradients, V, side="one_sided")
     for name, values in found.measures().items():
         if name == "frac_fired":
             continue
@@ -124,7 +124,7 @@ def test_modules_without_directions():
     rest = {m: gradients[m] for m in ("a", "b")}
     part = sample_cosines(rest, {m: V[m] for m in rest})
     torch.testing.assert_close(found.cos, part.cos * part.norm / full.norm)
-    assert set(project_modules(gradients, dropped, gate="two_sided").frac_fired.tolist()) == {1.0}
+    assert set(project_modules(gradients, dropped, side="two_sided").frac_fired.tolist()) == {1.0}
     with pytest.raises(ValueError, match="noise floor"):
         sample_cosines(gradients, {m: v[:0] for m, v in V.items()})
 

@@ -132,7 +132,7 @@ def step(
     result = train_step(
         Recorded(**members_of(coordinates), totals=totals),
         groups,
-        [Measure(condition=name, arm=arm, vectors=vectors, gate="one_sided") for name in conditions],
+        [Measure(condition=name, arm=arm, vectors=vectors, side="one_sided") for name in conditions],
         conditions=conditions,
         planning=planned(groups),
         pad_id=0,
@@ -284,7 +284,7 @@ def test_a_step_alone_is_the_step(name: str, policy, groups, calls: list[str]) -
     """The same gate on the same gradient, without a second pass: no more than scores beside one backward."""
     coordinates, references = policy
     arm = get_arm("projected" if coordinates.basis == "svd" else "projected-lora")
-    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided")
+    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
     bases, objective = Bases(**members_of(coordinates)), OBJECTIVES[name]
     shared = {"planning": planned(groups), "pad_id": 0, "references": references}
     whole, alone = Seen(), Seen()
@@ -317,7 +317,7 @@ def test_a_step_is_the_gradient_of_the_loss_of_transformers(loss_type: str, poli
     _, (total,) = step(policy, groups, {"x": objective})
     assert (flat(total, coordinates) - expected).norm() < 1e-6 * expected.norm()
     arm, alone = get_arm("vanilla" if coordinates.basis == "svd" else "vanilla-lora"), Seen()
-    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), gate="one_sided")
+    measure = Measure(condition="x", arm=arm, vectors=directions(coordinates), side="one_sided")
     shared = {"planning": planned(groups), "pad_id": 0, "references": references}
     step_only(Bases(**members_of(coordinates)), groups, measure, objective, updater=alone, **shared)
     assert (flat(alone.gradient, coordinates) - expected).norm() < 1e-6 * expected.norm()
@@ -370,14 +370,14 @@ def test_a_dosed_arm_removes_as_much_as_v_hack_would(overshoot: float) -> None:
     gradient = {"a": drawn(6), "b": drawn(5)}
     v_hack, haar = ({m: torch.linalg.qr(drawn(len(g), 2))[0].T for m, g in gradient.items()} for _ in range(2))
     measure = Measure(
-        condition="x", arm=get_arm("random-dosed"), vectors=haar, gate="one_sided", overshoot=overshoot, dose=v_hack
+        condition="x", arm=get_arm("random-dosed"), vectors=haar, side="one_sided", overshoot=overshoot, dose=v_hack
     )
-    wanted = removed_norm(gradient, v_hack, gate="one_sided", overshoot=overshoot)
-    gated = measure.gated(gradient).gradients
-    removed = torch.cat([gradient[m] - gated[m] for m in gradient])
+    wanted = removed_norm(gradient, v_hack, side="one_sided", overshoot=overshoot)
+    projected = measure.projected(gradient).gradients
+    removed = torch.cat([gradient[m] - projected[m] for m in gradient])
     torch.testing.assert_close(removed.norm(), wanted)
     away = {m: -haar[m].sum(0) for m in gradient}
-    assert torch.equal(measure.gated(away).gradients["a"], away["a"])
+    assert torch.equal(measure.projected(away).gradients["a"], away["a"])
 
 
 def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
@@ -386,7 +386,7 @@ def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
     gradient = {"a": torch.randn(6, generator=generator), "b": torch.randn(5, generator=generator)}
     v_hack = {m: torch.linalg.qr(torch.randn(len(g), 2, generator=generator))[0].T for m, g in gradient.items()}
     scaled, projected = (
-        Measure(condition="x", arm=get_arm(name), vectors=v_hack, gate="one_sided").gated(gradient)
+        Measure(condition="x", arm=get_arm(name), vectors=v_hack, side="one_sided").projected(gradient)
         for name in ("scaled", "projected")
     )
     sizes = [torch.cat([*one.gradients.values()]).norm() for one in (scaled, projected)]
@@ -395,7 +395,7 @@ def test_a_scaled_arm_has_the_gates_size_and_the_gradients_direction() -> None:
     torch.testing.assert_close(scaled.gradients["a"] / gradient["a"], (sizes[0] / scaled.before.norm).expand(6))
     torch.testing.assert_close(scaled.after.cos, projected.before.cos)
     still = {"a": torch.zeros(6), "b": torch.zeros(5)}
-    untouched = Measure(condition="x", arm=get_arm("scaled"), vectors=v_hack, gate="one_sided").gated(still)
+    untouched = Measure(condition="x", arm=get_arm("scaled"), vectors=v_hack, side="one_sided").projected(still)
     assert torch.equal(untouched.gradients["a"], still["a"])
     assert untouched.frac_fired == 0
 

@@ -28,8 +28,8 @@ def test_an_update_that_the_gate_leaves_alone_is_untouched():
     before, directions = example(0, torch.float32)
     after = add(before, {m: V.sum(0) for m, V in directions.items()})
     update = add(before, after, scale=-1)
-    gated = project_modules(update, directions, gate="one_sided").gradients
-    assert all(torch.equal(gated[m], update[m]) for m in update)
+    projected = project_modules(update, directions, side="one_sided").gradients
+    assert all(torch.equal(projected[m], update[m]) for m in update)
 
 
 NUM_STEPS = 4
@@ -48,7 +48,7 @@ def stepped(request: pytest.FixtureRequest, make_tiny: Callable[..., Trained]) -
 
         vectors = {m: torch.linalg.qr(draw(r, 2)).Q.T.contiguous() for m, r in coordinates.sizes.items()}
         updater, rows = Updater(coordinates, get_arm(arm), OptimizerConfig(lr=0.02), 9, target), []
-        gate = partial(project_modules, directions=vectors, gate="one_sided")
+        gate = partial(project_modules, directions=vectors, side="one_sided")
         for _ in range(NUM_STEPS):
             gradients = {m: draw(r) for m, r in coordinates.sizes.items()}
             before = coordinates.values()
@@ -100,7 +100,7 @@ def test_the_projected_update_is_the_optimizers_without_its_hackward_part(arm, s
 
 
 def test_a_projecting_arm_with_a_gated_gradient_just_steps(stepped) -> None:
-    """Target `gradient`: what comes in is gated already, and the update is the optimizer's own."""
+    """Target `gradient`: what comes in is projected already, and the update is the optimizer's own."""
     assert_same(stepped("projected", "gradient"), stepped("vanilla"))
     assert_same(stepped("vanilla", "update"), stepped("vanilla"))
 
