@@ -63,7 +63,8 @@ WORLDS: dict[str, tuple[tuple[Rates, ...], int, str, str, str]] = {
     "underpowered": ((LEARNT, (0.02, 0.55, 0.55, 0.5), IDLE, BAD), 3, "UNDERPOWERED", "3 so far", "MORE"),
     "stuck": ((LEARNT, (0.02, 0.55, 0.02, 0.55), IDLE, BAD), 4, "WORKS", "half of this drop", "SCALE"),
     "near": ((LEARNT, (0.02, 0.55, 0.57, 0.5), IDLE, BAD), 4, "UNDERPOWERED", "no number of seeds up to 64", "MORE"),
-    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "UNDERPOWERED", "(3 so far)", "MORE"),
+    # No hack at all: still an interval, of the outcomes alone.
+    "never": (((0.0, 0.55, 0.0, 0.6),) * 4, 3, "NO QUESTION", "0 points more [-9, 9]", "MORE"),
     "one-seed": ((LEARNT, GOOD, IDLE, BAD), 1, "UNDERPOWERED", "3 seeds or more (1 so far)", "MORE"),
 }
 
