@@ -170,7 +170,10 @@ def _worth(found: "Detected") -> list[str]:
     from probe.analysis.panel import beaten_by
 
     lines = []
-    if rows := found.families.get("beaten"):
+    if found.labels is not None and not any(row.value is not None for row in found.families["auroc"]):
+        hacks, known = int((found.labels == 1).sum()), int((found.labels >= 0).sum())
+        lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
+    elif rows := found.families.get("beaten"):
         better, unclear = beaten_by(rows)
         own, first = rows[0].parts.get("own"), rows[0].arm
         if better:

@@ -452,7 +452,8 @@ def _answered(
     places = {row: place_of(rollouts[row]) for row, _ in drawn}
     if lacking := [place for place in places.values() if place not in answers]:
         expected = f"an answer for each of the {len(drawn)} drawn rollouts"
-        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}")
+        fix = "without --labels the command writes their ids to drawn.jsonl"
+        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
     return {row: answers[place] for row, place in places.items()}
 
 

@@ -176,6 +176,10 @@ def test_labels_of_a_file_replace_the_pools(detect, log: list[str], out: Path, t
     (row,) = [row for row in stored(out, "given", "estimates.json")["estimates"] if row["family"] == "auroc"]
     assert row["n"] == 2
     assert row["parts"]["n_hacked"] + row["parts"]["n_clean"] <= 16
+    path.write_text("id,label\n" + "".join(f"{i // 8}/{i % 8},0\n" for i in range(8 * GROUPS)))
+    text, _ = detect(*log, "--no-gradients", "--detectors", "length", "--labels", path, "--name", "given")
+    num_ranked = stored(out, "given", "estimates.json")["num_ranked"]
+    assert f"No AUROC: 0 of the {num_ranked} ranked rollouts" in text
 
 
 def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small: str) -> None:
