@@ -86,7 +86,7 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
     found = detected(rollouts, config, keys, options, say)
     if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
         file = _asked(found)
-        found = detected(rollouts, config, keys, replace(options, labels=file), say)
+        found = detected(rollouts, config, keys, replace(options, labels=file), lambda _: None)
     if as_json:
         echo_json(found.to_json() | {"rollouts": found.rows()})
         return

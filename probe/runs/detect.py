@@ -227,8 +227,7 @@ def detected(
     )
     names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
     if blind := [name for name in names if not _fits(name, options)]:
-        expected = "detectors that need no gradients"
-        raise InputError("--no-gradients", expected=expected, found=f"--detectors {','.join(blind)}")
+        raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(blind))
     pool, log, model = _opened(source, config, given, options)
     if log is not None:
         say(recognised(log))
@@ -326,9 +325,7 @@ def _is_sampler(model: ModelConfig, pool: Pool) -> bool | None:
 def _pairs(
     config: ReplayConfig, pool: Pool, rollouts: Sequence[Rollout], say: Callable[[str], None], *, has_pairs: bool
 ) -> tuple[list[Pair] | None, list[str]]:
-    """Check ids and pairs against the tokenizer; say how the pairs were read.
-
-    Return the pairs, None without, and cautions about them.
+    """Check ids and pairs, and say how the pairs were read; return the pairs, None without, and cautions about them.
 
     Raises:
         InputError: ids of another tokenizer; all faults of the pairs.

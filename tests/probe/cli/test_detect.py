@@ -187,7 +187,7 @@ def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small
         (["nowhere"], "pool nowhere"),
         (["nowhere.jsonl"], "no such file"),
         (["out/nowhere.jsonl"], "no such file"),
-        (["mixed", "--no-gradients", "--detectors", "nll,similarity"], "found --detectors similarity"),
+        (["mixed", "--no-gradients", "--detectors", "nll,similarity"], "detectors without gradients, found similarity"),
         ([*log, "--model", small, "--no-gradients", "--detectors", "words,column:nil"], "no column of numbers"),
         ([log[0]], "--model"),
         (["mixed", "--detectors", "nil,text"], "did you mean nll"),
