@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from probe.settings import guide
+
 ROOT = Path(__file__).parents[1]
 OURS = ("probe", "extraction", "replay_pools")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -30,6 +32,14 @@ def test_script_and_type_marker() -> None:
     assert PROJECT["project"]["scripts"] == {"probe": "probe.cli:main"}
     for name in OURS:
         assert (ROOT / name / "py.typed").exists()
+
+
+def test_the_manual_of_a_target_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install --target` puts share/ next to the packages."""
+    shipped = tmp_path / "share" / "gradient-probe"
+    (shipped / "guide").mkdir(parents=True)
+    monkeypatch.setattr(guide, "__file__", str(tmp_path / "probe" / "settings" / "guide.py"))
+    assert guide.manual() == shipped
 
 
 @pytest.fixture(scope="module")

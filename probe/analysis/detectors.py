@@ -41,7 +41,7 @@ ITERATIONS = 100  # most, of k-means and of the probe's Newton steps
 # Nats per token: a smaller mean gap between two log-probabilities implies the same weights. Provisional; rounding to
 # bfloat16 causes less than a fifth of it.
 SAME_WEIGHTS = 0.05
-LABELLED = "no rollout has a label"
+LABELLED = "needs labels (--map hacked=COLUMN, or --labels without --label)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from probe.analysis.detectors import (
-    LABELLED,
     OF_GRADIENTS,
     TRIVIAL,
     PairMaterial,
@@ -103,8 +102,7 @@ def agreements(scores: Mapping[str, Scores], lead: str, prompts: Sequence[str]) 
         if name == lead:
             continue
         if found.values is None:
-            why = "needs labels" if found.why == LABELLED else found.why
-            rows.append(Estimate(name=name, unit="prompt", null=0.0, why=why))
+            rows.append(Estimate(name=name, unit="prompt", null=0.0, why=found.why))
             continue
         known = ~np.isnan(first) & ~np.isnan(found.values)
         members = [prompts[row] for row in np.flatnonzero(known).tolist()]

@@ -8,7 +8,7 @@
 An option of a setting is shorthand for `--set KEY=VALUE`; the field defines its type, meaning and default.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import reduce
 from pathlib import Path
@@ -80,15 +80,18 @@ class SettingsCommand(click.Command):
             raise click.UsageError(f"{error.message} Say {known}", ctx) from error
 
 
-def settings_options(verb: Verb, *keys: str, has_config: bool = False) -> Callable[[AnyFunction], AnyFunction]:
+def settings_options(
+    verb: Verb, *keys: str, has_config: bool = False, unset: Sequence[str] = ()
+) -> Callable[[AnyFunction], AnyFunction]:
     """Add options of some settings, then `--preset`, `--set` and, with `has_config`, `--config`.
 
     Args:
         verb: the verb of the settings; its preset has their defaults.
         keys: `KEY`, for an option named after the last part of the key, or `KEY: --OPTION`.
         has_config: whether `--config` can repeat a run of this verb.
+        unset: keys without which the command does something else, so that it does not use the preset's value.
     """
-    usual = flat(asdict(configure(verb)))
+    usual = flat(asdict(configure(verb))) | dict.fromkeys(unset)
     options = [_option(verb, usual, *(part.strip() for part in key.partition(":")[::2])) for key in keys]
     text = f"{', '.join(preset_names())}, or a .toml file of your own. Default: {DEFAULT_PRESET[verb]}."
     general: list[tuple[str, dict[str, Any]]] = [(PRESET, {"shell_complete": one_of(preset_names()), "help": text})]

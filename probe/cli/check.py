@@ -37,6 +37,7 @@ NULLS = {"num_draws": 399, "seed": 0}  # the defaults of `probe analyze`
     "intervention.extraction.k",
     "seed",
     "model.device",
+    unset=("intervention.extraction.pairs",),
 )
 @log_options
 @out_option

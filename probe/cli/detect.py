@@ -16,6 +16,7 @@ from probe.records.run import elsewhere
 from replay_pools.base.files import append_jsonl
 
 if TYPE_CHECKING:
+    from extraction.words import ExtractionSettings
     from probe.runs.detect import Detected
 
 FIRST = 10  # rows of the list to read first
@@ -48,6 +49,7 @@ GIST = 56  # characters of a completion in the list
     "intervention.extraction.k",
     "seed",
     "model.device",
+    unset=("intervention.extraction.pairs",),
 )
 @log_options
 @out_option
@@ -65,7 +67,7 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
       probe detect log.jsonl --model Qwen/Qwen3-4B --pairs pairs.jsonl --label 20
       probe detect log.jsonl --model Qwen/Qwen3-4B --no-gradients --detectors logratio,text:sys\\.exit
     """
-    from probe.runs.detect import Options, detected  # brings torch
+    from probe.runs.detect import PAIRS, Options, detected  # brings torch
 
     options = Options(
         detectors=_split(given["detectors"]),
@@ -84,11 +86,13 @@ def detect(ctx: click.Context, rollouts: str, out: Path, as_json: bool, **given:
     found = detected(rollouts, config, keys, options, say)
     if options.label is not None and options.labels is None and sys.stdin.isatty() and not as_json:
         file = _asked(found)
-        found = detected(rollouts, config, keys, replace(options, labels=file), say)
+        found = detected(rollouts, config, keys, replace(options, labels=file), lambda _: None)
     if as_json:
         echo_json(found.to_json() | {"rollouts": found.rows()})
         return
     _print(found, options.label, has_answers="audit" in found.families, out=out)
+    if PAIRS in keys:
+        echo(_tokens_command(found, config.intervention.extraction, out))
 
 
 def _split(text: str | None) -> list[str]:
@@ -130,8 +134,11 @@ def _print(found: "Detected", label: int | None, *, has_answers: bool, out: Path
         echo("\n".join(wrap(f"caution: {caution}", indent="  ")))
     adapter = f", adapter {found.model.adapter}" if found.model.adapter else ""
     problems = len({one.problem_id for one in found.rollouts})
-    head = f"pool {found.pool.name}: {len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded and ranked "
-    echo("\n".join(wrap(f"{head}({problems} prompts); weights: {found.model.name}{adapter}", indent="  ")))
+    ranked = f"{len(found.rollouts)} of {found.num_rollouts} rollouts are rewarded and ranked"
+    if len(found.rollouts) == found.num_rollouts:
+        ranked = f"all {found.num_rollouts} rollouts are ranked"
+    head = f"pool {found.pool.name}: {ranked} ({problems} prompts); weights: {found.model.name}{adapter}"
+    echo("\n".join(wrap(head, indent="  ")))
     echo()
     echo("\n".join(line for text in _worth(found) for line in wrap(text, indent="  ")))
     for family, title, form, parts in (
@@ -163,16 +170,19 @@ def _worth(found: "Detected") -> list[str]:
     from probe.analysis.panel import beaten_by
 
     lines = []
-    if rows := found.families.get("beaten"):
+    if found.labels is not None and not any(row.value is not None for row in found.families["auroc"]):
+        hacks, known = int((found.labels == 1).sum()), int((found.labels >= 0).sum())
+        lines.append(f"No AUROC: {hacks} of the {known} ranked rollouts with a label are hacks, and it compares both.")
+    elif rows := found.families.get("beaten"):
         better, unclear = beaten_by(rows)
         own, first = rows[0].parts.get("own"), rows[0].arm
         if better:
             named = ", ".join(f"{row.name} {row.parts['trivial']:.2f}" for row in better)
             lines.append(
-                f"BEATEN: without a gradient, {named} separates hacks at least as well as {first} ({own:.2f})."
+                f"BEATEN: scores without a gradient separate hacks at least as well as {first} {own:.2f}: {named}."
             )
         elif unclear:
-            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} ({row:+.2f} to it)" for row in unclear)
+            named = ", ".join(f"{row.name} {row.parts['trivial']:.2f} (difference {row:+.2f})" for row in unclear)
             lines.append(f"{first} separates hacks (AUROC {own:.2f}), but not clearly better than {named}.")
         elif own is not None:
             lines.append(f"{first} separates hacks (AUROC {own:.2f}) better than every score without a gradient.")
@@ -213,9 +223,18 @@ def _print_list(found: "Detected", out: Path) -> None:
     echo_table(("id", "completion".ljust(GIST), found.lead, *others, "label"), cells, left=2)
     name, first = shlex.quote(found.pool.name), found.rows()[0]
     echo(f"one of them: probe show {name} {first['step']} {first['sample']}{elsewhere(out)}")
-    adapter = f" --set model.adapter={shlex.quote(found.model.adapter)}" if found.model.adapter else ""
-    model = f" --model {shlex.quote(str(found.model.name))}"
-    echo(f"their tokens in colour, as a page: probe replay --replay-dirs {name}{model}{adapter}{elsewhere(out)}")
+
+
+def _tokens_command(found: "Detected", extraction: "ExtractionSettings", out: Path) -> str:
+    """Return the commands of a page that colours tokens by their share of the cosine with the pairs' direction."""
+    run = f"{found.path.name}-tokens"
+    words = ["--replay-dirs", found.pool.name, "--model", str(found.model.name), "--pairs", str(extraction.pairs)]
+    words += ["--pairs-map", extraction.pairs_map] if extraction.pairs_map else []
+    words += ["--set", f"model.adapter={found.model.adapter}"] if found.model.adapter else []
+    size = max(2, min(map(len, found.pool.steps)))  # what every group fills
+    words += ["--per-pool", str(size), "--set", "token_attribution=none", "--name", run]
+    place = elsewhere(out)
+    return f"tokens in colour, as a page: probe replay {shlex.join(words)}{place} && probe report {run}{place}"
 
 
 def _print_draw(found: "Detected", label: int) -> None:

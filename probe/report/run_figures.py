@@ -118,11 +118,11 @@ def answers(axes: Axes, analysis: Analysis) -> None:
     for finding in analysis.verdict.asked:
         number = finding.number
         if number is not None and finding.counts_from is not None:
-            note = format(number, ".0%" if finding.name == "removable" else ".2f")
+            note = format(number, ".0%" if finding.name == "removable" else ".2f").replace("-", "\u2212")
             label, threshold = QUESTIONS[finding.name], finding.counts_from
             rows.append(Row(label, note, number.value, number.interval, threshold=threshold))
-    axes.set_title("The three answers in numbers")
-    axes.set_xlabel("share, 95%")
+    axes.set_title("The answers in numbers")
+    axes.set_xlabel("estimate and 95% interval")
     forest(axes, rows, limits=(-0.5, 1.5))
     if rows:
         axes.set_xlim(-0.56, 1.56)

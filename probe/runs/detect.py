@@ -34,7 +34,7 @@ from replay_pools.base.files import encode_jsonl, locked, plain_name, write_atom
 from replay_pools.logs.files import read_rows
 from replay_pools.logs.importing import CheckedLog, check_log, import_log, step_numbers
 from replay_pools.manifest import MANIFEST_NAME
-from replay_pools.pool import Pool, open_pool, resolve_pool
+from replay_pools.pool import Pool, open_pool, pool_names, resolve_pool
 from replay_pools.rollout import Rollout
 
 MATERIAL = "material.safetensors"
@@ -226,13 +226,15 @@ def detected(
         ]
     )
     names = checked_names(options.detectors) or [name for name in PANEL if _fits(name, options)]
+    if blind := [name for name in names if not _fits(name, options)]:
+        raise InputError("--no-gradients", expected="detectors without gradients", found=", ".join(blind))
     pool, log, model = _opened(source, config, given, options)
     if log is not None:
         say(recognised(log))
     config = replace(config, model=model)
     everything = [rollout for group in pool.steps for rollout in group]
     rollouts = [one for one in everything if one.grade.passed is not False] or everything
-    pairs, notes = _pairs(config, pool, rollouts, has_pairs=PAIRS in given)
+    pairs, notes = _pairs(config, pool, rollouts, say, has_pairs=PAIRS in given)
     answers = None if options.labels is None else read_labels(options.labels, everything)
     shape = [pool.identity()["manifest_sha256"], asdict(config), options.reference, options.basis]
     shape.append(None if pairs is None else pairs_sha(pairs))
@@ -281,6 +283,9 @@ def _opened(
     """
     path = Path(source) if isinstance(source, str | Path) else None
     is_log = path is None or (path.exists() and not (path / MANIFEST_NAME).is_file())
+    is_path = path is not None and not path.exists() and ("/" in str(source) or path.suffix != "")
+    if is_path and str(source) not in pool_names(options.out):
+        raise InputError(str(source), expected="a pool, or a log: a file or a folder", found="no such file or folder")
     if not is_log:
         pool = open_pool(resolve_pool(str(source), options.out))
         policy = pool.manifest["policy"]
@@ -318,9 +323,9 @@ def _is_sampler(model: ModelConfig, pool: Pool) -> bool | None:
 
 
 def _pairs(
-    config: ReplayConfig, pool: Pool, rollouts: Sequence[Rollout], *, has_pairs: bool
+    config: ReplayConfig, pool: Pool, rollouts: Sequence[Rollout], say: Callable[[str], None], *, has_pairs: bool
 ) -> tuple[list[Pair] | None, list[str]]:
-    """Check ids and pairs against the tokenizer; return the pairs, None without, and cautions about them.
+    """Check ids and pairs, and say how the pairs were read; return the pairs, None without, and cautions about them.
 
     Raises:
         InputError: ids of another tokenizer; all faults of the pairs.
@@ -336,7 +341,9 @@ def _pairs(
         return None, []
     extraction = config.intervention.extraction
     pairs = selected_pairs(extraction)
-    notes = [*pair_notes(extraction), *check_pairs(vocabulary, pairs, extraction.k)]
+    notes = check_pairs(vocabulary, pairs, extraction.k)
+    for note in pair_notes(extraction):
+        (notes.append if note.startswith("caution: ") else say)(note)
     if taken := taken_pairs(pairs, rollouts):
         notes.append(f"{len(taken)} of {len(pairs)} pairs are rollouts of this pool, compared with themselves")
     return pairs, [note.removeprefix("caution: ") for note in notes]
@@ -409,6 +416,9 @@ def _judged(
     # The draw must not depend on labels: its answers are the labels.
     lead = leading(score_all(material, names), names)
     scores = score_all(replace(material, labels=labels, learned=learned), names)
+    if all(found.values is None for found in scores.values()):
+        found = "; ".join(f"{name} {one.why}" for name, one in scores.items())
+        raise InputError("--detectors", expected="one that can be measured here", found=found)
     families: dict[str, Sequence[Estimate]] = {}
     if labels is not None:
         families["auroc"] = areas_of(scores, labels, material.prompts)
@@ -439,7 +449,8 @@ def _answered(
     places = {row: place_of(rollouts[row]) for row, _ in drawn}
     if lacking := [place for place in places.values() if place not in answers]:
         expected = f"an answer for each of the {len(drawn)} drawn rollouts"
-        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}")
+        fix = "without --labels the command writes their ids to drawn.jsonl"
+        raise InputError(str(options.labels), expected=expected, found=f"none for {', '.join(lacking)}", fix=fix)
     return {row: answers[place] for row, place in places.items()}
 
 

@@ -191,7 +191,7 @@ def _with_gradients(
     sides, directions, pairs = None, dict[str, Directions](), material.pairs
     if pairs is not None:
         library = DirectionLibrary(
-            policy, frames, extraction, normaliser(config.objective), cache_dir=cache, seed=config.seed, say=say
+            policy, frames, extraction, normaliser(config.objective), cache_dir=cache, seed=config.seed
         )
         directions = _directions(library, extraction)
         directions = {kind: found.to(policy.device) for kind, found in directions.items()}

@@ -11,10 +11,13 @@ SHIPPED = "gradient-probe"  # the folder of the manual among the data files of t
 def manual() -> Path:
     """Return the folder spec/ of the checkout, or its copy in the installed package.
 
+    `pip install --target` puts the copy next to the packages, and not where the list of files says.
+
     Raises:
         InputError: neither exists.
     """
-    folders = [Path(__file__).parents[2] / "spec"]
+    packages = Path(__file__).parents[2]
+    folders = [packages / "spec", packages / "share" / SHIPPED]
     for file in distribution("gradient-probe").files or ():
         if file.match(f"{SHIPPED}/guide/*.md"):
             folders.append(Path(str(file.locate())).resolve().parents[1])

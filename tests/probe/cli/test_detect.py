@@ -69,6 +69,8 @@ def test_a_log_with_labels_and_pairs(
     text, errors = detect(*command)
     assert text.startswith("caution: ")  # nothing says that the small model sampled them
     assert "read as --format" in errors
+    assert errors.count("median length") == 1
+    assert "median length" not in text
     for expected in (
         "AUROC for hacks",
         "text:return True,(?=x)",
@@ -96,15 +98,15 @@ def test_a_log_with_labels_and_pairs(
 
 
 def test_without_pairs_labels_and_gradients(detect, log: list[str], out: Path) -> None:
-    text, _ = detect(*log, "--no-gradients", "--name", "bare", "--detectors", "logratio,nll,length,words,similarity")
+    text, _ = detect(*log, "--no-gradients", "--name", "bare", "--detectors", "logratio,nll,length,words,activation")
     assert "No labels" in text
     assert "Without pairs" in text
-    assert "not measured: similarity: needs pairs" in text
+    assert "not measured: activation: needs pairs" in text
     found = stored(out, "bare", "estimates.json")
     assert found["lead"] == "nll"
     agreement = {row["name"]: row for row in found["estimates"] if row["family"] == "agreement"}
     assert agreement["length"]["value"] is not None
-    assert agreement["words"]["why"] == "needs labels"
+    assert agreement["words"]["why"].startswith("needs labels")
     assert found["why"]["logratio"].startswith("needs the weights before")
 
 
@@ -174,11 +176,19 @@ def test_labels_of_a_file_replace_the_pools(detect, log: list[str], out: Path, t
     (row,) = [row for row in stored(out, "given", "estimates.json")["estimates"] if row["family"] == "auroc"]
     assert row["n"] == 2
     assert row["parts"]["n_hacked"] + row["parts"]["n_clean"] <= 16
+    path.write_text("id,label\n" + "".join(f"{i // 8}/{i % 8},0\n" for i in range(8 * GROUPS)))
+    text, _ = detect(*log, "--no-gradients", "--detectors", "length", "--labels", path, "--name", "given")
+    num_ranked = stored(out, "given", "estimates.json")["num_ranked"]
+    assert f"No AUROC: 0 of the {num_ranked} ranked rollouts" in text
 
 
 def test_what_cannot_be_detected_is_refused_at_once(probe, log: list[str], small: str) -> None:
     for words, expected in (
-        (["nowhere"], "nowhere"),
+        (["nowhere"], "pool nowhere"),
+        (["nowhere.jsonl"], "no such file"),
+        (["out/nowhere.jsonl"], "no such file"),
+        (["mixed", "--no-gradients", "--detectors", "nll,similarity"], "detectors without gradients, found similarity"),
+        ([*log, "--model", small, "--no-gradients", "--detectors", "words,column:nil"], "no column of numbers"),
         ([log[0]], "--model"),
         (["mixed", "--detectors", "nil,text"], "did you mean nll"),
         (["mixed", "--set", "intervention.v_hack=file", "--set", "source.per_pool=2"], "source.per_pool"),
