@@ -26,9 +26,14 @@ NUM_DRAWS = 20_000  # of the sums of Beta variables
 Strata = Sequence[NDArray[np.intp]]
 
 
+def by_falling_score(scores: Array) -> NDArray[np.intp]:
+    """Return the rows of scores (n,), highest first; rows with NaN come last, ties in their order."""
+    return np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+
+
 def ranked_strata(scores: Array) -> Strata:
-    """Return the rows of each stratum by falling score (n,); rows with NaN come last, ties in their order."""
-    order = np.argsort(-np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    """Return the rows of each stratum by falling score (n,)."""
+    order = by_falling_score(scores)
     cuts = [max(1, round(share * len(order))) for share in SHARES]
     return [part for part in np.split(order, cuts) if len(part)]
 

@@ -139,7 +139,7 @@ def estimates(report: Report) -> Section:
     num_more = len(report.analyses) - len(report.drawn)
     html = _panels(by_label, tables, empty="This run has no estimate along v_hack.", num_more=num_more)
     if report.judged is not None:
-        html += _rendered("criteria.html", rows=[], run=_of_run(report.judged))
+        html += _rendered("criteria.html", rows=[], run={"validity": report.judged.validity})
         tables = {label: [*of_run, *_lists(report.judged)] for label, of_run in tables.items()}
     return Section(
         id="estimates",

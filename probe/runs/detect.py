@@ -18,7 +18,7 @@ import numpy as np
 
 from extraction.pairs import Pair, pairs_sha
 from extraction.words import Basis
-from probe.analysis.audit import audit, draw, ranked_strata
+from probe.analysis.audit import audit, by_falling_score, draw, ranked_strata
 from probe.analysis.detectors import PANEL, Material, Scores, checked_names, place_of, score_all
 from probe.analysis.detectors import row_of as detector_of
 from probe.analysis.estimate import Estimate
@@ -104,7 +104,7 @@ class Detected:
         values = None if self.lead is None else self.scores[self.lead].values
         if values is None:
             return [*range(len(self.rollouts))]
-        return np.argsort(-np.where(np.isnan(values), -np.inf, values), kind="stable").tolist()
+        return by_falling_score(values).tolist()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return {id, step, sample, problem_id, hacked, every measured detector: a number or None}."""
